@@ -1,0 +1,112 @@
+"""Every error a user can meet, as one tree.
+
+    AgentRLError
+      UserError                 a sentence with the next move; the command line prints it and exits with 2
+        ConfigError             a key, value or combination in the run file or the flags
+        UnknownEnvError         no environment of that name
+        ToolDefinitionError     a tool that cannot be described to a model
+        ModelLoadError          a model directory that is missing or broken
+        RunExistsError          the run folder already holds a run
+        WorldBrokenError        the environment fails so often that a run cannot go on
+      StageError                one episode failed at a named stage; data for the journal, never a crash
+      EngineError               the inference engine refused or failed
+        RequestTooLargeError    the request can never fit in the engine's cache
+    ToolRejected                raised by a tool: its sentence goes back to the model and is scored
+
+`UserError`s are for people. `StageError`s are attributed once, by `stage()`, at the
+boundary between our loop and somebody else's code. `ToolRejected` is for the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+
+class AgentRLError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UserError(AgentRLError):
+    """Something a person can mend. The text is one sentence that says how."""
+
+
+class ConfigError(UserError):
+    """A key, a value or a combination in the run file or the flags is wrong."""
+
+
+class UnknownEnvError(UserError):
+    """No environment is registered under that id."""
+
+
+class ToolDefinitionError(UserError):
+    """A function cannot serve as a tool: a type hint or a docstring is missing."""
+
+
+class ModelLoadError(UserError):
+    """A model directory is missing, incomplete or of an unsupported architecture."""
+
+
+class RunExistsError(UserError):
+    """The run folder already holds a run."""
+
+
+class WorldBrokenError(UserError):
+    """The environment failed too often for the run to go on."""
+
+
+class StageError(AgentRLError):
+    """One episode failed at a stage (reset, tool, step, reward, act, episode).
+
+    kind: "timeout", "error" (an exception) or "invalid" (a value that breaks the contract).
+    """
+
+    def __init__(self, stage: str, kind: str, detail: str) -> None:
+        super().__init__(f"{stage} {kind}: {detail}")
+        self.stage = stage
+        self.kind = kind
+        self.detail = detail
+
+
+class EngineError(AgentRLError):
+    """The inference engine refused a request or failed while serving it."""
+
+
+class RequestTooLargeError(EngineError):
+    """The request needs more cache than the engine could ever give it."""
+
+
+class ToolRejected(AgentRLError):
+    """Raise it in a tool to tell the model, in one sentence, what to do differently."""
+
+
+@asynccontextmanager
+async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
+    """Run foreign code under a deadline and attribute whatever escapes to stage `name`.
+
+    The innermost stage wins: a StageError passes through outer ones unchanged. Cancellation
+    from outside and UserErrors pass through as they are.
+
+    Raises:
+        StageError: the body overran `timeout_s` seconds, or raised.
+    """
+    # The handle is kept outside: only it can tell our own deadline from a TimeoutError
+    # that the body raised by itself.
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            yield
+    except (StageError, UserError):
+        raise
+    except Exception as error:
+        if deadline.expired():
+            raise StageError(name, "timeout", f"took longer than {timeout_s:g} s") from error
+        raise StageError(name, "error", f"{type(error).__name__}: {error}") from error
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """Return " Did you mean `x`?" for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    return f" Did you mean `{near[0]}`?" if near else ""

@@ -1,0 +1,244 @@
+"""Every seam, on one page. A room offers one of these; nobody needs to know which room it was.
+
+The tool seam is `agentrl.tools.Tool`, a typed callable, and needs no protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types import (
+    JSON,
+    Completion,
+    Credit,
+    Group,
+    IntArray,
+    Message,
+    Observation,
+    Sample,
+    Scores,
+    Step,
+    Task,
+    TrainBatch,
+    TurnTokens,
+)
+
+
+class ToolSchema(NamedTuple):
+    """What a model is told about a tool: its name, one sentence, and JSON Schema parameters."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, JSON]
+
+
+class Env(Protocol):
+    """One episode of one world. An instance is reset once, stepped until it ends, closed once."""
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        """The tools on offer; read after reset."""
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
+        """Begin `task`. The observation is the whole first prompt."""
+
+    async def step(self, action: Message) -> Step:
+        """Answer one assistant message; the observation holds only what is new."""
+
+    async def close(self) -> None:
+        """Let go of everything the episode held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What an agent needs to know of the episode it acts in.
+
+    id: names the episode to the engine, so that its turns meet the same cache.
+    seed: seeds the sampling of this turn.
+    tokens_left: how many more tokens of any author the episode may hold; None = no limit.
+    """
+
+    id: str
+    seed: int
+    tokens_left: int | None
+
+
+class Act(NamedTuple):
+    """An agent's move. tokens is None for agents that have none (scripts, people, remote APIs)."""
+
+    message: Message
+    tokens: TurnTokens | None
+
+
+class Agent(Protocol):
+    """Plays one episode."""
+
+    async def act(
+        self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session
+    ) -> Act:
+        """Answer what the world just showed (on the first turn: the whole prompt)."""
+
+    async def close(self, session_id: str) -> None:
+        """The episode is over, however it ended: free what belongs to it."""
+
+
+class Renderer(Protocol):
+    """Words to tokens and back, for one tokenizer and one dialect.
+
+    The prefix law: render(), then any sequence of sampled ids and extend(), concatenated,
+    is exactly what the model sees; nothing sampled is ever encoded a second time.
+    """
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a turn and are not single tokens of this tokenizer."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn."""
+
+    def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """The first prompt, up to where the policy begins to write."""
+
+    def extend(self, observation: Observation) -> list[int]:
+        """What the world adds after a turn, up to where the policy writes again."""
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Message:
+        """Read a sampled turn. Never raises: a malformed call is a ToolCall with an error."""
+
+    def write(self, action: Message) -> list[int]:
+        """The tokens a policy would have sampled to say `action`, the end included."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of any tokens, special ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. temperature 0 = greedy; top_p 1 and top_k 0 = off; seed None = any."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+class Policy(Protocol):
+    """Something that samples tokens."""
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that serve now."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str
+    ) -> Completion:
+        """Sample a continuation of the whole prefix `prompt_ids`.
+
+        Cancelling the call aborts the request and frees its room.
+
+        Raises:
+            RequestTooLargeError: prompt and max_new_tokens can never fit.
+        """
+
+    async def close_session(self, session: str) -> None:
+        """Forget the cache kept for a session; unknown sessions are fine."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor by its Hugging Face name. dtype as torch prints it, without `torch.`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Bucket(NamedTuple):
+    """Some whole tensors, laid end to end: data is uint8 [sum of their bytes]."""
+
+    tensors: tuple[TensorSpec, ...]
+    data: npt.NDArray[np.uint8]
+
+
+class WeightTransaction(Protocol):
+    """Weights on their way in. Leaving without commit keeps the old version serving."""
+
+    async def put(self, bucket: Bucket) -> None:
+        """Stage some tensors."""
+
+    async def commit(self, checksum: int) -> None:
+        """Pause, swap, compare the checksum of what was loaded, set the version, resume.
+
+        Raises:
+            EngineError: tensors are missing or the checksum differs; the old version serves on.
+        """
+
+
+class WeightSink(Protocol):
+    """Where new weights go."""
+
+    def begin(
+        self, manifest: Sequence[TensorSpec], version: int
+    ) -> AbstractAsyncContextManager[WeightTransaction]:
+        """Start sending `version`; `manifest` lists every tensor that will come."""
+
+
+class Engine(Policy, Protocol):
+    """A policy that runs here: it can be stopped, fed with weights and shut down."""
+
+    @property
+    def sink(self) -> WeightSink:
+        """Where this engine takes new weights."""
+
+    async def abort(self) -> None:
+        """End every running request with what it has so far, finish = abort."""
+
+    async def close(self) -> None:
+        """Abort, then free everything."""
+
+
+class StepReport(NamedTuple):
+    """What one optimizer step did: metrics by name (train/...), and the tokens it went through."""
+
+    metrics: Mapping[str, float]
+    num_tokens: int
+
+
+class PublishReport(NamedTuple):
+    """One delivery of weights."""
+
+    version: int
+    num_bytes: int
+    seconds: float
+
+
+class Trainer(Protocol):
+    """Turns samples and credit into better weights."""
+
+    async def score(self, samples: Sequence[Sample]) -> Scores:
+        """Logprobs of every token under the current weights, at each sample's temperature."""
+
+    async def update(self, batch: TrainBatch) -> StepReport:
+        """One optimizer step over the whole batch, however it is split into micro-batches."""
+
+    async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
+        """Send the current weights to `target` as `version`."""
+
+    def save(self, directory: str) -> None:
+        """Write a Hugging Face model directory, atomically."""
+
+
+class AdvantageEstimator(Protocol):
+    """Credit for every token, over the whole batch at once, in numpy."""
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample]) -> Credit:
+        """`samples` may leave out episodes of `groups`; baselines still count them."""
