@@ -78,7 +78,7 @@ class RequestTooLargeError(EngineError):
     """The request needs more cache than the engine could ever give it."""
 
 
-class ToolRejected(AgentRLError):
+class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a reply, not an error
     """Raise it in a tool to tell the model, in one sentence, what to do differently."""
 
 

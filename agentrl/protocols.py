@@ -18,7 +18,7 @@ from agentrl.types import (
     Completion,
     Credit,
     Group,
-    IntArray,
+    Limits,
     Message,
     Observation,
     Sample,
@@ -41,9 +41,16 @@ class ToolSchema(NamedTuple):
 class Env(Protocol):
     """One episode of one world. An instance is reset once, stepped until it ends, closed once."""
 
+    id: str
+    limits: Limits
+
     @property
-    def tools(self) -> Sequence[ToolSchema]:
+    def tool_schemas(self) -> Sequence[ToolSchema]:
         """The tools on offer; read after reset."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How often things happened so far (tool_calls, rejected_calls, ...)."""
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin `task`. The observation is the whole first prompt."""
@@ -79,13 +86,18 @@ class Act(NamedTuple):
 class Agent(Protocol):
     """Plays one episode."""
 
-    async def act(
-        self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session
-    ) -> Act:
+    async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """Answer what the world just showed (on the first turn: the whole prompt)."""
 
     async def close(self, session_id: str) -> None:
         """The episode is over, however it ended: free what belongs to it."""
+
+
+class Stops(NamedTuple):
+    """What ends a turn: strings that this tokenizer splits, and single tokens."""
+
+    strings: tuple[str, ...]
+    token_ids: tuple[int, ...]
 
 
 class Renderer(Protocol):
@@ -95,13 +107,8 @@ class Renderer(Protocol):
     is exactly what the model sees; nothing sampled is ever encoded a second time.
     """
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Strings that end a turn and are not single tokens of this tokenizer."""
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn."""
+    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+        """What ends a turn."""
 
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """The first prompt, up to where the policy begins to write."""
@@ -139,9 +146,7 @@ class Policy(Protocol):
     def version(self) -> int:
         """The version of the weights that serve now."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str
-    ) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """Sample a continuation of the whole prefix `prompt_ids`.
 
         Cancelling the call aborts the request and frees its room.

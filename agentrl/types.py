@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-JSON: TypeAlias = "str | int | float | bool | None | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
 Role = Literal["system", "user", "assistant", "tool"]
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]

@@ -1,0 +1,71 @@
+"""agentrl: an agent gym on top of an RL engine.
+
+Everything public is here. `train` and `evaluate` import torch when they are first used, so
+that `import agentrl` stays light for those who only write environments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.envs import (
+    Env,
+    Script,
+    ScriptedAgent,
+    Tags,
+    ToolEnv,
+    env_ids,
+    exact_match,
+    make,
+    play,
+    register,
+    sum_of_steps,
+)
+from agentrl.errors import AgentRLError, ToolRejected, UserError
+from agentrl.tools import tool
+from agentrl.types import Episode, Limits, Message, Step, Task, ToolCall, Verdict, call, say
+
+if TYPE_CHECKING:
+    from agentrl.evaluate import evaluate
+    from agentrl.run import train
+
+__all__ = [
+    "AgentRLError",
+    "Env",
+    "Episode",
+    "Limits",
+    "Message",
+    "Script",
+    "ScriptedAgent",
+    "Step",
+    "Tags",
+    "Task",
+    "ToolCall",
+    "ToolEnv",
+    "ToolRejected",
+    "UserError",
+    "Verdict",
+    "call",
+    "env_ids",
+    "evaluate",
+    "exact_match",
+    "make",
+    "play",
+    "register",
+    "say",
+    "sum_of_steps",
+    "tool",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "train":
+        from agentrl.run import train
+
+        return train
+    if name == "evaluate":
+        from agentrl.evaluate import evaluate
+
+        return evaluate
+    raise AttributeError(f"module 'agentrl' has no attribute {name!r}")

@@ -1,0 +1,84 @@
+"""What an environment author subclasses: Gymnasium's five values, async, one instance per episode."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from agentrl.envs.dialect import Tags
+from agentrl.errors import UserError
+from agentrl.protocols import ToolSchema
+from agentrl.types import JSON, Limits, Message, Observation, Step, Task
+
+Script: TypeAlias = Generator[Message, str, None]
+"""A scripted agent: yields what it does, is sent the text of what the world answered.
+
+    def expert(self, task):
+        city = yield call("lookup", person=task.metadata["person"])
+        yield say(city)
+"""
+
+
+class Env(ABC):
+    """One episode of one world.
+
+    Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `expert`,
+    `demonstrator`, `corpus`, `close`.
+
+    All chance comes from `self.rng`, which reset() seeds: siblings of a group share task and
+    seed, and therefore see the same world. What is expensive to build belongs to the module
+    (a cached function), not to the instance: every episode makes one.
+    """
+
+    id: str = ""
+    limits: Limits = Limits()
+    dialect: Tags = Tags()
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+        self.counts: Counter[str] = Counter()
+
+    @abstractmethod
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split ("train", "test", and others of your own), always in one order."""
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """The tools on offer; read after reset."""
+        return ()
+
+    @abstractmethod
+    async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
+        """Begin `task`. The observation is the whole first prompt. Call seed_rng(seed) here."""
+
+    @abstractmethod
+    async def step(self, action: Message) -> Step:
+        """Answer one assistant message; the observation holds only what is new."""
+
+    async def close(self) -> None:  # noqa: B027 - most worlds hold nothing
+        """Let go of everything the episode held."""
+
+    def expert(self, task: Task) -> Script:
+        """A script that solves `task`: the gold policy of checks and demonstrations.
+
+        Raises:
+            UserError: this environment has none.
+        """
+        raise UserError(f"{self.id or type(self).__name__} has no expert; write its `expert(task)` method.")
+
+    def demonstrator(self, task: Task, rng: random.Random) -> Script:
+        """A script whose episodes a warm start imitates: the expert, unless made noisy with `rng`."""
+        return self.expert(task)
+
+    def corpus(self) -> Iterable[str]:
+        """Text in this world's words, on which a fresh model's tokenizer is trained."""
+        for task in self.tasks("train"):
+            yield from (message.content for message in task.prompt)
+            yield task.answer or ""
+
+    def seed_rng(self, seed: int) -> None:
+        """Give the episode its own random generator."""
+        self.rng = random.Random(seed)

@@ -1,0 +1,118 @@
+"""The one episode loop: checks, evaluation and training all play through it."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from dataclasses import dataclass, field, replace
+
+from agentrl.errors import StageError, stage
+from agentrl.protocols import Act, Agent, Env, Session
+from agentrl.types import Ending, Episode, Failure, Finish, Step, Task, Trajectory, Turn
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has happened so far; frozen into an Episode at the end."""
+
+    turns: list[Turn] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+async def play(
+    env: Env,
+    agent: Agent,
+    task: Task,
+    *,
+    seed: int = 0,
+    episode_id: str = "",
+    sampling_seed: int = 0,
+) -> Episode:
+    """Play one episode of `task` and return what happened, whatever happened.
+
+    seed: the world's; siblings of a group share it. sampling_seed: the agent's own.
+    Limits and deadlines are `env.limits`. A failure of the world or of the engine is an
+    Episode whose ending is `failed`, never an exception; UserErrors and cancellation do
+    propagate. The environment and the agent are closed in every case.
+    """
+    started = time.perf_counter()
+    episode_id = episode_id or f"{task.id}-{seed}-{sampling_seed}"
+    record = _Record()
+    failure: Failure | None = None
+    ending = Ending.FAILED
+    try:
+        async with stage("episode", env.limits.episode_timeout_s):
+            try:
+                session = Session(episode_id, sampling_seed, env.limits.max_tokens)
+                ending = await _run(env, agent, task, seed, session, record)
+            finally:
+                await _close(env, agent, episode_id)
+    except StageError as error:
+        ending, failure = Ending.FAILED, Failure(error.stage, error.kind, error.detail)
+    return Episode(
+        id=episode_id,
+        env_id=env.id,
+        task=task,
+        seed=seed,
+        limits=env.limits,
+        trajectories=(Trajectory(tuple(record.turns)),) if record.turns else (),
+        step_rewards=tuple(record.rewards),
+        ending=ending,
+        failure=failure,
+        counts=dict(env.counts),
+        seconds=time.perf_counter() - started,
+    )
+
+
+async def _run(env: Env, agent: Agent, task: Task, seed: int, session: Session, record: _Record) -> Ending:
+    limits = env.limits
+    async with stage("reset", limits.reset_timeout_s):
+        observation, _ = await env.reset(task, seed=seed)
+    for turn in range(limits.max_turns):
+        async with stage("act", None):
+            act = await agent.act(observation, tools=env.tool_schemas, session=_turn(session, turn, record))
+        _remember(record, Turn(observation, act.message, act.tokens), act)
+        if act.tokens is not None and act.tokens.completion.finish is not Finish.STOP:
+            # An unfinished message is never shown to the world: its end is missing.
+            aborted = act.tokens.completion.finish is Finish.ABORT
+            return Ending.ABORTED if aborted else Ending.TRUNCATED
+        async with stage("step", limits.step_timeout_s):
+            step = await env.step(act.message)
+            _check_reward(step)
+        record.rewards.append(step.reward)
+        if step.terminated:
+            return Ending.COMPLETED
+        if step.truncated:
+            return Ending.TRUNCATED
+        observation = step.observation
+    return Ending.TRUNCATED
+
+
+def _turn(session: Session, turn: int, record: _Record) -> Session:
+    left = None if session.tokens_left is None else session.tokens_left - record.num_tokens
+    seed = zlib.crc32(f"{session.seed}/{turn}".encode())
+    return replace(session, seed=seed, tokens_left=left)
+
+
+def _remember(record: _Record, turn: Turn, act: Act) -> None:
+    record.turns.append(turn)
+    if act.tokens is not None:
+        record.num_tokens += len(act.tokens.world_ids) + len(act.tokens.completion.token_ids)
+
+
+def _check_reward(step: Step) -> None:
+    if step.reward is not None and not math.isfinite(step.reward):
+        raise StageError("reward", "invalid", f"the reward is {step.reward}, return a finite number")
+
+
+async def _close(env: Env, agent: Agent, episode_id: str) -> None:
+    try:
+        async with stage("close", _CLOSE_TIMEOUT_S):
+            await agent.close(episode_id)
+    finally:
+        async with stage("close", _CLOSE_TIMEOUT_S):
+            await env.close()

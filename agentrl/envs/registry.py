@@ -1,0 +1,111 @@
+"""Names for environments: `NAME-vN`, registered in code or by an installed package.
+
+A package offers environments through the entry point group `agentrl.envs`; they are imported
+when they are first asked for. `package.module:Class` names an unregistered one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+
+from agentrl.envs.base import Env
+from agentrl.errors import UnknownEnvError, UserError, did_you_mean
+
+_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
+_GROUP = "agentrl.envs"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """A registered environment: its id, its class and the arguments it is made with."""
+
+    id: str
+    env_class: type[Env]
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+    def make(self, **kwargs: object) -> Env:
+        """A fresh instance, for one episode.
+
+        Raises:
+            UserError: the class does not take these arguments.
+        """
+        arguments = {**self.kwargs, **kwargs}
+        try:
+            inspect.signature(self.env_class).bind(**arguments)
+        except TypeError as error:
+            takes = inspect.signature(self.env_class)
+            raise UserError(f"{self.id}: {error}; it is made with {takes}, got {arguments}.") from None
+        env = self.env_class(**arguments)
+        env.id = self.id
+        return env
+
+
+_registered: dict[str, EnvSpec] = {}
+
+
+def register(id: str, env_class: type[Env], **kwargs: object) -> EnvSpec:
+    """Give an environment class a name. Registering the same name again replaces it.
+
+    Raises:
+        UserError: the id is not of the form NAME-vN, or the class is not an Env.
+    """
+    if not _ID.fullmatch(id):
+        raise UserError(f"an environment's id looks like `Name-v0`, got {id!r}; add a version.")
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"{id}: register a subclass of agentrl.Env, got {env_class!r}.")
+    _registered[id] = EnvSpec(id, env_class, kwargs)
+    return _registered[id]
+
+
+def find(id: str) -> EnvSpec:
+    """The spec behind an id.
+
+    Raises:
+        UnknownEnvError: nothing has that name; the sentence says what has.
+    """
+    if id in _registered:
+        return _registered[id]
+    offered = _offered()
+    if id in offered:
+        return register(id, offered[id].load())
+    if ":" in id:
+        return _by_path(id)
+    names = env_ids()
+    raise UnknownEnvError(
+        f"no environment `{id}`.{did_you_mean(id, names)} Installed: {', '.join(names) or 'none'}."
+    )
+
+
+def make(id: str, **kwargs: object) -> Env:
+    """A fresh instance of a registered environment, for one episode.
+
+    Raises:
+        UnknownEnvError: nothing has that name.
+        UserError: it does not take these arguments.
+    """
+    return find(id).make(**kwargs)
+
+
+def env_ids() -> list[str]:
+    """Every id that can be made, sorted."""
+    return sorted({*_registered, *_offered()})
+
+
+def _offered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_GROUP)}
+
+
+def _by_path(path: str) -> EnvSpec:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownEnvError(f"no environment `{path}`: {error}; name it `package.module:Class`.") from None
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise UnknownEnvError(f"`{path}` is not a subclass of agentrl.Env; name the class itself.")
+    return EnvSpec(path, found)

@@ -1,0 +1,67 @@
+"""Settings of the rollout room."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from agentrl.config import Section
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class RolloutConfig(Section):
+    """How many episodes are played, and how they are sampled."""
+
+    num_rollout: Annotated[int, Field(ge=0)] = 40
+    """RL iterations: each plays a batch of episodes and trains on it (count)."""
+    rollout_batch_size: Count | None = None
+    """Prompts in each iteration (count); left out, it follows from the batch identity, else 32."""
+    n_samples_per_prompt: Count = 16
+    """Episodes of each prompt: the size of a group (count)."""
+    num_steps_per_rollout: Count = 1
+    """Optimizer steps that each iteration's episodes are split into (count)."""
+    global_batch_size: Count | None = None
+    """Episodes in one optimizer step (count); left out, it follows from the batch identity."""
+    rollout_temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Sampling temperature of training episodes (1 = the policy itself)."""
+    rollout_top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus sampling (probability mass; 1 = off). Below 1 the trained policy is not the sampled one."""
+    rollout_top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample among the k likeliest tokens (count; 0 = off). Above 0 the same bias as top-p."""
+    rollout_max_response_len: Count | None = None
+    """Most tokens in one turn of the model (tokens); left out, the episode's own limit holds."""
+    rollout_max_context_len: Count | None = None
+    """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit."""
+    max_turns: Count | None = None
+    """Most turns of the model in an episode (count); left out, the environment's own limit."""
+    max_episode_retries: Annotated[int, Field(ge=0)] = 2
+    """How often a failed episode is played again before its group is dropped (count)."""
+
+    @property
+    def prompts(self) -> int:
+        """Prompts in each iteration, derived where it was left out."""
+        if self.rollout_batch_size is not None:
+            return self.rollout_batch_size
+        if self.global_batch_size is not None:
+            return self.global_batch_size * self.num_steps_per_rollout // self.n_samples_per_prompt
+        return 32
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes in one optimizer step, derived where it was left out."""
+        return self.prompts * self.n_samples_per_prompt // self.num_steps_per_rollout
+
+    @model_validator(mode="after")
+    def _batch_identity(self) -> RolloutConfig:
+        played = self.prompts * self.n_samples_per_prompt
+        trained = (self.global_batch_size or self.episodes_per_step) * self.num_steps_per_rollout
+        if played != trained or played == 0:
+            raise ValueError(
+                f"rollout_batch_size ({self.prompts}) x n_samples_per_prompt ({self.n_samples_per_prompt}) = "
+                f"{played} must equal global_batch_size ({self.global_batch_size or self.episodes_per_step}) x "
+                f"num_steps_per_rollout ({self.num_steps_per_rollout}) = {trained}; change one of the four, or "
+                "leave one of the two batch sizes out and it is derived."
+            )
+        return self
