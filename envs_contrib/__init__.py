@@ -1,0 +1,1 @@
+"""Contributed environments. They import nothing but the public surface of `agentrl`."""

@@ -1,0 +1,1 @@
+"""HopSearch: questions of one and two hops over a synthetic knowledge base, with a search tool."""
