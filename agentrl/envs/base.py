@@ -26,7 +26,8 @@ class Env(ABC):
     """One episode of one world.
 
     Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `expert`,
-    `demonstrator`, `corpus`, `close`.
+    `demonstrator`, `corpus`, `close`, and `breakdown`, the key of Task.metadata by which reports
+    split the mean.
 
     All chance comes from `self.rng`, which reset() seeds: siblings of a group share task and
     seed, and therefore see the same world. What is expensive to build belongs to the module
@@ -34,6 +35,7 @@ class Env(ABC):
     """
 
     id: str = ""
+    breakdown: str | None = None
     limits: Limits = Limits()
     dialect: Tags = Tags()
 

@@ -56,12 +56,13 @@ class RolloutConfig(Section):
     @model_validator(mode="after")
     def _batch_identity(self) -> RolloutConfig:
         played = self.prompts * self.n_samples_per_prompt
-        trained = (self.global_batch_size or self.episodes_per_step) * self.num_steps_per_rollout
+        step = self.global_batch_size or self.episodes_per_step
+        trained = step * self.num_steps_per_rollout
         if played != trained or played == 0:
             raise ValueError(
-                f"rollout_batch_size ({self.prompts}) x n_samples_per_prompt ({self.n_samples_per_prompt}) = "
-                f"{played} must equal global_batch_size ({self.global_batch_size or self.episodes_per_step}) x "
-                f"num_steps_per_rollout ({self.num_steps_per_rollout}) = {trained}; change one of the four, or "
-                "leave one of the two batch sizes out and it is derived."
+                f"rollout_batch_size ({self.prompts}) x n_samples_per_prompt ({self.n_samples_per_prompt})"
+                f" = {played} must equal global_batch_size ({step}) x num_steps_per_rollout"
+                f" ({self.num_steps_per_rollout}) = {trained}; change one of the four, or leave one of the"
+                " two batch sizes out and it is derived."
             )
         return self

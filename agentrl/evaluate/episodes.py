@@ -1,0 +1,76 @@
+"""Playing the episodes of an evaluation: the same loop, agent and limits as in training."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.envs import Env, play
+from agentrl.errors import ConfigError, WorldBrokenError
+from agentrl.evaluate.report import EvalReport, EvalSetting, summarize
+from agentrl.protocols import Agent
+from agentrl.rollout.group import UNUSABLE, all_of
+from agentrl.types import Episode, Task, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was played and how it went. verdicts: of the scored episodes, in their order."""
+
+    report: EvalReport
+    episodes: tuple[Episode, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Plays tasks, at most `concurrency` at once, each once for every time it is asked for.
+
+    progress: told after every episode, with the number of episodes it was.
+    """
+
+    make_env: Callable[[], Env]
+    make_agent: Callable[[], Agent]
+    score: Callable[[Episode], Verdict]
+    setting: EvalSetting
+    concurrency: int = 256
+    progress: Callable[[int], None] = lambda _: None
+
+    async def run(self, tasks: Sequence[Task], n: int, *, seed: int) -> Evaluation:
+        """Play n episodes over `tasks` in their order, beginning again where they run out.
+
+        Raises:
+            ConfigError: there are no tasks.
+            WorldBrokenError: every single episode failed.
+        """
+        if not tasks:
+            raise ConfigError(f"{self.setting.env_id} has no tasks in split `{self.setting.split}`.")
+        started = time.perf_counter()
+        room = asyncio.Semaphore(self.concurrency)
+        played = await all_of([self._one(tasks[i % len(tasks)], i, seed, room) for i in range(n)])
+        scored = [episode for episode in played if episode.ending not in UNUSABLE]
+        if not scored and played:
+            failure = played[0].failure
+            said = f"{failure.stage} failed: {failure.detail}" if failure else str(played[0].ending)
+            raise WorldBrokenError(
+                f"{self.setting.env_id}: all {n} episodes failed (first: {said}); mend the environment."
+            )
+        verdicts = tuple(self.score(episode) for episode in scored)
+        report = summarize(played, verdicts, self.setting, seconds=time.perf_counter() - started)
+        return Evaluation(report, tuple(played), verdicts)
+
+    async def _one(self, task: Task, index: int, seed: int, room: asyncio.Semaphore) -> Episode:
+        async with room:
+            episode = await play(
+                self.make_env(),
+                self.make_agent(),
+                task,
+                seed=zlib.crc32(f"world/{seed}/{index}".encode()),
+                episode_id=f"e{index}",
+                sampling_seed=zlib.crc32(f"sample/{seed}/{index}".encode()),
+            )
+        self.progress(1)
+        return episode

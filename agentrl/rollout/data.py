@@ -1,0 +1,49 @@
+"""Which task comes next."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentrl.errors import ConfigError
+from agentrl.types import Task
+
+
+class Prompt(NamedTuple):
+    """A task, the seed of the world its whole group will see, and where it stands in the stream."""
+
+    index: int
+    task: Task
+    seed: int
+
+
+class TaskStream:
+    """Tasks without end: every epoch goes through all of them, in an order of its own.
+
+    The order depends on the run's seed alone.
+
+    Raises:
+        ConfigError: there are no tasks.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, seed: int, shuffle: bool = True) -> None:
+        if not tasks:
+            raise ConfigError("the split holds no tasks; name a split that the environment fills.")
+        self._tasks = tasks
+        self._seed = seed
+        self._shuffle = shuffle
+        self._order: list[int] = []
+        self._index = 0
+
+    def next(self) -> Prompt:
+        """The next task of the stream."""
+        epoch, place = divmod(self._index, len(self._tasks))
+        if place == 0:
+            self._order = list(range(len(self._tasks)))
+            if self._shuffle:
+                random.Random(f"order/{self._seed}/{epoch}").shuffle(self._order)
+        world = random.Random(f"world/{self._seed}/{self._index}").getrandbits(31)
+        prompt = Prompt(self._index, self._tasks[self._order[place]], world)
+        self._index += 1
+        return prompt

@@ -1,0 +1,95 @@
+"""One group: siblings that play the same task in the same world, failures replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agentrl.envs import Env, play
+from agentrl.protocols import Agent
+from agentrl.rollout.data import Prompt
+from agentrl.types import Ending, Episode, Group, Verdict
+
+UNUSABLE = (Ending.FAILED, Ending.ABORTED)
+"""Endings after which an episode is neither scored nor trained on."""
+
+_T = TypeVar("_T")
+
+
+async def all_of(coroutines: Sequence[Coroutine[None, None, _T]]) -> list[_T]:
+    """Run all at once and return their results in order.
+
+    The first exception cancels the others, waits until they have cleaned up, and is raised alone.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """A whole group, or None where it could not be filled; and every episode that failed on the way."""
+
+    group: Group | None
+    failed: tuple[Episode, ...]
+    finished: tuple[Episode, ...]
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Every episode that was played, each once."""
+        return self.finished + self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlayer:
+    """Plays groups of `size` siblings; an episode that fails is played again, `retries` times at most.
+
+    A retry keeps the task and the world's seed and takes a new sampling seed.
+    """
+
+    make_env: Callable[[], Env]
+    make_agent: Callable[[], Agent]
+    score: Callable[[Episode], Verdict]
+    size: int
+    retries: int
+    seed: int
+
+    async def play(self, prompt: Prompt, *, version: int) -> GroupOutcome:
+        """Play a group; `version` is the policy's when it starts.
+
+        Waits for: all siblings. Unblocked by: their ends, each bounded by its deadlines. On
+        cancellation: every sibling is cancelled and its environment closed.
+        """
+        tries = await all_of([self._sibling(prompt, k) for k in range(self.size)])
+        last = tuple(attempts[-1] for attempts in tries)
+        failed = tuple(e for attempts in tries for e in attempts if e.ending in UNUSABLE)
+        finished = tuple(e for e in last if e.ending not in UNUSABLE)
+        if len(finished) < self.size:
+            return GroupOutcome(None, failed, finished)
+        verdicts = tuple(self.score(episode) for episode in finished)
+        group = Group(f"g{prompt.index}", prompt.task, prompt.seed, finished, verdicts, version)
+        return GroupOutcome(group, failed, finished)
+
+    async def _sibling(self, prompt: Prompt, k: int) -> list[Episode]:
+        attempts: list[Episode] = []
+        for attempt in range(self.retries + 1):
+            name = f"g{prompt.index}-{k}" + (f"-retry{attempt}" if attempt else "")
+            attempts.append(
+                await play(
+                    self.make_env(),
+                    self.make_agent(),
+                    prompt.task,
+                    seed=prompt.seed,
+                    episode_id=name,
+                    sampling_seed=zlib.crc32(f"{self.seed}/{name}".encode()),
+                )
+            )
+            if attempts[-1].ending not in UNUSABLE:
+                break
+        return attempts

@@ -1,0 +1,96 @@
+"""Who starts groups, and when: the seam between a synchronous and an asynchronous run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+
+from agentrl.errors import WorldBrokenError
+from agentrl.rollout.data import Prompt
+from agentrl.rollout.group import GroupOutcome
+
+PlayGroup = Callable[[Prompt, int], Coroutine[None, None, GroupOutcome]]
+
+
+class Producer:
+    """Keeps groups in flight and hands them out in the order in which they were started.
+
+    A group starts only if it could still be consumed within `max_staleness`: while version v
+    serves, batches up to v + max_staleness may have been started. At 0 that is the synchronous
+    loop: nothing starts before the weights of the batch before have been published.
+
+    consumes: prompts. waits for: groups, oldest first. unblocked by: a group's end; published()
+    admits more. on shutdown: close() cancels what is in flight.
+
+    Raises (from take):
+        WorldBrokenError: `max_broken` groups in a row could not be filled.
+    """
+
+    def __init__(
+        self,
+        next_prompt: Callable[[], Prompt],
+        play_group: PlayGroup,
+        *,
+        batch_size: int,
+        max_staleness: int = 0,
+        max_broken: int = 3,
+    ) -> None:
+        self._next_prompt = next_prompt
+        self._play_group = play_group
+        self._batch_size = batch_size
+        self._max_staleness = max_staleness
+        self._max_broken = max_broken
+        self._version = 0
+        self._num_started = 0
+        self._num_broken_in_a_row = 0
+        self._in_flight: deque[asyncio.Task[GroupOutcome]] = deque()
+
+    def published(self, version: int) -> None:
+        """`version` serves now; groups may start against it. Called with no effect when stale."""
+        self._version = max(self._version, version)
+
+    async def take(self) -> list[GroupOutcome]:
+        """The next batch: `batch_size` whole groups, and the broken ones met on the way."""
+        taken: list[GroupOutcome] = []
+        missing = self._batch_size
+        self._admit()
+        while missing:
+            outcome = await self._in_flight[0]
+            self._in_flight.popleft()
+            taken.append(outcome)
+            if outcome.group is not None:
+                missing -= 1
+                self._num_broken_in_a_row = 0
+            else:
+                self._replace(outcome)
+        return taken
+
+    async def close(self) -> None:
+        """Cancel every group in flight and wait until each has cleaned up."""
+        for task in self._in_flight:
+            task.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        self._in_flight.clear()
+
+    def _admit(self) -> None:
+        allowed = (self._version + self._max_staleness + 1) * self._batch_size
+        while self._num_started < allowed:
+            self._num_started += 1
+            self._start()
+
+    def _start(self) -> None:
+        coroutine = self._play_group(self._next_prompt(), self._version)
+        self._in_flight.append(asyncio.create_task(coroutine))
+
+    def _replace(self, outcome: GroupOutcome) -> None:
+        self._num_broken_in_a_row += 1
+        if self._num_broken_in_a_row >= self._max_broken:
+            episode = outcome.failed[-1]
+            failure = episode.failure
+            said = f"{failure.stage} failed: {failure.detail}" if failure else str(episode.ending)
+            raise WorldBrokenError(
+                f"{episode.env_id}: {self._num_broken_in_a_row} groups in a row could not be played "
+                f"(last: {said}); mend the environment, `agentrl eval` with it plays single episodes."
+            )
+        self._start()
