@@ -6,7 +6,7 @@ Names are made of two syllables from two disjoint lists A and B; the pattern say
 
 so no word is ambiguous for a bag-of-words index. Each person has two documents, each city one:
 
-    "Kale Mune was born in Vodi"   "Kale Mune now works in Niba"   "Vodi is a city in country Gusa"
+    "Kale Mupe was born in Vodi"   "Kale Mupe now works in Piba"   "Vodi is a city in country Gusa"
 
 There are 94,500 possible people and 6,000 real ones: too many to be learned by heart.
 """
@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, get_args
 from agentrl.tools import Bm25Index
 
 SYLLABLES_A = tuple(c + v for c in "bdfgkl" for v in "aeiou")[:28]
-SYLLABLES_B = tuple(c + v for c in "mnv" for v in "aeiou")
+SYLLABLES_B = tuple(c + v for c in "mpv" for v in "aeiou")
 NUM_CITIES = 150
 NUM_COUNTRIES = 40
 PEOPLE: Mapping[str, int] = {"demo": 3000, "train": 2280, "validation": 200, "test": 520}
@@ -113,6 +113,8 @@ def build_world(seed: int = 0) -> World:
         everybody.append(Person(first, last, {"born": born, "works": works}))
     documents = [text for person in everybody for text in _about(person)]
     documents += [f"{city} is a city in country {country}" for city, country in countries.items()]
+    # Documents that fit a vague query equally well are ranked by position: let chance decide it.
+    rng.shuffle(documents)
     rest = iter(everybody)
     people = {split: tuple(next(rest) for _ in range(count)) for split, count in PEOPLE.items()}
     return World(seed, people, countries, tuple(documents), Bm25Index(documents))
