@@ -1,0 +1,1 @@
+"""From configuration to objects: the only place where names become code."""

@@ -1,0 +1,121 @@
+"""The whole configuration of a run: a tree of sections, each from the room that it configures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.config import Section
+from agentrl.engine.config import EngineConfig
+from agentrl.rollout.config import Count, RolloutConfig
+from agentrl.trainer.config import TrainerConfig
+from agentrl.types import JSON
+
+
+class RunSection(Section):
+    """The run itself."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """The run's folder below output_dir; left out, the environment's id and the seed."""
+    output_dir: str = "runs"
+    """Where runs are kept (folder)."""
+    seed: int = 0
+    """Seeds everything: weights, order of tasks, worlds, sampling."""
+    use_tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+
+
+class EnvSection(Section):
+    """The world that is trained in."""
+
+    env: str = "HopSearch-v0"
+    """Id of the environment (`agentrl envs list`), or package.module:Class."""
+    env_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    """Arguments that the environment is made with (a table; as a flag: JSON)."""
+    train_split: str = "train"
+    """Split whose tasks RL plays."""
+
+
+class ModelSection(Section):
+    """The policy: an existing model, or a fresh small one for this environment."""
+
+    hf_checkpoint: str | None = None
+    """Hugging Face model directory to start from; left out, a fresh model of the shape below."""
+    num_layers: Count = 3
+    """Transformer layers of a fresh model (count)."""
+    hidden_size: Count = 128
+    """Width of a fresh model (dimensions)."""
+    ffn_hidden_size: Count = 384
+    """Inner width of its feed-forward blocks (dimensions)."""
+    num_attention_heads: Count = 2
+    """Its attention heads (count)."""
+    num_query_groups: Count = 2
+    """Its key and value heads (count)."""
+    kv_channels: Count = 64
+    """Size of one head (dimensions)."""
+    rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
+    """Base of its rotary position encoding."""
+    vocab_size: Annotated[int, Field(ge=64)] = 512
+    """Most tokens of the tokenizer that is trained for it on the environment's own text (count)."""
+
+
+class WarmStartSection(Section):
+    """A short supervised start on the environment's demonstrations."""
+
+    warm_start_steps: Annotated[int, Field(ge=0)] = 0
+    """Supervised steps before RL (count; 0 = none)."""
+    warm_start_batch_size: Count = 64
+    """Demonstrations in each of them (count)."""
+    warm_start_lr: Annotated[float, Field(gt=0)] = 3e-3
+    """Peak learning rate of the warm start; it follows a cosine down to 0."""
+    warm_start_split: str = "train"
+    """Split whose tasks are demonstrated."""
+    num_demonstrations: Count = 8192
+    """Episodes that the demonstrator plays; the steps go through them in a shuffled order (count)."""
+
+
+class EvalSection(Section):
+    """Held-out episodes before, during and after training."""
+
+    eval_interval: Count = 10
+    """RL iterations between evaluations (count)."""
+    eval_split: str = "test"
+    """Split that is held out."""
+    eval_episodes: Count = 256
+    """Episodes in each evaluation, sampled and again greedily (count)."""
+    eval_temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Sampling temperature of the sampled half."""
+
+
+class RunConfig(Section):
+    """A run, whole. Written beside it as config.toml; reading that back gives an equal object."""
+
+    run: RunSection = RunSection()
+    env: EnvSection = EnvSection()
+    model: ModelSection = ModelSection()
+    warm_start: WarmStartSection = WarmStartSection()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    engine: EngineConfig = EngineConfig()
+    eval: EvalSection = EvalSection()
+
+    @property
+    def run_name(self) -> str:
+        """The run's folder name, derived where it was left out."""
+        if self.run.name is not None:
+            return self.run.name
+        safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.env.env)
+        return f"{safe}-seed{self.run.seed}"
+
+    @model_validator(mode="after")
+    def _a_group_needs_siblings(self) -> RunConfig:
+        size = self.rollout.n_samples_per_prompt
+        if self.algorithm.advantage_estimator == "grpo" and size < 2 and self.rollout.num_rollout > 0:
+            raise ValueError(
+                f"n_samples_per_prompt = {size}: advantage_estimator `grpo` compares siblings and needs "
+                "groups of at least 2; raise n_samples_per_prompt."
+            )
+        return self

@@ -1,0 +1,93 @@
+"""From the configuration to a model and its tokenizer, in fp32, on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentrl.build.config import ModelSection
+from agentrl.envs import Env
+from agentrl.envs.dialect import closing, opening
+from agentrl.errors import ModelLoadError
+from agentrl.rendering.fresh_tokenizer import train_tokenizer
+
+
+class Model(NamedTuple):
+    """Weights and words of one policy."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def build_model(section: ModelSection, env: Env, *, seed: int) -> Model:
+    """Open `hf_checkpoint`, or make a fresh model with a tokenizer for this environment.
+
+    Raises:
+        ModelLoadError: the directory is missing or does not hold a model.
+    """
+    if section.hf_checkpoint is not None:
+        return open_model(section.hf_checkpoint)
+    return fresh_model(section, env, seed=seed)
+
+
+def open_model(directory: str) -> Model:
+    """Load a Hugging Face model directory.
+
+    Raises:
+        ModelLoadError: the directory is missing or does not hold a model.
+    """
+    path = Path(directory)
+    if not path.is_dir():
+        raise ModelLoadError(f"there is no model directory {path}; name a folder with a config.json.")
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
+    try:
+        network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
+    return Model(network, tokenizer)
+
+
+def fresh_model(section: ModelSection, env: Env, *, seed: int) -> Model:
+    """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text.
+
+    The dialect's tags become single tokens, so that a turn ends with one token.
+    """
+    tags = env.dialect.names(schema.name for schema in env.tool_schemas)
+    tokenizer = train_tokenizer(
+        env.corpus(),
+        special_tokens=[form(tag) for tag in tags for form in (opening, closing)],
+        vocab_size=section.vocab_size,
+    )
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=section.hidden_size,
+        intermediate_size=section.ffn_hidden_size,
+        num_hidden_layers=section.num_layers,
+        num_attention_heads=section.num_attention_heads,
+        num_key_value_heads=section.num_query_groups,
+        head_dim=section.kv_channels,
+        rope_parameters={"rope_type": "default", "rope_theta": section.rotary_base},
+        tie_word_embeddings=True,
+        max_position_embeddings=tokenizer.model_max_length,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Qwen3ForCausalLM(config)
+    return Model(network, tokenizer)

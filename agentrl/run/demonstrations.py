@@ -1,0 +1,60 @@
+"""Demonstrations for a warm start: the environment's own script, played and written as tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from agentrl.algorithms.samples import demonstration
+from agentrl.envs import Env, ScriptedAgent, play
+from agentrl.errors import WorldBrokenError
+from agentrl.protocols import Renderer, ToolSchema
+from agentrl.types import Author, Ending, Episode, Sample, Task
+
+
+async def demonstrate(
+    make_env: Callable[[], Env],
+    renderer: Renderer,
+    tasks: Sequence[Task],
+    n: int,
+    *,
+    seed: int,
+    progress: Callable[[int], None],
+) -> list[Sample]:
+    """Play n demonstrations over `tasks`, in a shuffled order, and write them as Samples.
+
+    Every action's tokens are written as a policy would have sampled them, author = demo.
+
+    Raises:
+        UserError: the environment has no expert.
+        WorldBrokenError: a demonstration failed.
+    """
+    samples: list[Sample] = []
+    order: list[Task] = []
+    shuffler = random.Random(f"demonstrations/{seed}")
+    for index in range(n):
+        if not order:
+            order = list(tasks)
+            shuffler.shuffle(order)
+        env, task = make_env(), order.pop()
+        script = env.demonstrator(task, random.Random(f"demonstration/{seed}/{index}"))
+        episode = await play(env, ScriptedAgent(script), task, seed=index, episode_id=f"d{index}")
+        if episode.failure is not None:
+            failure = episode.failure
+            raise WorldBrokenError(
+                f"{env.id}: demonstrating task {task.id} failed in {failure.stage}: {failure.detail}; "
+                "mend the environment or its demonstrator."
+            )
+        if episode.ending is Ending.COMPLETED:
+            samples.append(_written(episode, renderer, env.tool_schemas))
+        progress(1)
+    return samples
+
+
+def _written(episode: Episode, renderer: Renderer, tools: Sequence[ToolSchema]) -> Sample:
+    parts: list[tuple[Author, Sequence[int]]] = []
+    for index, turn in enumerate(episode.turns):
+        shown = turn.observation
+        parts.append((Author.WORLD, renderer.extend(shown) if index else renderer.render(shown, tools)))
+        parts.append((Author.DEMO, renderer.write(turn.action)))
+    return demonstration(parts, episode.id)

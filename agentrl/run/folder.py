@@ -1,0 +1,47 @@
+"""The folder of one run: what lies where, and the promise not to write over another run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.build.config import RunConfig
+from agentrl.config import write_toml
+from agentrl.errors import RunExistsError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """runs/<name>/ with config.toml, metrics.jsonl, trajectories/, checkpoint/ and report.html."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: RunConfig) -> RunFolder:
+        """Make the folder and write the resolved configuration into it.
+
+        Raises:
+            RunExistsError: the folder already holds a run.
+        """
+        path = Path(config.run.output_dir) / config.run_name
+        folder = cls(path)
+        if folder.config.exists() or (path / "metrics.jsonl").exists():
+            raise RunExistsError(f"{path} already holds a run; choose another --name, or remove that folder.")
+        path.mkdir(parents=True, exist_ok=True)
+        write_toml(config, folder.config)
+        return folder
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def checkpoint(self) -> Path:
+        """A Hugging Face model directory."""
+        return self.path / "checkpoint"
+
+    @property
+    def report(self) -> Path:
+        """The run as one page."""
+        return self.path / "report.html"
