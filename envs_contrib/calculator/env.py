@@ -1,0 +1,103 @@
+"""The environment over the word problems: one calculator, the right number is worth 1."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from agentrl import Limits, Message, Script, Task, ToolEnv, UserError, call, say, tool
+from agentrl.tools import calculate
+from envs_contrib.calculator.problems import NUM_PROBLEMS, OPERATORS, Problem, problems
+
+NO_TOOL = 0.15
+"""Demonstrations that answer at once, with a number of the question."""
+WRONG_OPERATOR = 0.20
+"""Demonstrated calls with another operator than the right one."""
+EARLY_STOP = 0.20
+"""Demonstrated results, except the last one, that are given as the answer."""
+
+
+@tool(inline=True)
+def calc(expression: str) -> str:
+    """Compute an expression such as 12*7 exactly."""
+    return calculate(expression)
+
+
+class Calculator(ToolEnv):
+    """Word problems of one to three steps; each step is one call, on the result of the one before."""
+
+    limits = Limits(max_turns=5, max_tokens=224)
+    tools = (calc,)
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The problems of a split: demo, train, validation or test.
+
+        Raises:
+            UserError: no such split.
+        """
+        return _tasks(self.seed, split)
+
+    def reward(self, task: Task, answer: str) -> float:
+        """1.0 for the right number, written as digits."""
+        return float(answer.strip() == task.answer)
+
+    def expert(self, task: Task) -> Script:
+        """One call a step, then the last result."""
+        steps = _steps(task)
+        result = str(task.metadata["start"])
+        for operator, number in steps:
+            result = yield call("calc", expression=f"{result}{operator}{number}")
+        yield say(result)
+
+    def demonstrator(self, task: Task, rng: random.Random) -> Script:
+        """The expert with the errors in behaviour that the constants above count."""
+        return _noisy(task, random.Random(rng.getrandbits(64)))
+
+    def corpus(self) -> Iterable[str]:
+        """The demonstration problems."""
+        for task in self.tasks("demo"):
+            yield from (message.content for message in task.prompt)
+
+
+def _noisy(task: Task, rng: random.Random) -> Script:
+    if rng.random() < NO_TOOL:
+        yield say(rng.choice(re.findall(r"\d+", task.prompt[0].content)))
+        return
+    steps = _steps(task)
+    result = str(task.metadata["start"])
+    for number_of_step, (operator, number) in enumerate(steps, start=1):
+        wrong = rng.random() < WRONG_OPERATOR
+        chosen = rng.choice(OPERATORS.replace(operator, "")) if wrong else operator
+        result = yield call("calc", expression=f"{result}{chosen}{number}")
+        if number_of_step < len(steps) and rng.random() < EARLY_STOP:
+            break
+    yield say(result)
+
+
+def _steps(task: Task) -> list[tuple[str, str]]:
+    """The operators and numbers of a task, in order."""
+    return [(text[0], text[1:]) for text in str(task.metadata["steps"]).split()]
+
+
+@lru_cache(maxsize=32)
+def _tasks(seed: int, split: str) -> tuple[Task, ...]:
+    if split not in NUM_PROBLEMS:
+        raise UserError(f"Calculator has no split `{split}`; it has {', '.join(NUM_PROBLEMS)}.")
+    numbered = enumerate(problems(seed, split))
+    return tuple(_task(f"{split}-{number}", problem, split) for number, problem in numbered)
+
+
+def _task(id: str, problem: Problem, split: str) -> Task:
+    steps = " ".join(f"{operator}{number}" for operator, number in problem.operations)
+    metadata: Mapping[str, str | int] = {
+        "start": problem.start,
+        "steps": steps,
+        "calls": len(problem.operations),
+    }
+    return Task(id, (Message("user", problem.text),), str(problem.answer), metadata, split)
