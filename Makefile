@@ -1,0 +1,63 @@
+# Every target makes the virtual environment it needs; nothing has to be installed by hand.
+#
+#   PYTHON    the interpreter that .venv is made from (3.11 or newer)
+#   PIP_ARGS  more arguments for pip, e.g. another package index
+#   ARGS      more arguments for the command that a target runs, e.g. make test ARGS="-k engine"
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint test-full mutants bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+quickstart: $(INSTALLED) ## Install, train an agent on HopSearch and show what it learned (3 min after the install)
+	$(BIN)/agentrl train examples/hop_search/run.toml $(ARGS)
+
+test: lint ## Install, then linters, types, import contracts and the tests (12 min at most)
+	$(PYTEST) -m "not full and not gpu" $(ARGS)
+
+lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test-full: lint ## Everything: long fuzzing, the wheel, whole trainings, planted bugs; GPU tests where there is one
+	$(PYTEST) --hypothesis-profile=long \
+	    -m "$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else "not gpu")')" $(ARGS)
+	$(BIN)/python -m tests.mutants
+
+mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
+	$(BIN)/python -m tests.mutants $(ARGS)
+
+bench: $(INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
+	$(BIN)/agentrl bench quickstart $(ARGS)
+
+install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
+
+clean: ## Remove what the other targets made, except runs/
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "agentrl needs Python 3.11 or newer; name one with `make PYTHON=python3.12 ...`.")'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is older than what it was made from exactly when pip has to run again.
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet -e . -c constraints.txt $(PIP_ARGS)
+	touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet -e ".[dev]" -c constraints.txt $(PIP_ARGS)
+	touch $(INSTALLED) $@
