@@ -22,12 +22,17 @@ class Bm25Index:
 
     Okapi BM25 as Lucene computes it (k1 = 1.5, b = 0.75): Robertson & Zaragoza, "The Probabilistic
     Relevance Framework: BM25 and Beyond" (2009).
+
+    Raises:
+        ValueError: there is no word in any passage.
     """
 
     def __init__(self, passages: Sequence[str]) -> None:
         self._passages = tuple(passages)
-        retriever = bm25s.BM25()
         tokens = [words(passage) for passage in self._passages]
+        if not any(tokens):
+            raise ValueError("an index needs at least one passage with a word in it")
+        retriever = bm25s.BM25()
         retriever.index(tokens, show_progress=False)
         starts: list[int] = retriever.scores["indptr"].tolist()
         self._postings = {
@@ -52,7 +57,13 @@ class Bm25Index:
         return total
 
     def search(self, query: str, k: int = 1) -> list[str]:
-        """At most `k` passages that share a word with the query, best first; ties by position."""
+        """At most `k` passages that share a word with the query, best first; ties by position.
+
+        Raises:
+            ValueError: k is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
         scores = self.scores(query)
         if k == 1:
             best = int(scores.argmax())
