@@ -41,7 +41,7 @@ class Bm25Index:
                 retriever.scores["data"][starts[row] : starts[row + 1]],
             )
             for word, row in retriever.vocab_dict.items()
-            if row + 1 < len(starts)
+            if word  # the library adds an empty one, without a row
         }
 
     def __len__(self) -> int:
