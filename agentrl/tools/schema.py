@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
@@ -194,10 +194,12 @@ def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JS
 
 def _wrong_keys(error: ValidationError, given: Mapping[str, JSON], where: str) -> str:
     schema = _schema_of(error)
-    known = schema.get("properties", {})
+    known = _objects(schema.get("properties"))
     inside = f" in {where}" if where else ""
     if error.validator == "required":
-        key = next(key for key in schema["required"] if key not in given)
+        required = schema["required"]
+        assert isinstance(required, list)
+        key = next(str(key) for key in required if key not in given)
         return f"parameter `{key}` is missing{inside}; it must be {_expected(known[key])}."
     key = next(key for key in given if key not in known)
     takes = ", ".join(f"`{name}`" for name in known) or "no parameters"
@@ -207,8 +209,13 @@ def _wrong_keys(error: ValidationError, given: Mapping[str, JSON], where: str) -
     )
 
 
-def _schema_of(error: ValidationError) -> Mapping[str, Any]:
+def _schema_of(error: ValidationError) -> Mapping[str, JSON]:
     return error.schema if isinstance(error.schema, Mapping) else {}
+
+
+def _objects(value: JSON) -> dict[str, dict[str, JSON]]:
+    table = value if isinstance(value, dict) else {}
+    return {key: below for key, below in table.items() if isinstance(below, dict)}
 
 
 def _expected(schema: Mapping[str, JSON]) -> str:
