@@ -1,0 +1,153 @@
+"""The numbers of a run, one record a step, to wherever people look at them."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, TypeAlias, cast
+
+from agentrl.observe import lines
+
+Record: TypeAlias = dict[str, float | None]
+"""One step: `step`, `time_s` (since the run began) and metrics by name. None = not a finite number."""
+
+
+class Tracker(Protocol):
+    """Somewhere numbers go. It may fail; the run goes on without it."""
+
+    def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
+        """Take the numbers of one step; they may be NaN or infinite. time_s: since the run began."""
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+
+
+class JsonlTracker:
+    """One JSON line a step: {"step": 3, "time_s": 4.1, "rollout/raw_reward": 0.5}. null = not finite."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
+        """Append one line and hand it to the operating system.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        numbers = {name: _finite_or_none(float(value)) for name, value in metrics.items()}
+        lines.append(self._path, [lines.to_line({"step": step, "time_s": round(time_s, 3), **numbers})])
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class TensorBoardTracker:
+    """Event files for TensorBoard, written by its own package."""
+
+    def __init__(self, folder: Path) -> None:
+        # Imported late: it costs more than everything else here together, and may be switched off.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+        self._born = time.time()
+
+    def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
+        """Write one event that holds every metric as a scalar.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=self._born + time_s, step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+class MetricLog:
+    """Sends each step's numbers to every tracker. One that fails is warned of once, and left out.
+
+    metrics.jsonl is always written; TensorBoard events go to tensorboard/ unless switched off.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        use_tensorboard: bool = True,
+        trackers: Mapping[str, Tracker] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
+        self._started = clock()
+        self._trackers: dict[str, Tracker] = {"metrics.jsonl": JsonlTracker(run_dir / "metrics.jsonl")}
+        if use_tensorboard:
+            self._open_tensorboard(run_dir / "tensorboard")
+        self._trackers.update(trackers or {})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the numbers of one step."""
+        time_s = self._clock() - self._started
+        for name, tracker in list(self._trackers.items()):
+            # Foreign code on the far side of a seam: no number is worth a run.
+            try:
+                tracker.log(step, metrics, time_s=time_s)
+            except Exception as error:  # noqa: BLE001
+                self._give_up(name, error)
+
+    def close(self) -> None:
+        """Close every tracker."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.close()
+            except Exception as error:  # noqa: BLE001
+                self._give_up(name, error)
+        self._trackers.clear()
+
+    def __enter__(self) -> MetricLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_tensorboard(self, folder: Path) -> None:
+        try:
+            self._trackers["tensorboard"] = TensorBoardTracker(folder)
+        except (ImportError, OSError) as error:
+            self._give_up("tensorboard", error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self._trackers.pop(name, None)
+        warnings.warn(
+            f"The tracker `{name}` stopped ({type(error).__name__}: {error}); "
+            "the run goes on, and this tracker receives no further numbers.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a metrics.jsonl, in order; a torn last line is passed over.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line before the last is not JSON.
+    """
+    return [cast(Record, found) for found in lines.read(path)]
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
