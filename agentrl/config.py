@@ -97,13 +97,31 @@ def read_toml(path: Path) -> dict[str, JSON]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {path}; check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} is not a TOML file ({error}); mend that and start again.") from None
 
 
 def write_toml(config: Section, path: Path) -> None:
-    """Write every value, so that reading the file gives an equal object. None is left out."""
-    path.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    """Write every value, so that reading the file gives an equal object. None is left out.
+
+    Raises:
+        ConfigError: a table or a list holds None, which TOML cannot say.
+    """
+    values: dict[str, JSON] = config.model_dump(mode="json", exclude_none=True)
+    for name, value in values.items():
+        _refuse_null(name, value)
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")
+
+
+def _refuse_null(where: str, value: JSON) -> None:
+    if value is None:
+        raise ConfigError(f"`{where}` is null, which the run's config.toml cannot hold; leave it out.")
+    if isinstance(value, dict):
+        for name, below in value.items():
+            _refuse_null(f"{where}.{name}", below)
+    if isinstance(value, list):
+        for index, below in enumerate(value):
+            _refuse_null(f"{where}[{index}]", below)
 
 
 def _refuse_unknown_keys(tree: type[Section], values: Mapping[str, JSON], source: str) -> None:

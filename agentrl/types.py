@@ -13,8 +13,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypeAliasType
 
-JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
+# A named alias: pydantic cannot follow an implicitly recursive one.
+JSON = TypeAliasType("JSON", "str | int | float | bool | list[JSON] | dict[str, JSON] | None")
 Role = Literal["system", "user", "assistant", "tool"]
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]

@@ -1,0 +1,197 @@
+"""Configuration: closed, frozen, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError, model_validator
+
+from agentrl.config import Section, leaves, merge, parse, place, read_toml, write_toml
+from agentrl.errors import ConfigError
+from agentrl.types import JSON
+
+
+class Oven(Section):
+    """Where it bakes."""
+
+    heat: int = 200
+    """Degrees (Celsius)."""
+    fan: bool = False
+    """Turn the fan."""
+    shelf: Literal["top", "bottom"] = "top"
+    """Which shelf."""
+
+
+class Dough(Section):
+    """What it bakes."""
+
+    flour: float = Field(default=0.5, gt=0)
+    """Flour (kg)."""
+    label: str | None = None
+    """What it is called."""
+    extras: dict[str, JSON] = Field(default_factory=dict)
+    """What else goes in."""
+
+    @model_validator(mode="after")
+    def _no_empty_label(self):
+        if self.label == "":
+            raise ValueError("label is empty; leave it out or write something.")
+        return self
+
+
+class Bakery(Section):
+    """Both."""
+
+    oven: Oven = Oven()
+    dough: Dough = Dough()
+
+
+def refusal(values):
+    with pytest.raises(ConfigError) as caught:
+        parse(Bakery, values, source="run.toml")
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert sentence.startswith("run.toml: ")
+    return sentence
+
+
+def test_values_are_read_into_their_sections():
+    config = parse(Bakery, {"oven": {"heat": 180}}, source="run.toml")
+    assert config.oven == Oven(heat=180)
+    assert config.dough == Dough()
+
+
+def test_an_unknown_key_is_named_with_its_path_and_a_suggestion():
+    assert refusal({"oven": {"haet": 1}}) == "run.toml: unknown key `oven.haet`. Did you mean `heat`?"
+
+
+def test_a_key_in_the_wrong_section_is_sent_to_the_right_one():
+    said = refusal({"oven": {"flour": 1.0}})
+    assert said == "run.toml: unknown key `oven.flour`. It belongs in section [dough]."
+
+
+def test_a_key_outside_of_any_section_is_sent_to_its_section():
+    assert "`heat` belongs in section [oven]" in refusal({"heat": 1})
+
+
+def test_an_unknown_section_is_named_with_a_suggestion():
+    assert refusal({"ovn": {}}) == "run.toml: unknown section [ovn]. Did you mean `oven`?"
+
+
+def test_a_section_that_is_no_table_is_refused():
+    assert "[oven] must be a table of settings, got 3" in refusal({"oven": 3})
+
+
+def test_a_wrong_type_names_the_key_and_the_value():
+    said = refusal({"oven": {"heat": "hot"}})
+    assert "`oven.heat` = 'hot' does not fit" in said
+    assert "integer" in said
+
+
+def test_a_value_out_of_range_names_the_key_the_value_and_the_range():
+    said = refusal({"dough": {"flour": -1.0}})
+    assert "`dough.flour` = -1.0" in said
+    assert "greater than 0" in said
+
+
+def test_a_wrong_choice_names_the_choices():
+    said = refusal({"oven": {"shelf": "middle"}})
+    assert "'middle'" in said
+    assert "'top' or 'bottom'" in said
+
+
+def test_a_validators_own_sentence_is_kept_whole():
+    assert refusal({"dough": {"label": ""}}) == "run.toml: label is empty; leave it out or write something."
+
+
+def test_a_configuration_is_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        Bakery().oven.heat = 3
+
+
+def test_place_sorts_flags_into_sections_and_refuses_unknown_ones():
+    assert place(Bakery, {"heat": 1, "label": "x", "fan": True}) == {
+        "oven": {"heat": 1, "fan": True},
+        "dough": {"label": "x"},
+    }
+    with pytest.raises(ConfigError, match=r"unknown setting `flor`\. Did you mean `flour`\?"):
+        place(Bakery, {"flor": 1})
+
+
+def test_flags_win_over_the_file_and_leave_the_rest():
+    merged = merge({"oven": {"heat": 1, "fan": True}}, {"oven": {"heat": 2}, "dough": {"flour": 1.0}})
+    assert merged == {"oven": {"heat": 2, "fan": True}, "dough": {"flour": 1.0}}
+
+
+def test_merging_leaves_the_file_as_it_was():
+    base = {"oven": {"heat": 1}}
+    merge(base, {"oven": {"heat": 2}})
+    assert base == {"oven": {"heat": 1}}
+
+
+def test_leaf_names_are_unique_over_the_tree():
+    class Twice(Section):
+        """One leaf in two places."""
+
+        one: Oven = Oven()
+        other: Oven = Oven()
+
+    with pytest.raises(ValueError, match="leaf heat stands in one and in other"):
+        leaves(Twice)
+
+
+def test_every_leaf_knows_its_section_and_its_description():
+    section, field = leaves(Bakery)["flour"]
+    assert (section, field.description) == ("dough", "Flour (kg).")
+
+
+def test_a_missing_run_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no run file .*nowhere\.toml; check the path"):
+        read_toml(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("content", [b"heat = ", b"[oven", b"\xff\xfe", b"heat: 3"])
+def test_what_is_not_toml_is_named_with_the_reason(tmp_path, content):
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run\.toml is not a TOML file \("):
+        read_toml(path)
+
+
+def test_a_folder_or_a_path_below_a_file_is_no_run_file(tmp_path):
+    with pytest.raises(ConfigError, match="run file|TOML file"):
+        read_toml(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="run file|TOML file"):
+        read_toml(tmp_path / "file" / "run.toml")
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(PLAIN, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=6)
+BAKERIES = st.builds(
+    Bakery,
+    oven=st.builds(
+        Oven, heat=st.integers(-(2**60), 2**60), fan=st.booleans(), shelf=st.sampled_from(["top", "bottom"])
+    ),
+    dough=st.builds(
+        Dough,
+        flour=st.floats(min_value=0, exclude_min=True),
+        label=st.none() | st.text(min_size=1),
+        extras=st.dictionaries(st.text(), VALUES),
+    ),
+)
+
+
+@given(BAKERIES)
+def test_reading_back_what_was_written_gives_an_equal_configuration(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    try:
+        write_toml(config, path)
+    except ConfigError as error:
+        assert "extras" in str(error)
+        assert "null" in str(error)
+        return
+    assert parse(Bakery, read_toml(path), source=str(path)) == config

@@ -1,0 +1,117 @@
+"""Whatever escapes from foreign code is attributed once, to the innermost stage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.errors import StageError, ToolRejected, UserError, did_you_mean, stage
+
+
+async def failure_of(body):
+    with pytest.raises(StageError) as caught:
+        await body
+    return caught.value.stage, caught.value.kind
+
+
+async def test_an_exception_is_an_error_of_the_stage_and_keeps_its_cause():
+    async def broken():
+        async with stage("reset", 1.0):
+            raise KeyError("x")
+
+    with pytest.raises(StageError, match=r"reset error: KeyError: 'x'") as caught:
+        await broken()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (caught.value.stage, caught.value.kind) == ("reset", "error")
+
+
+async def test_an_overrun_is_a_timeout_and_says_how_long_was_allowed():
+    async def slow():
+        async with stage("step", 0.01):
+            await asyncio.sleep(60)
+
+    with pytest.raises(StageError, match=r"took longer than 0\.01 s") as caught:
+        await slow()
+    assert (caught.value.stage, caught.value.kind) == ("step", "timeout")
+
+
+async def test_a_timeout_error_of_the_bodys_own_is_an_error_not_a_deadline():
+    async def raises():
+        async with stage("tool", 60.0):
+            raise TimeoutError("the database did not answer")
+
+    assert await failure_of(raises()) == ("tool", "error")
+
+
+async def test_a_timeout_inside_without_any_deadline_outside_is_an_error():
+    async def raises():
+        async with stage("tool", None):
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+
+    assert await failure_of(raises()) == ("tool", "error")
+
+
+@pytest.mark.parametrize(("outer_s", "inner_s", "struck"), [(60.0, 0.01, "tool"), (0.01, 60.0, "episode")])
+async def test_the_stage_whose_deadline_struck_is_named(outer_s, inner_s, struck):
+    async def nested():
+        async with stage("episode", outer_s), stage("step", None), stage("tool", inner_s):
+            await asyncio.sleep(60)
+
+    assert await failure_of(nested()) == (struck, "timeout")
+
+
+async def test_an_exception_belongs_to_the_innermost_stage():
+    async def nested():
+        async with stage("episode", 60.0), stage("step", 60.0), stage("tool", 60.0):
+            raise ValueError
+
+    assert await failure_of(nested()) == ("tool", "error")
+
+
+async def test_a_stage_error_passes_through_unchanged():
+    error = StageError("reward", "invalid", "nan")
+    with pytest.raises(StageError) as caught:
+        async with stage("step", 60.0):
+            raise error
+    assert caught.value is error
+
+
+async def test_user_errors_pass_through():
+    with pytest.raises(UserError, match="say it"):
+        async with stage("reset", 60.0):
+            raise UserError("say it")
+
+
+async def test_a_tool_rejected_outside_of_a_tool_is_an_error():
+    async def rejects():
+        async with stage("reward", 60.0):
+            raise ToolRejected("no")
+
+    assert await failure_of(rejects()) == ("reward", "error")
+
+
+async def test_cancellation_passes_through():
+    running = asyncio.Event()
+
+    async def body():
+        async with stage("step", 60.0):
+            running.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(body())
+    await running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_what_ends_in_time_is_left_alone():
+    async with stage("step", 60.0):
+        await asyncio.sleep(0)
+
+
+def test_did_you_mean_names_the_nearest_or_nothing():
+    assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == " Did you mean `learning_rate`?"
+    assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
