@@ -1,7 +1,8 @@
 """A tokenizer for a model that starts from nothing: byte-level BPE on the words of its world.
 
-Every digit and every blank is a token of its own, and no merge crosses from a word to what is not
-one. All 256 bytes are in the vocabulary, so any text survives the round trip.
+A word takes the blank before it along, so that it is the same token after a tag, in a question and in
+a document: copying it is copying a token. Digits stand alone, and no merge crosses from a word to what
+is not one. All 256 bytes are in the vocabulary, so any text survives the round trip.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ PAD, END = "<|pad|>", "<|end|>"
 MARKERS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 MODEL_MAX_LENGTH = 4096
 
-_PIECES = r"[0-9]|\s|[^\W\d_]+|."
+_PIECES = r" ?[^\W\d_]+|[0-9]|\s|."
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }}{{ message.content }}<|end|>"
+    "{{ '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }} {{ message.content }}<|end|>"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -59,7 +60,8 @@ def train_tokenizer(
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus, trainer)
+    # Text begins after a tag and a blank wherever it is used.
+    tokenizer.train_from_iterator((f" {text}" for text in corpus), trainer)
     return _wrap(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -52,12 +52,8 @@ class InlineRenderer:
 
     def extend(self, observation: Observation) -> list[int]:
         """The world's answers, each between the result tags."""
-        tag = self._tags.result
-        return [
-            token
-            for message in observation
-            for token in self._encode(f"{opening(tag)}{message.content}{closing(tag)}")
-        ]
+        texts = [_between(self._tags.result, message.content) for message in observation]
+        return [token for text in texts for token in self._encode(text)]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Message:
         """The first complete tag of a turn; what stands before it is reasoning.
@@ -113,7 +109,8 @@ class InlineRenderer:
 
 
 def _between(tag: str, text: str) -> str:
-    return f"{opening(tag)}{text}{closing(tag)}"
+    # The blank lets most tokenizers write the first word with the token it has in running text.
+    return f"{opening(tag)} {text}{closing(tag)}"
 
 
 def _write_arguments(tool_call: ToolCall) -> str:

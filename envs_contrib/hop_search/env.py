@@ -31,6 +31,7 @@ class HopSearch(ToolEnv):
     In most demonstrations of a two-hop question the second hop is missing: it is there to be found.
     """
 
+    breakdown = "hops"
     limits = Limits(max_turns=5, max_tokens=224)
     dialect = Tags(result="information")
 
@@ -80,12 +81,12 @@ class HopSearch(ToolEnv):
         for document in (*self.world.documents, NOTHING_FOUND):
             yield set_apart(document)
         for syllable in SYLLABLES_A + SYLLABLES_B:
-            yield f"{syllable} {syllable.capitalize()}"
+            yield f"{syllable.capitalize()}\n{syllable}"
 
 
 def set_apart(text: str) -> str:
-    """`text` with a blank between the two syllables of each name."""
-    return _NAME.sub(r"\1 \2", text)
+    """`text` with a line break between the two syllables of each name."""
+    return _NAME.sub(r"\1\n\2", text)
 
 
 def wrong_query(subject: str, relation: str, rng: random.Random) -> str:

@@ -286,15 +286,17 @@ def test_every_name_is_two_tokens_and_the_corpus_holds_no_whole_name():
     assert not names & {word for line in lines for word in re.findall(r"\w+", line)}
     tags = [f"<{slash}{tag}>" for tag in hop_search.dialect.names(["search"]) for slash in ("", "/")]
     tokenizer = train_tokenizer(lines, special_tokens=tags, vocab_size=512)
-    assert {len(tokenizer.encode(name, add_special_tokens=False)) for name in names} == {2}
+    assert {len(tokenizer.encode(f" {name}", add_special_tokens=False)) for name in names} == {2}
     first, last = EVERYBODY[-1][:2]
-    text = f"<search>{first} {last} works</search>"
-    syllables = [first[:2], first[2:], " ", last[:2], last[2:], " ", "works"]
+    text = f"<search> {first} {last} works</search>"
+    syllables = [f" {first[:2]}", first[2:], f" {last[:2]}", last[2:], " works"]
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert [tokenizer.decode([token]) for token in ids] == ["<search>", *syllables, "</search>"]
 
 
 def test_setting_apart_touches_names_only():
-    assert env.set_apart("Where was Kapo Miva born?") == "Where was Ka po Mi va born?"
-    assert env.set_apart("In which country does Dado Mopa work?") == "In which country does Da do Mo pa work?"
+    assert env.set_apart("Where was Kapo Miva born?") == "Where was Ka\npo Mi\nva born?"
+    assert (
+        env.set_apart("In which country does Dado Mopa work?") == "In which country does Da\ndo Mo\npa work?"
+    )
     assert env.set_apart("nothing found") == "nothing found"

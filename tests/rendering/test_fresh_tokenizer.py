@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from agentrl.rendering.fresh_tokenizer import MARKERS, MODEL_MAX_LENGTH, train_tokenizer
 
-CORPUS = ["Where was Ka po born?", "Ka po was born in Mi da", "Ben has 12 pens", "12 34 12 34"] * 5
+CORPUS = ["Where was Ka\npo born?", "Ka\npo was born in Mi\nda", "Ben has 12 pens", "12 34 12 34"] * 5
 TAGS = ("<calc>", "</calc>", "<answer>", "</answer>")
 TOKENIZER = train_tokenizer(CORPUS, special_tokens=TAGS, vocab_size=400)
 
@@ -36,9 +36,9 @@ def test_markers_and_tags_are_one_token_each_and_come_first():
     assert ids == [[number] for number in range(len(MARKERS) + len(TAGS))]
 
 
-def test_digits_and_blanks_stand_alone_and_words_are_whole():
-    assert _pieces("Ben has 1234") == ["Ben", " ", "has", " ", "1", "2", "3", "4"]
-    assert _pieces("born?  Kapo") == ["born", "?", " ", " ", "Ka", "po"]
+def test_words_take_their_blank_along_and_digits_stand_alone():
+    assert _pieces(" Ben has 1234") == [" Ben", " has", " ", "1", "2", "3", "4"]
+    assert _pieces(" born?  Kapo") == [" born", "?", " ", " Ka", "po"]
     assert _pieces("12*34") == ["1", "2", "*", "3", "4"]
 
 
@@ -68,7 +68,7 @@ def test_the_chat_template_ends_where_the_assistant_writes():
         {"role": "assistant", "content": "Hi."},
         {"role": "tool", "content": "42"},
     ]
-    shown = "<|system|>Be brief.<|end|><|user|>Hi?<|end|><|assistant|>Hi.<|end|><|user|>42<|end|>"
+    shown = "<|system|> Be brief.<|end|><|user|> Hi?<|end|><|assistant|> Hi.<|end|><|user|> 42<|end|>"
     assert TOKENIZER.apply_chat_template(turns, tokenize=False) == shown
     prompt = TOKENIZER.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert prompt == f"{shown}<|assistant|>"
