@@ -23,6 +23,9 @@ class RunSection(Section):
     """Where runs are kept (folder)."""
     seed: int = 0
     """Seeds everything: weights, order of tasks, worlds, sampling."""
+    num_threads: Count | None = None
+    """Threads that torch computes with (count); left out, 1 for models under 20 million parameters
+    (more are slower there), else every core."""
     use_tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ from agentrl.envs import Env
 from agentrl.envs.dialect import closing, opening
 from agentrl.errors import ModelLoadError
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
+
+
+_SMALL_MODEL = 20_000_000
 
 
 class Model(NamedTuple):
@@ -91,3 +95,9 @@ def fresh_model(section: ModelSection, env: Env, *, seed: int) -> Model:
         torch.manual_seed(seed)
         network = Qwen3ForCausalLM(config)
     return Model(network, tokenizer)
+
+
+def use_threads(network: PreTrainedModel, requested: int | None) -> None:
+    """Tell torch how many threads to compute with; None chooses by the model's size."""
+    small = sum(parameter.numel() for parameter in network.parameters()) < _SMALL_MODEL
+    torch.set_num_threads(requested or (1 if small else os.cpu_count() or 1))

@@ -36,6 +36,8 @@ class RolloutConfig(Section):
     """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit."""
     max_turns: Count | None = None
     """Most turns of the model in an episode (count); left out, the environment's own limit."""
+    shuffle_rewards: bool = False
+    """Control experiment: every episode gets the reward of a random sibling, so nothing can be learned."""
     max_episode_retries: Annotated[int, Field(ge=0)] = 2
     """How often a failed episode is played again before its group is dropped (count)."""
 

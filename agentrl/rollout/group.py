@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from agentrl.envs import Env, play
@@ -59,6 +60,7 @@ class GroupPlayer:
     size: int
     retries: int
     seed: int
+    shuffle_rewards: bool = False
 
     async def play(self, prompt: Prompt, *, version: int) -> GroupOutcome:
         """Play a group; `version` is the policy's when it starts.
@@ -72,8 +74,10 @@ class GroupPlayer:
         finished = tuple(e for e in last if e.ending not in UNUSABLE)
         if len(finished) < self.size:
             return GroupOutcome(None, failed, finished)
-        verdicts = tuple(self.score(episode) for episode in finished)
-        group = Group(f"g{prompt.index}", prompt.task, prompt.seed, finished, verdicts, version)
+        verdicts = [self.score(episode) for episode in finished]
+        if self.shuffle_rewards:
+            verdicts = _shuffled(verdicts, random.Random(f"{self.seed}/{prompt.index}"))
+        group = Group(f"g{prompt.index}", prompt.task, prompt.seed, finished, tuple(verdicts), version)
         return GroupOutcome(group, failed, finished)
 
     async def _sibling(self, prompt: Prompt, k: int) -> list[Episode]:
@@ -93,3 +97,13 @@ class GroupPlayer:
             if attempts[-1].ending not in UNUSABLE:
                 break
         return attempts
+
+
+def _shuffled(verdicts: Sequence[Verdict], rng: random.Random) -> list[Verdict]:
+    """The same totals, dealt to the episodes by chance."""
+    totals = [verdict.total for verdict in verdicts]
+    rng.shuffle(totals)
+    return [
+        replace(verdict, scorer=f"{verdict.scorer}, shuffled", total=total, turn_rewards=())
+        for verdict, total in zip(verdicts, totals, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Benchmarks: commands that print JSON, each comparing things side by side in one run."""

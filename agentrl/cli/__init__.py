@@ -1,0 +1,55 @@
+"""The command line: a thin caller of the Python API."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import rich_click as click
+
+from agentrl.cli.bench import bench
+from agentrl.cli.envs import envs
+from agentrl.cli.evaluate import evaluate_command
+from agentrl.cli.train import train_command
+from agentrl.errors import AgentRLError, UserError
+
+__all__ = ["main"]
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """An agent gym on top of an RL engine.
+
+    Train an agent with `agentrl train`, score one with `agentrl eval`, see the worlds with
+    `agentrl envs list`.
+    """
+
+
+for command in (train_command, evaluate_command, envs, bench):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. Bad input is one sentence on stderr and exit code 2."""
+    try:
+        cli.main(args=arguments, prog_name="agentrl", standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(BAD_INPUT)
+    except click.exceptions.ClickException as error:
+        _complain(error.format_message())
+    except UserError as error:
+        _complain(str(error))
+    except AgentRLError as error:
+        click.echo(f"agentrl: {error}", err=True)
+        sys.exit(1)
+
+
+def _complain(sentence: str) -> None:
+    click.echo(f"agentrl: {sentence}", err=True)
+    sys.exit(BAD_INPUT)

@@ -1,0 +1,91 @@
+"""Flags made from the configuration: every leaf of the tree is a flag of its own name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Literal, get_args, get_origin
+
+import rich_click as click
+from pydantic.fields import FieldInfo
+
+from agentrl.config import Section, leaves
+from agentrl.errors import ConfigError
+from agentrl.types import JSON
+
+
+def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command]:
+    """A decorator that gives a command one flag for every leaf, grouped by section in --help.
+
+    A flag that was not given is None; text is handed on as it stands, the configuration's own
+    types read it, so that a flag and a TOML key fail with the same sentence.
+    """
+
+    def decorate(command: click.Command) -> click.Command:
+        groups: dict[str, list[str]] = {}
+        for name, (section, leaf) in leaves(tree).items():
+            command.params.append(_option(name, leaf))
+            groups.setdefault(section, []).append(_flag(name))
+        panels = [{"name": section, "options": flags} for section, flags in groups.items()]
+        click.rich_click.OPTION_GROUPS[f"* {command.name}"] = panels
+        return command
+
+    return decorate
+
+
+def given(flags: Mapping[str, str | bool | None], tree: type[Section]) -> dict[str, JSON]:
+    """The flags that were given, as values for the configuration.
+
+    Raises:
+        ConfigError: a table's flag is not JSON.
+    """
+    known = leaves(tree)
+    return {name: _read(name, v, known[name][1]) for name, v in flags.items() if v is not None}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _option(name: str, leaf: FieldInfo) -> click.Option:
+    text = " ".join((leaf.description or "").split())
+    default = leaf.get_default(call_default_factory=True)
+    shown = "none" if default is None else json.dumps(default)
+    help_text = f"{text} [default: {shown}]"
+    if leaf.annotation is bool:
+        declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
+        return click.Option([declaration, name], default=None, help=help_text)
+    return click.Option([_flag(name), name], default=None, type=str, metavar=_metavar(leaf), help=help_text)
+
+
+def _metavar(leaf: FieldInfo) -> str:
+    kinds = [kind for kind in (get_args(leaf.annotation) or (leaf.annotation,)) if kind is not NoneType]
+    if get_origin(leaf.annotation) is Literal:
+        return "|".join(str(kind) for kind in kinds)
+    if get_origin(leaf.annotation) is dict:
+        return "JSON"
+    while get_args(kinds[0]):
+        kinds = list(get_args(kinds[0]))
+    return {int: "INTEGER", float: "NUMBER"}.get(kinds[0], "TEXT") if isinstance(kinds[0], type) else "TEXT"
+
+
+def _read(name: str, value: str | bool, leaf: FieldInfo) -> JSON:
+    if get_origin(leaf.annotation) is not dict or isinstance(value, bool):
+        return value
+    return read_json_object(_flag(name), value)
+
+
+def read_json_object(flag: str, text: str) -> dict[str, JSON]:
+    """The JSON object that a flag carries.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        table: JSON = json.loads(text)
+    except ValueError:
+        table = None
+    if not isinstance(table, dict):
+        raise ConfigError(f'{flag} takes a JSON object such as {{"seed": 1}}, got {text!r}.')
+    return table

@@ -1,0 +1,25 @@
+"""`agentrl train`."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from agentrl.build.config import RunConfig
+from agentrl.cli.flags import config_flags, given
+
+
+@config_flags(RunConfig)
+@click.command("train", context_settings={"show_default": False})
+@click.argument("run_file", required=False, type=click.Path(dir_okay=False))
+@click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
+def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None) -> None:
+    """Train an agent as RUN_FILE (TOML) says; every setting is also a flag, and flags win.
+
+    Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
+    (trajectories/), a Hugging Face model (checkpoint/) and report.html.
+    """
+    from agentrl.run import train
+
+    result = train(run_file, quiet=quiet, **given(flags, RunConfig))
+    if quiet:
+        click.echo(str(result.folder))

@@ -1,0 +1,78 @@
+"""Training: the call behind `agentrl train`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.build.config import RunConfig
+from agentrl.build.load import load_config
+from agentrl.evaluate.report import EvalReport
+from agentrl.run.folder import RunFolder
+from agentrl.run.session import Session
+from agentrl.run.stages import Stage
+from agentrl.run.summary import show_summary, write_report_page, write_summary
+from agentrl.types import JSON
+from agentrl.view.console import RunConsole
+
+__all__ = ["TrainResult", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run came to.
+
+    reports: by milestone ("before", "after warm start", "after RL", ...), then by mode
+    (sampled, greedy). stages: what took how long.
+    """
+
+    folder: Path
+    env_id: str
+    reports: Mapping[str, Mapping[str, EvalReport]]
+    stages: tuple[Stage, ...]
+
+
+def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
+    """Train an agent as a run file (TOML) says, with `settings` laid over it, each by its leaf name.
+
+        agentrl.train("examples/calculator/run.toml", seed=1)
+        agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
+
+    Ctrl-C stops it cleanly: the weights of the last finished step and the journal are whole.
+
+    Raises:
+        UserError: one sentence about what is wrong and what to do next.
+    """
+    config = load_config(run_file, settings)
+    folder = RunFolder.create(config)
+    console = RunConsole(quiet=quiet)
+    try:
+        session = asyncio.run(_stages(config, folder, console))
+    except KeyboardInterrupt:
+        console.line(f"Stopped. What was finished is in {folder.path}.")
+        raise
+    write_summary(session)
+    write_report_page(session)
+    show_summary(session)
+    reports = {
+        milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
+        for milestone in session.milestones
+    }
+    return TrainResult(folder.path, config.env.env, reports, session.watch.stages)
+
+
+async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
+    session = Session.build(config, folder, console)
+    try:
+        await session.evaluate("before")
+        if config.warm_start.warm_start_steps:
+            await session.warm_start()
+            await session.evaluate("after warm start")
+        if config.rollout.num_rollout:
+            await session.reinforce()
+            await session.evaluate("after RL")
+    finally:
+        await session.close()
+    return session

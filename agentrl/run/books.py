@@ -1,0 +1,46 @@
+"""From what an iteration did to the journal's entries: every episode once, with what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agentrl.evaluate.episodes import Evaluation
+from agentrl.observe import Entry, Outcome
+from agentrl.run.loop import Iteration
+from agentrl.types import Episode, Group
+
+NO_SIGNAL = "zero_std"
+BROKEN_GROUP = "group_incomplete"
+
+
+def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
+    """Trained groups; groups without signal; broken groups; failed episodes with their failure's name."""
+    trained = {group.id for group in iteration.trained}
+    for outcome in iteration.outcomes:
+        yield from _failed(outcome.failed)
+        if outcome.group is None:
+            for episode in outcome.finished:
+                yield Entry(episode, None, Outcome.DROPPED, BROKEN_GROUP)
+        else:
+            yield from _group(outcome.group, outcome.group.id in trained)
+
+
+def evaluation_entries(evaluation: Evaluation) -> Iterator[Entry]:
+    """Every episode of an evaluation, failed ones without a verdict."""
+    verdicts = {verdict.episode_id: verdict for verdict in evaluation.verdicts}
+    for episode in evaluation.episodes:
+        yield Entry(episode, verdicts.get(episode.id), Outcome.EVALUATED)
+
+
+def _group(group: Group, trained: bool) -> Iterator[Entry]:
+    for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
+        if trained:
+            yield Entry(episode, verdict, Outcome.TRAINED)
+        else:
+            yield Entry(episode, verdict, Outcome.DROPPED, NO_SIGNAL)
+
+
+def _failed(episodes: Iterable[Episode]) -> Iterator[Entry]:
+    for episode in episodes:
+        reason = episode.failure.name if episode.failure else str(episode.ending)
+        yield Entry(episode, None, Outcome.DROPPED, reason)

@@ -1,0 +1,232 @@
+"""One run, stage by stage: build the world, warm start, RL; evaluate in between; leave a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agentrl.build.config import RunConfig
+from agentrl.build.env import EnvFactory, env_factory
+from agentrl.build.model import Model, build_model
+from agentrl.build.policy import agent_factory, build_engine, build_renderer
+from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
+from agentrl.envs import sum_of_steps
+from agentrl.evaluate.episodes import Evaluation, Evaluator
+from agentrl.evaluate.report import EvalSetting
+from agentrl.observe import Journal, MetricLog
+from agentrl.protocols import Engine, Renderer, StepReport, Trainer
+from agentrl.rollout.agent import SamplingSettings
+from agentrl.rollout.data import TaskStream
+from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.producer import Producer
+from agentrl.run.books import evaluation_entries, iteration_entries
+from agentrl.run.demonstrations import demonstrate
+from agentrl.run.folder import RunFolder
+from agentrl.run.loop import Iteration, Loop
+from agentrl.run.stages import Stopwatch
+from agentrl.run.warm_start import warm_start
+from agentrl.view.console import RunConsole
+
+BUILD, WARM_START, RL, EVALUATION = "building the world", "warm start", "RL", "evaluation"
+GREEDY, SAMPLED = "greedy", "sampled"
+_UNTRAINED_EPISODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """The policy at one point of the run, scored on held-out tasks, by mode (sampled, greedy)."""
+
+    name: str
+    step: int
+    evaluations: Mapping[str, Evaluation]
+
+
+@dataclass(slots=True)
+class Session:
+    """The state of a run: its parts, built once, and what it has seen so far."""
+
+    config: RunConfig
+    folder: RunFolder
+    console: RunConsole
+    make_env: EnvFactory
+    model: Model
+    renderer: Renderer
+    engine: Engine
+    metrics: MetricLog
+    journal: Journal
+    watch: Stopwatch
+    milestones: list[Milestone] = field(default_factory=list)
+    latest: dict[str, float] = field(default_factory=dict)
+    trainer: Trainer | None = None
+    step: int = 0
+
+    @classmethod
+    def build(cls, config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
+        """Everything that the stages share.
+
+        Raises:
+            UserError: the environment, its arguments or the model directory are wrong.
+        """
+        watch = Stopwatch()
+        with watch.stage(BUILD), console.stage(BUILD, 1):
+            rollout = config.rollout
+            make_env = env_factory(
+                config.env.env,
+                config.env.env_kwargs,
+                max_turns=rollout.max_turns,
+                max_tokens=rollout.rollout_max_context_len,
+            )
+            env = make_env()
+            model = build_model(config.model, env, seed=config.run.seed)
+            engine = build_engine(model, config.engine, env.limits)
+        return cls(
+            config=config,
+            folder=folder,
+            console=console,
+            make_env=make_env,
+            model=model,
+            renderer=build_renderer(model, env),
+            engine=engine,
+            metrics=MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard),
+            journal=Journal(folder.path),
+            watch=watch,
+        )
+
+    async def close(self) -> None:
+        """Stop the engine, keep the weights as they are, close the logs."""
+        await self.engine.close()
+        if self.trainer is not None:
+            self.trainer.save(str(self.folder.checkpoint))
+        self.metrics.close()
+
+    async def warm_start(self) -> None:
+        """Imitate demonstrations, then publish and keep the result beside the checkpoint."""
+        section = self.config.warm_start
+        seed = self.config.run.seed
+        with self.watch.stage("demonstrations", section.num_demonstrations):
+            with self.console.stage("demonstrations", section.num_demonstrations) as bar:
+                tasks = self.make_env().tasks(section.warm_start_split)
+                samples = await demonstrate(
+                    self.make_env, self.renderer, tasks, section.num_demonstrations, seed=seed, progress=bar.advance
+                )
+        self.trainer = build_warm_start_trainer(self.model, self.config)
+        with self.watch.stage(WARM_START, section.warm_start_steps):
+            with self.console.stage(WARM_START, section.warm_start_steps) as bar:
+
+                def report(step: StepReport) -> None:
+                    bar.advance(1, loss=step.metrics["train/loss"])
+
+                await warm_start(
+                    self.trainer,
+                    samples,
+                    steps=section.warm_start_steps,
+                    batch_size=section.warm_start_batch_size,
+                    seed=seed,
+                    progress=report,
+                )
+        await self.trainer.publish(self.engine.sink, version=0)
+        self.trainer.save(str(self.folder.path / "checkpoint-warm-start"))
+
+    async def reinforce(self) -> None:
+        """The RL iterations; the producer is closed however they end."""
+        config = self.config
+        self.trainer = build_trainer(self.model, config)
+        producer = self._producer()
+        loop = Loop(
+            producer=producer,
+            trainer=self.trainer,
+            estimator=build_estimator(config.algorithm),
+            sink=self.engine.sink,
+            temperature=config.rollout.rollout_temperature,
+            num_steps=config.rollout.num_steps_per_rollout,
+            rescore=not config.algorithm.use_rollout_logprobs,
+        )
+        try:
+            with self.console.stage(RL, config.rollout.num_rollout) as bar:
+                for step in range(config.rollout.num_rollout):
+                    with self.watch.stage(RL):
+                        iteration = await loop.iterate(step)
+                        self._record(iteration)
+                    if self._is_due(step + 1):
+                        await self.evaluate(f"iteration {step + 1}")
+                    bar.advance(1, **self._shown(iteration))
+        finally:
+            await producer.close()
+
+    async def evaluate(self, name: str) -> None:
+        """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""
+        section = self.config.eval
+        number = section.eval_episodes
+        if self.trainer is None and self.config.model.hf_checkpoint is None:
+            number = min(number, _UNTRAINED_EPISODES)
+        with self.watch.stage(EVALUATION, 2 * number):
+            evaluations = {
+                SAMPLED: await self._evaluation(section.eval_temperature, number),
+                GREEDY: await self._evaluation(0.0, number),
+            }
+            self.milestones.append(Milestone(name, self.step, evaluations))
+            for mode, evaluation in evaluations.items():
+                self.journal.write_eval(mode, self.step, evaluation_entries(evaluation))
+                self.latest |= _eval_metrics(mode, evaluation)
+        self.metrics.log(self.step, self.latest)
+
+    async def _evaluation(self, temperature: float, number: int) -> Evaluation:
+        section = self.config.eval
+        env = self.make_env()
+        evaluator = Evaluator(
+            make_env=self.make_env,
+            make_agent=agent_factory(self.engine, self.renderer, self._sampling(temperature)),
+            score=sum_of_steps,
+            setting=EvalSetting(env.id, section.eval_split, temperature, env.breakdown),
+        )
+        return await evaluator.run(env.tasks(section.eval_split), number, seed=self.config.run.seed)
+
+    def _producer(self) -> Producer:
+        config = self.config
+        player = GroupPlayer(
+            make_env=self.make_env,
+            make_agent=agent_factory(
+                self.engine, self.renderer, self._sampling(config.rollout.rollout_temperature)
+            ),
+            score=sum_of_steps,
+            size=config.rollout.n_samples_per_prompt,
+            retries=config.rollout.max_episode_retries,
+            seed=config.run.seed,
+            shuffle_rewards=config.rollout.shuffle_rewards,
+        )
+        stream = TaskStream(self.make_env().tasks(config.env.train_split), seed=config.run.seed)
+        return Producer(stream.next, player.play, batch_size=config.rollout.prompts)
+
+    def _sampling(self, temperature: float) -> SamplingSettings:
+        rollout = self.config.rollout
+        return SamplingSettings(
+            temperature=temperature,
+            top_p=rollout.rollout_top_p,
+            top_k=rollout.rollout_top_k,
+            max_response_len=rollout.rollout_max_response_len,
+        )
+
+    def _record(self, iteration: Iteration) -> None:
+        self.step = iteration.step + 1
+        self.journal.write_step(self.step, iteration_entries(iteration))
+        self.metrics.log(self.step, iteration.metrics)
+
+    def _is_due(self, step: int) -> bool:
+        # The last one belongs to the table and is made when the stage has ended.
+        return step % self.config.eval.eval_interval == 0 and step < self.config.rollout.num_rollout
+
+    def _shown(self, iteration: Iteration) -> dict[str, float]:
+        shown = {
+            "reward": iteration.metrics["rollout/raw_reward"],
+            "tok/s": iteration.metrics["perf/rollout_tok_per_s"],
+        }
+        evals = {mode: self.latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in self.latest}
+        return shown | evals
+
+
+def _eval_metrics(mode: str, evaluation: Evaluation) -> dict[str, float]:
+    report = evaluation.report
+    parts = {f"eval/{mode}/{part}": mean for part, mean in report.by.items()}
+    return {f"eval/{mode}": report.mean, f"eval/{mode}/failures": float(sum(report.failures.values())), **parts}
+
+
