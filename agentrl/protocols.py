@@ -119,7 +119,7 @@ class Renderer(Protocol):
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Message:
         """Read a sampled turn. Never raises: a malformed call is a ToolCall with an error."""
 
-    def write(self, action: Message) -> list[int]:
+    def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
         """The tokens a policy would have sampled to say `action`, the end included."""
 
     def decode(self, ids: Sequence[int]) -> str:

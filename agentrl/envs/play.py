@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import StageError, stage
@@ -46,13 +47,14 @@ async def play(
     ending = Ending.FAILED
     try:
         async with stage("episode", env.limits.episode_timeout_s):
-            try:
-                session = Session(episode_id, sampling_seed, env.limits.max_tokens)
-                ending = await _run(env, agent, task, seed, session, record)
-            finally:
-                await _close(env, agent, episode_id)
+            session = Session(episode_id, sampling_seed, env.limits.max_tokens)
+            ending = await _run(env, agent, task, seed, session, record)
     except StageError as error:
-        ending, failure = Ending.FAILED, Failure(error.stage, error.kind, error.detail)
+        failure = _failure(error)
+    finally:
+        broken = await _close(env, agent, episode_id)
+    # A world that failed often cannot be closed either: the first failure is the one to tell.
+    failure = failure or broken
     return Episode(
         id=episode_id,
         env_id=env.id,
@@ -61,7 +63,7 @@ async def play(
         limits=env.limits,
         trajectories=(Trajectory(tuple(record.turns)),) if record.turns else (),
         step_rewards=tuple(record.rewards),
-        ending=ending,
+        ending=Ending.FAILED if failure else ending,
         failure=failure,
         counts=dict(env.counts),
         seconds=time.perf_counter() - started,
@@ -109,10 +111,23 @@ def _check_reward(step: Step) -> None:
         raise StageError("reward", "invalid", f"the reward is {step.reward}, return a finite number")
 
 
-async def _close(env: Env, agent: Agent, episode_id: str) -> None:
+async def _close(env: Env, agent: Agent, episode_id: str) -> Failure | None:
+    """Close both and say what broke. Nothing is raised: it would replace a cancellation in flight."""
+    try:
+        first = await _closed(agent.close(episode_id))
+    finally:
+        second = await _closed(env.close())
+    return first or second
+
+
+async def _closed(closing: Awaitable[None]) -> Failure | None:
     try:
         async with stage("close", _CLOSE_TIMEOUT_S):
-            await agent.close(episode_id)
-    finally:
-        async with stage("close", _CLOSE_TIMEOUT_S):
-            await env.close()
+            await closing
+    except StageError as error:
+        return _failure(error)
+    return None
+
+
+def _failure(error: StageError) -> Failure:
+    return Failure(error.stage, error.kind, error.detail)

@@ -32,8 +32,10 @@ class EnvSpec:
         """A fresh instance, for one episode.
 
         Raises:
-            UserError: the class does not take these arguments.
+            UserError: the class does not take these arguments, or lacks a method.
         """
+        if missing := sorted(self.env_class.__abstractmethods__):
+            raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
         arguments = {**self.kwargs, **kwargs}
         try:
             inspect.signature(self.env_class).bind(**arguments)
@@ -66,13 +68,13 @@ def find(id: str) -> EnvSpec:
     """The spec behind an id.
 
     Raises:
-        UnknownEnvError: nothing has that name; the sentence says what has.
+        UnknownEnvError: nothing has that name (the sentence says what has), or its package is broken.
     """
     if id in _registered:
         return _registered[id]
     offered = _offered()
     if id in offered:
-        return register(id, offered[id].load())
+        return register(id, _loaded(offered[id]))
     if ":" in id:
         return _by_path(id)
     names = env_ids()
@@ -100,11 +102,23 @@ def _offered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_GROUP)}
 
 
+def _loaded(point: EntryPoint) -> type[Env]:
+    try:
+        env_class: type[Env] = point.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise UnknownEnvError(
+            f"`{point.name}` is offered by {point.value}, which cannot be imported: {error}; "
+            "mend or reinstall that package."
+        ) from error
+    return env_class
+
+
 def _by_path(path: str) -> EnvSpec:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        # TypeError and ValueError: a relative or an empty module name.
         raise UnknownEnvError(f"no environment `{path}`: {error}; name it `package.module:Class`.") from None
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise UnknownEnvError(f"`{path}` is not a subclass of agentrl.Env; name the class itself.")

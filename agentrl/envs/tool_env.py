@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from numbers import Real
 
 from agentrl.envs.base import Env
-from agentrl.errors import StageError, ToolRejected, stage
+from agentrl.errors import StageError, ToolDefinitionError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
 from agentrl.tools import Tool, ToolFunction
 from agentrl.types import JSON, Message, Observation, Step, Task, ToolCall
@@ -37,7 +39,14 @@ class ToolEnv(Env):
     def __init__(self) -> None:
         super().__init__()
         self.task: Task | None = None
-        self._toolbox = {tool.name: tool for tool in map(self._bound, self.tools)}
+        offered = [self._bound(function) for function in self.tools]
+        names = Counter(self.dialect.names(tool.name for tool in offered))
+        if clashes := [name for name, times in names.items() if times > 1]:
+            raise ToolDefinitionError(
+                f"{type(self).__name__}: `{clashes[0]}` names two things, among tools and tags of the "
+                "dialect; rename one of them."
+            )
+        self._toolbox = {tool.name: tool for tool in offered}
 
     @abstractmethod
     def reward(self, task: Task, answer: str) -> float | Awaitable[float]:
@@ -66,7 +75,8 @@ class ToolEnv(Env):
 
     def _bound(self, function: ToolFunction) -> Tool:
         name = getattr(function, "__name__", "")
-        if inspect.getattr_static(type(self), name, None) is function:
+        # All bases: a subclass may override a method that its base offers as a tool.
+        if any(vars(base).get(name) is function for base in type(self).__mro__):
             function = getattr(self, name)
         return Tool.of(function)
 
@@ -107,6 +117,6 @@ class ToolEnv(Env):
         async with stage("reward", self.limits.reward_timeout_s):
             given = self.reward(self.task, answer)
             reward = await given if inspect.isawaitable(given) else given
-            if not isinstance(reward, int | float) or not math.isfinite(reward):
+            if not isinstance(reward, Real) or not math.isfinite(reward):
                 raise StageError("reward", "invalid", f"the reward is {reward!r}, return a finite number")
         return float(reward)

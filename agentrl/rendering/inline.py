@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,8 @@ class InlineRenderer:
         """
         text = self.decode(ids)
         names = tuple(tool.name for tool in tools)
-        found = re.search(rf"<({'|'.join((*names, self._tags.answer))})>(.*?)</\1>", text, re.DOTALL)
+        tags = "|".join(map(re.escape, (*names, self._tags.answer)))
+        found = re.search(rf"<({tags})>(.*?)</\1>", text, re.DOTALL)
         if found is None:
             return Message("assistant", tool_calls=(self._malformed(text, names),))
         reasoning = text[: found.start()].strip() or None
@@ -72,17 +73,18 @@ class InlineRenderer:
         schema = next(tool for tool in tools if tool.name == name)
         return Message("assistant", reasoning=reasoning, tool_calls=(_read_call(schema, inner, found[0]),))
 
-    def write(self, action: Message) -> list[int]:
+    def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
         """The tokens of an action as a policy would have sampled them, closing tag included.
 
         Raises:
             ValueError: a call whose arguments could not be read has no canonical form.
         """
         parts = [action.reasoning or ""]
+        schemas = {tool.name: tool for tool in tools}
         for tool_call in action.tool_calls:
             if tool_call.arguments is None:
                 raise ValueError(f"cannot write the malformed call {tool_call.raw!r}")
-            parts.append(_between(tool_call.name, _write_arguments(tool_call)))
+            parts.append(_between(tool_call.name, _write_arguments(tool_call, schemas)))
         if not action.tool_calls:
             parts.append(_between(self._tags.answer, action.content))
         return list(self._encode("".join(parts)))
@@ -113,21 +115,37 @@ def _between(tag: str, text: str) -> str:
     return f"{opening(tag)} {text}{closing(tag)}"
 
 
-def _write_arguments(tool_call: ToolCall) -> str:
+def _write_arguments(tool_call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str:
     arguments = tool_call.arguments or {}
-    if len(arguments) == 1:
+    if not arguments:
+        return ""
+    schema = schemas.get(tool_call.name)
+    if len(arguments) == 1 and (schema is None or len(_parameters(schema)) == 1):
         (value,) = arguments.values()
         return value if isinstance(value, str) else json.dumps(value)
-    return json.dumps(dict(arguments)) if arguments else ""
+    return json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def _parameters(schema: ToolSchema) -> Mapping[str, JSON]:
+    properties = schema.parameters.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _takes_text(definition: JSON) -> bool:
+    if not isinstance(definition, dict):
+        return False
+    choices = definition.get("anyOf")
+    return definition.get("type") == "string" or (
+        isinstance(choices, list) and any(map(_takes_text, choices))
+    )
 
 
 def _read_call(schema: ToolSchema, inner: str, raw: str) -> ToolCall:
-    properties = schema.parameters.get("properties")
-    parameters = properties if isinstance(properties, dict) else {}
-    if len(parameters) == 1:
+    parameters = _parameters(schema)
+    if len(parameters) == 1 and (inner.strip() or schema.parameters.get("required")):
         ((name, definition),) = parameters.items()
-        plain = isinstance(definition, dict) and definition.get("type") == "string"
-        return ToolCall(schema.name, {name: inner.strip() if plain else _json_or_text(inner)}, raw=raw)
+        value = inner.strip() if _takes_text(definition) else _json_or_text(inner)
+        return ToolCall(schema.name, {name: value}, raw=raw)
     value = _json_or_text(inner) if inner.strip() else {}
     if isinstance(value, dict):
         return ToolCall(schema.name, value, raw=raw)
@@ -139,6 +157,8 @@ def _read_call(schema: ToolSchema, inner: str, raw: str) -> ToolCall:
 def _json_or_text(text: str) -> JSON:
     try:
         value: JSON = json.loads(text)
-    except ValueError:
+        # Half a surrogate pair can be escaped in JSON, but neither encoded nor written to a file.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return text.strip()
     return value

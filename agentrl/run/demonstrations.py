@@ -56,5 +56,5 @@ def _written(episode: Episode, renderer: Renderer, tools: Sequence[ToolSchema]) 
     for index, turn in enumerate(episode.turns):
         shown = turn.observation
         parts.append((Author.WORLD, renderer.extend(shown) if index else renderer.render(shown, tools)))
-        parts.append((Author.DEMO, renderer.write(turn.action)))
+        parts.append((Author.DEMO, renderer.write(turn.action, tools)))
     return demonstration(parts, episode.id)
