@@ -1,0 +1,54 @@
+"""One thread for every test process, hypothesis profiles, and a word on what a tier left out."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+# Before torch is imported: spinning threads of several processes slow each other down many times.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "quick", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("long", settings.get_profile("quick"), max_examples=2000)
+settings.load_profile("quick")
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+HOW = {"full": "make test-full", "gpu": "make test-full, on a machine with a GPU"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash[LEFT_OUT].update(mark for mark in HOW if item.get_closest_marker(mark))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: pytest.Session) -> None:
+    # Every worker collects everything, so any one of them knows the whole count.
+    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = terminalreporter.config.stash[LEFT_OUT]
+    if not left_out:
+        return
+    terminalreporter.section("not run in this tier")
+    for mark, count in sorted(left_out.items()):
+        terminalreporter.write_line(f"{count} tests marked `{mark}`: {HOW[mark]}")
+    terminalreporter.write_line("planted bugs: make mutants; figures: make bench")

@@ -1,0 +1,49 @@
+"""The make targets, and the one entry point of continuous integration."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+
+from tests.house.source import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = ("help", "install", "quickstart", "test", "lint", "test-full", "mutants", "bench", "clean")
+
+
+def make(*arguments: str) -> str:
+    run = subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_help_is_the_default_and_lists_every_target() -> None:
+    assert make() == make("help")
+    listed = {line.split()[1] for line in make().splitlines()}
+    assert listed == set(TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_expands(target: str) -> None:
+    assert make("--dry-run", target)
+
+
+def test_continuous_integration_runs_make_test() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "exec make test"
+
+
+def requirements() -> set[str]:
+    """The names of everything the project installs, as constraints.txt writes them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    return {re.split(r"[^\w-]", one)[0].lower() for one in wanted}
+
+
+def test_every_direct_dependency_is_pinned_and_nothing_else() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+", pin) for pin in pins)
+    assert {pin.split("==")[0].lower() for pin in pins} == requirements()

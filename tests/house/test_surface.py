@@ -1,0 +1,79 @@
+"""The public surface: pinned, documented, light, and all that contributed environments may use."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import agentrl
+from tests.house.source import name_of, python_files, tree_of
+
+PUBLIC = [
+    "AgentRLError",
+    "Env",
+    "Episode",
+    "Limits",
+    "Message",
+    "Script",
+    "ScriptedAgent",
+    "Step",
+    "Tags",
+    "Task",
+    "ToolCall",
+    "ToolEnv",
+    "ToolRejected",
+    "UserError",
+    "Verdict",
+    "call",
+    "env_ids",
+    "evaluate",
+    "exact_match",
+    "make",
+    "play",
+    "register",
+    "say",
+    "sum_of_steps",
+    "tool",
+    "train",
+]
+HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib"}
+FOR_AUTHORS = {"agentrl", "agentrl.tools"}
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert agentrl.__all__ == PUBLIC
+    assert len(PUBLIC) <= 30
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    things = {name: getattr(agentrl, name) for name in agentrl.__all__}
+    documented = {name: bool(inspect.getdoc(thing)) for name, thing in things.items() if callable(thing)}
+    assert [name for name, has_one in documented.items() if not has_one] == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(agentrl, "no_such_name")
+
+
+def test_importing_agentrl_stays_light() -> None:
+    code = "import sys, agentrl; print(*{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) & HEAVY == set()
+
+
+def imports_of_agentrl(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name.split(".")[0] == "agentrl")
+            case ast.ImportFrom(module=str(module), level=0) if module.split(".")[0] == "agentrl":
+                yield module
+
+
+def test_contributed_environments_use_the_public_surface_only() -> None:
+    used = {name_of(path): set(imports_of_agentrl(path)) for path in python_files("envs_contrib", "examples")}
+    assert {name: extra for name, names in used.items() if (extra := names - FOR_AUTHORS)} == {}

@@ -1,0 +1,1 @@
+"""Bugs planted one at a time, each of which a named test must notice."""

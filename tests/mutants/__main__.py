@@ -1,0 +1,169 @@
+"""Plant every bug of mutants.toml, one at a time, and demand that its tests turn red.
+
+    python -m tests.mutants [--json] [--jobs 2] [NAME ...]
+
+Exits with 1 when a bug survives, when its snippet is no longer in the code exactly once, or when
+its tests are not green without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from tests.mutants.table import ROOT, Mutant, StaleMutantError, load, mutated
+
+COPIED = ("agentrl", "envs_contrib", "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
+TIMEOUT_S = 300.0
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu")
+
+
+class Fate(StrEnum):
+    """What became of a bug. Only `killed` and `hung` are what the tests are there for."""
+
+    KILLED = "killed"
+    HUNG = "hung"
+    SURVIVED = "survived"
+    STALE = "stale"
+    BROKEN = "broken"
+
+
+class Outcome(NamedTuple):
+    """One bug, its fate, the test that saw it (or what went wrong) and how long that took."""
+
+    name: str
+    fate: Fate
+    detail: str
+    seconds: float
+
+    @property
+    def fine(self) -> bool:
+        """Whether the tests did their work."""
+        return self.fate in {Fate.KILLED, Fate.HUNG}
+
+
+def copy_tree(target: Path) -> Path:
+    """Copy what tests need, without byte code: a bug must never be hidden by an older .pyc file."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+        elif source.exists():
+            shutil.copy(source, target / name)
+    return target
+
+
+def run_tests(tree: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run some tests of `tree` against the code of `tree`, not against the installed package.
+
+    Raises:
+        subprocess.TimeoutExpired: they took longer than TIMEOUT_S.
+    """
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*PYTEST, *tests], cwd=tree, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def last_line(output: str, start: str = "") -> str:
+    """The last line that begins with `start`, or an empty string."""
+    return next((line for line in reversed(output.splitlines()) if line.startswith(start) and line), "")
+
+
+def fate_of(run: subprocess.CompletedProcess[str]) -> tuple[Fate, str]:
+    """Read pytest's exit code: 1 = a test failed; 2 and up = the bug did not even import."""
+    match run.returncode:
+        case 0:
+            return Fate.SURVIVED, last_line(run.stdout)
+        case 1:
+            return Fate.KILLED, last_line(run.stdout, "FAILED").removeprefix("FAILED ").split(" - ")[0]
+    return Fate.BROKEN, last_line(run.stdout) or last_line(run.stderr)
+
+
+@contextmanager
+def planted(mutant: Mutant, tree: Path) -> Iterator[None]:
+    """`tree` with the bug in it; afterwards without."""
+    path = tree / mutant.file
+    sound = path.read_text(encoding="utf-8")
+    path.write_text(mutated(mutant, sound), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(sound, encoding="utf-8")
+
+
+def judge(mutant: Mutant, tree: Path) -> Outcome:
+    """Plant one bug and see whether its tests notice."""
+    started = time.monotonic()
+    try:
+        with planted(mutant, tree):
+            fate, detail = fate_of(run_tests(tree, mutant.tests))
+    except StaleMutantError as error:
+        fate, detail = Fate.STALE, str(error)
+    except subprocess.TimeoutExpired:
+        fate, detail = Fate.HUNG, f"no answer within {TIMEOUT_S:g} s"
+    return Outcome(mutant.name, fate, detail, time.monotonic() - started)
+
+
+def judge_all(mutants: Sequence[Mutant], folder: Path, jobs: int) -> list[Outcome]:
+    """Judge every mutant, `jobs` at a time, each worker in a copy of its own."""
+    copies: SimpleQueue[Path] = SimpleQueue()
+    for job in range(jobs):
+        copies.put(copy_tree(folder / str(job)))
+
+    def in_a_copy(mutant: Mutant) -> Outcome:
+        tree = copies.get()
+        try:
+            outcome = judge(mutant, tree)
+        finally:
+            copies.put(tree)
+        print(f"{outcome.fate:9}{outcome.seconds:6.1f} s  {outcome.name}: {outcome.detail}", file=sys.stderr)
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(in_a_copy, mutants))
+
+
+def main() -> int:
+    """Judge the mutants named on the command line, or all of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
+    options = parser.parse_args()
+    known = {mutant.name: mutant for mutant in load()}
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
+    chosen = [known[name] for name in options.names or known]
+
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        sound = run_tests(copy_tree(Path(folder) / "sound"), sorted({t for m in chosen for t in m.tests}))
+        if sound.returncode:
+            print(sound.stdout, sound.stderr, file=sys.stderr)
+            print("The tests are not green without any bug; mend that first.", file=sys.stderr)
+            return 1
+        outcomes = judge_all(chosen, Path(folder), options.jobs)
+
+    survivors = [outcome for outcome in outcomes if not outcome.fine]
+    if options.json:
+        print(json.dumps([outcome._asdict() for outcome in outcomes], indent=2))
+    # In the words that test runners close with: a bug that was noticed is a test that passed.
+    print(f"{len(outcomes) - len(survivors)} passed, {len(survivors)} failed", file=sys.stderr)
+    return bool(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
