@@ -69,10 +69,12 @@ class Env(ABC):
         Raises:
             UserError: this environment has none.
         """
+        del task
         raise UserError(f"{self.id or type(self).__name__} has no expert; write its `expert(task)` method.")
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
         """A script whose episodes a warm start imitates: the expert, unless made noisy with `rng`."""
+        del rng
         return self.expert(task)
 
     def corpus(self) -> Iterable[str]:

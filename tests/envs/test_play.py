@@ -1,0 +1,389 @@
+"""The one episode loop: every ending, every deadline, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import sys
+
+import pytest
+
+from agentrl import Limits, Message, ScriptedAgent, Step, Task, ToolEnv, UserError, call, play, say
+from agentrl.types import Ending, Finish
+from tests.worlds import ASK, QUICK, Hang, Parrot, Speaker, Talk, raising, turn_tokens
+
+SHORT_S = 0.02
+
+
+def limits(**changed):
+    return dataclasses.replace(QUICK, **changed)
+
+
+def script(*actions):
+    for action in actions:
+        _ = yield action
+
+
+def talking(env, limits_=QUICK):
+    env.limits = limits_
+    return env
+
+
+class Reward(Parrot):
+    """Rewards as it is told to."""
+
+    def __init__(self, give):
+        super().__init__()
+        self.give = give
+
+    def reward(self, task, answer):
+        return self.give()
+
+
+async def test_the_world_ends_an_episode_and_its_answers_are_kept():
+    env = Parrot()
+    episode = await play(env, ScriptedAgent(script(call("add", a=2), say("3"))), ASK, seed=5, episode_id="x")
+    assert (episode.ending, episode.failure) == (Ending.COMPLETED, None)
+    assert episode.step_rewards == (None, 1.0)
+    assert [turn.observation[-1].content for turn in episode.turns] == ["How many?", "3"]
+    assert [turn.action for turn in episode.turns] == [call("add", a=2), say("3")]
+    assert (episode.id, episode.env_id, episode.task, episode.seed) == ("x", "Parrot-v0", ASK, 5)
+    assert episode.limits == QUICK
+    assert episode.counts == {"tool_calls": 1}
+
+
+@pytest.mark.parametrize(
+    ("step", "ending"),
+    [
+        (Step.finished(reward=0.5), Ending.COMPLETED),
+        (Step.cut(reward=0.5), Ending.TRUNCATED),
+        (Step((), 0.5, True, True, {}), Ending.COMPLETED),
+    ],
+)
+async def test_a_step_says_how_the_episode_ended(step, ending):
+    episode = await play(Talk(steps=[step]), Speaker(), ASK)
+    assert episode.ending is ending
+    assert episode.step_rewards == (0.5,)
+
+
+async def test_the_limit_of_turns_truncates_after_exactly_so_many():
+    env = talking(Talk(), limits(max_turns=3))
+    episode = await play(env, Speaker(), ASK)
+    assert episode.ending is Ending.TRUNCATED
+    assert len(episode.turns) == len(env.heard) == 3
+    assert episode.step_rewards == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("finish", "ending"), [(Finish.LENGTH, Ending.TRUNCATED), (Finish.ABORT, Ending.ABORTED)]
+)
+async def test_an_unfinished_message_ends_the_episode_and_never_reaches_the_world(finish, ending):
+    env = Talk()
+    agent = Speaker(tokens=[turn_tokens(2, 3), turn_tokens(2, 3, finish)])
+    episode = await play(env, agent, ASK)
+    assert episode.ending is ending
+    assert len(env.heard) == 1
+    assert len(episode.turns) == 2
+    assert episode.step_rewards == (None,)
+
+
+async def test_tokens_left_count_down_by_what_every_author_wrote():
+    agent = Speaker(tokens=[turn_tokens(10, 4), turn_tokens(3, 5), turn_tokens(1, 1)])
+    await play(talking(Talk(), limits(max_tokens=100, max_turns=3)), agent, ASK)
+    assert [session.tokens_left for session in agent.sessions] == [100, 86, 78]
+
+
+async def test_without_a_limit_of_tokens_none_are_counted():
+    agent = Speaker(tokens=[turn_tokens(10, 4)])
+    await play(talking(Talk(), limits(max_turns=2)), agent, ASK)
+    assert [session.tokens_left for session in agent.sessions] == [None, None]
+
+
+async def test_every_turn_samples_with_its_own_seed_and_the_same_seeds_come_again():
+    async def seeds(sampling_seed):
+        agent = Speaker()
+        await play(Talk(), agent, ASK, sampling_seed=sampling_seed, episode_id="x")
+        assert {session.id for session in agent.sessions} == {"x"}
+        return [session.seed for session in agent.sessions]
+
+    first = await seeds(1)
+    assert len(set(first)) == len(first)
+    assert await seeds(1) == first
+    assert not set(await seeds(2)) & set(first)
+
+
+async def test_the_agent_is_shown_the_tools_that_stand_after_reset():
+    class Late(Talk):
+        @property
+        def tool_schemas(self):
+            return ("after",) if self.rng.random() == seeded else ("before",)
+
+    import random
+
+    seeded = random.Random(9).random()
+    shown = []
+
+    class Looks(Speaker):
+        async def act(self, observation, *, tools, session):
+            shown.append(tools)
+            return await super().act(observation, tools=tools, session=session)
+
+    await play(Late(), Looks(), ASK, seed=9)
+    assert shown[0] == ("after",)
+
+
+@pytest.mark.parametrize("stage", ["reset", "step"])
+async def test_a_world_that_raises_is_data_not_a_crash(stage):
+    env, agent = Talk({stage: raising(RuntimeError("no disk"))}), Speaker()
+    episode = await play(env, agent, ASK, episode_id="x")
+    assert episode.ending is Ending.FAILED
+    assert (episode.failure.stage, episode.failure.kind) == (stage, "error")
+    assert "no disk" in episode.failure.detail
+    assert (env.closed, agent.closed) == (1, ["x"])
+
+
+async def test_a_world_that_fails_in_its_third_step_keeps_the_turns_before_it():
+    env = Talk()
+    steps = 0
+
+    async def third():
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise RuntimeError
+
+    env.on = {"step": third}
+    episode = await play(env, Speaker(), ASK)
+    assert episode.failure.stage == "step"
+    assert len(episode.turns) == 3
+    assert episode.step_rewards == (None, None)
+
+
+async def test_an_agent_that_raises_fails_the_episode_at_act():
+    class Mute(Speaker):
+        async def act(self, observation, *, tools, session):
+            raise OSError("engine gone")
+
+    episode = await play(Talk(), Mute(), ASK)
+    assert episode.failure.name == "act_error"
+
+
+@pytest.mark.parametrize("stage", ["reset", "step"])
+async def test_the_deadline_of_a_stage_strikes_while_the_world_hangs_there(stage):
+    hang = Hang()
+    env = talking(Talk({stage: hang}), limits(**{f"{stage}_timeout_s": SHORT_S}))
+    episode = await play(env, Speaker(), ASK)
+    assert episode.failure.name == f"{stage}_timeout"
+    assert hang.entered.is_set()
+    assert hang.released
+    assert env.closed == 1
+
+
+@pytest.mark.parametrize("stage", ["reset", "step"])
+async def test_the_deadline_of_the_episode_strikes_wherever_it_hangs(stage):
+    hang = Hang()
+    env = talking(Talk({stage: hang}), limits(episode_timeout_s=SHORT_S))
+    episode = await play(env, Speaker(), ASK)
+    assert episode.failure.name == "episode_timeout"
+    assert hang.entered.is_set()
+    assert hang.released
+    assert env.closed == 1
+
+
+async def test_the_deadline_of_the_episode_strikes_while_the_engine_hangs():
+    hang = Hang()
+
+    class Slow(Speaker):
+        async def act(self, observation, *, tools, session):
+            await hang()
+
+    agent = Slow()
+    episode = await play(talking(Talk(), limits(episode_timeout_s=SHORT_S)), agent, ASK, episode_id="x")
+    assert episode.failure.name == "episode_timeout"
+    assert hang.released
+    assert agent.closed == ["x"]
+
+
+async def test_the_deadline_of_the_reward_strikes():
+    hang = Hang()
+
+    async def slowly():
+        await hang()
+
+    env = talking(Reward(slowly), limits(reward_timeout_s=SHORT_S))
+    episode = await play(env, ScriptedAgent(script(say("3"))), ASK)
+    assert episode.failure.name == "reward_timeout"
+    assert hang.released
+
+
+async def test_the_deadline_of_a_tool_is_text_for_the_model_and_the_episode_goes_on():
+    hang = Hang()
+
+    class Slow(Parrot):
+        limits = limits(tool_timeout_s=SHORT_S)
+
+        async def wait(self) -> str:
+            """Wait."""
+            await hang()
+            return "never"
+
+        tools = (wait,)
+
+    env = Slow()
+    heard = []
+
+    def patient():
+        heard.append((yield call("wait")))
+        yield say("3")
+
+    episode = await play(env, ScriptedAgent(patient()), ASK)
+    assert episode.ending is Ending.COMPLETED
+    assert heard == ["wait was stopped: it took longer than 0.02 s."]
+    assert episode.counts == {"tool_calls": 1, "tool_timeouts": 1}
+    assert hang.released
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+async def test_a_reward_that_is_no_number_fails_the_episode_at_reward(reward):
+    from_tool_env = await play(Reward(lambda: reward), ScriptedAgent(script(say("3"))), ASK)
+    assert from_tool_env.failure.name == "reward_invalid"
+    from_step = await play(Talk(steps=[Step.going(reward=reward)]), Speaker(), ASK)
+    assert from_step.failure.name == "reward_invalid"
+    assert from_step.step_rewards == ()
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_user_errors_propagate_and_everything_is_closed(where):
+    env, agent = Talk({where: raising(UserError("set the key"))}), Speaker()
+    with pytest.raises(UserError, match="set the key"):
+        await play(env, agent, ASK, episode_id="x")
+    assert (env.closed, agent.closed) == (1, ["x"])
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_cancelling_closes_the_world_and_the_agent(where):
+    hang, agent = Hang(), Speaker()
+    env = Talk({where: hang})
+    task = asyncio.create_task(play(env, agent, ASK, episode_id="x"))
+    await hang.entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert hang.released
+    assert (env.closed, agent.closed) == (1, ["x"])
+
+
+@pytest.mark.parametrize("broken", ["world", "agent"])
+async def test_a_cancellation_is_not_swallowed_by_a_close_that_raises(broken):
+    hang = Hang()
+    env = Talk({"step": hang})
+    agent = Speaker()
+    if broken == "world":
+        env.on["close"] = raising(RuntimeError("close"))
+    else:
+        agent.on_close = raising(RuntimeError("close"))
+    task = asyncio.create_task(play(env, agent, ASK, episode_id="x"))
+    await hang.entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (env.closed, agent.closed) == (1, ["x"])
+
+
+@pytest.mark.parametrize("broken", ["world", "agent"])
+async def test_a_close_that_raises_fails_the_episode_and_the_other_is_closed_all_the_same(broken):
+    env, agent = Talk(steps=[Step.finished(reward=1.0)]), Speaker()
+    if broken == "world":
+        env.on = {"close": raising(RuntimeError("still open"))}
+    else:
+        agent.on_close = raising(RuntimeError("still open"))
+    episode = await play(env, agent, ASK, episode_id="x")
+    assert episode.failure.name == "close_error"
+    assert "still open" in episode.failure.detail
+    assert (env.closed, agent.closed) == (1, ["x"])
+
+
+async def test_the_first_failure_is_told_when_closing_fails_too():
+    env = Talk({"reset": raising(RuntimeError("no disk")), "close": raising(AttributeError("handle"))})
+    episode = await play(env, Speaker(), ASK)
+    assert episode.failure.name == "reset_error"
+    assert "no disk" in episode.failure.detail
+
+
+async def test_a_close_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(sys.modules["agentrl.envs.play"], "_CLOSE_TIMEOUT_S", SHORT_S)
+    hang = Hang()
+    env = Talk({"close": hang}, [Step.finished(reward=1.0)])
+    episode = await play(env, Speaker(), ASK)
+    assert episode.failure.name == "close_timeout"
+    assert hang.released
+
+
+async def test_closing_is_not_cut_short_by_the_deadline_of_the_episode():
+    finished = False
+
+    async def slowly():
+        nonlocal finished
+        await asyncio.sleep(3 * SHORT_S)
+        finished = True
+
+    env = talking(Talk({"step": Hang(), "close": slowly}), limits(episode_timeout_s=SHORT_S))
+    episode = await play(env, Speaker(), ASK)
+    assert episode.failure.name == "episode_timeout"
+    assert finished
+
+
+async def test_an_episode_that_never_began_has_no_trajectory():
+    episode = await play(Talk({"reset": raising(RuntimeError())}), Speaker(), ASK)
+    assert episode.trajectories == ()
+    assert episode.turns == ()
+
+
+async def test_an_unnamed_episode_is_named_after_its_task_and_seeds():
+    episode = await play(Talk(steps=[Step.finished(reward=1.0)]), Speaker(), ASK, seed=3, sampling_seed=4)
+    assert episode.id == "ask-3-4"
+
+
+async def test_a_script_that_runs_out_gives_an_empty_answer():
+    episode = await play(Parrot(), ScriptedAgent(script()), ASK)
+    assert episode.turns[0].action == Message("assistant", "")
+    assert episode.step_rewards == (0.0,)
+
+
+async def test_a_script_is_sent_what_the_world_answered():
+    heard = []
+
+    def listens():
+        heard.append((yield call("echo", text="one")))
+        heard.append((yield Message("assistant", tool_calls=call("echo", text="a").tool_calls * 2)))
+        yield say("3")
+
+    await play(Parrot(), ScriptedAgent(listens()), ASK)
+    assert heard == ["one", "a\na"]
+
+
+async def test_a_script_is_closed_with_its_episode():
+    closed = []
+
+    def endless():
+        try:
+            while True:
+                yield call("echo", text="again")
+        finally:
+            closed.append(True)
+
+    await play(Parrot(), ScriptedAgent(endless()), ASK)
+    assert closed == [True]
+
+
+async def test_limits_have_defaults_for_every_kind():
+    class Plain(ToolEnv):
+        def tasks(self, split):
+            return [Task.ask("t", "?")]
+
+        def reward(self, task, answer):
+            return 1.0
+
+    assert (await play(Plain(), ScriptedAgent(script(say("x"))), ASK)).limits == Limits()
+    assert None not in dataclasses.astuple(Limits())

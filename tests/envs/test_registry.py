@@ -1,0 +1,150 @@
+"""Names become environments, and a wrong name becomes a sentence."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from agentrl import UserError, env_ids, make, register
+from agentrl.envs import find, registry
+from agentrl.errors import UnknownEnvError
+from tests.worlds import Parrot, Talk
+
+
+class Sized(Parrot):
+    """Takes an argument."""
+
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        self.size = size
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+
+
+def offer(monkeypatch, **points):
+    offered = [EntryPoint(name, value, "agentrl.envs") for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: offered if group == "agentrl.envs" else ())
+
+
+def test_a_registered_environment_is_made_with_its_id_and_its_arguments():
+    register("Sized-v0", Sized, size=2)
+    env = make("Sized-v0")
+    assert (env.id, env.size) == ("Sized-v0", 2)
+    assert make("Sized-v0", size=3).size == 3
+    assert make("Sized-v0") is not env
+
+
+def test_the_id_of_one_instance_does_not_leak_into_the_class():
+    register("Other-v0", Parrot)
+    assert make("Other-v0").id == "Other-v0"
+    assert Parrot.id == "Parrot-v0"
+
+
+@pytest.mark.parametrize("id", ["Sized", "Sized-v", "Sized-0", "", "Sized v0", "Sized-v0 ", "a/b/c-v0"])
+def test_an_id_without_a_version_is_refused(id):
+    with pytest.raises(UserError, match=r"looks like `Name-v0`, got .*add a version"):
+        register(id, Sized)
+
+
+@pytest.mark.parametrize("id", ["Sized-v0", "lab/Sized-v12", "two.words_and-more-v3"])
+def test_an_id_may_carry_a_namespace_and_any_version(id):
+    assert register(id, Sized).id == id
+
+
+@pytest.mark.parametrize("thing", [Sized(), dict, "Sized"])
+def test_only_subclasses_of_env_are_registered(thing):
+    with pytest.raises(UserError, match=r"Sized-v0: register a subclass of agentrl\.Env"):
+        register("Sized-v0", thing)
+
+
+def test_registering_again_replaces():
+    register("Sized-v0", Sized, size=2)
+    register("Sized-v0", Sized, size=5)
+    assert make("Sized-v0").size == 5
+
+
+def test_an_unknown_id_is_refused_with_a_suggestion_and_what_is_installed():
+    register("HopSearch-v0", Sized)
+    register("Talk-v0", Talk)
+    with pytest.raises(UnknownEnvError) as caught:
+        make("HopSerch-v0")
+    assert str(caught.value) == (
+        "no environment `HopSerch-v0`. Did you mean `HopSearch-v0`? Installed: HopSearch-v0, Talk-v0."
+    )
+
+
+def test_with_nothing_installed_the_sentence_says_so():
+    with pytest.raises(UnknownEnvError, match=r"Installed: none\."):
+        make("X-v0")
+
+
+def test_an_argument_that_the_class_does_not_take_is_named():
+    register("Sized-v0", Sized)
+    with pytest.raises(UserError, match=r"Sized-v0: .*'colour'; it is made with \(size: 'int' = 1\)"):
+        make("Sized-v0", colour="red")
+
+
+def test_a_class_that_lacks_a_method_is_named_with_the_method():
+    class Half(Parrot):
+        tasks = Talk.__mro__[1].tasks
+
+    register("Half-v0", Half)
+    with pytest.raises(UserError, match="Half-v0: Half lacks `tasks`; write that method"):
+        make("Half-v0")
+
+
+def test_a_path_names_an_unregistered_class():
+    env = make("tests.worlds:Parrot")
+    assert type(env).__name__ == "Parrot"
+    assert env.id == "tests.worlds:Parrot"
+    assert env_ids() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("tests.worlds:Nothing", "name it `package.module:Class`"),
+        ("tests.nowhere:Parrot", "No module named 'tests.nowhere'"),
+        (":Parrot", "name it `package.module:Class`"),
+        ("..worlds:Parrot", "name it `package.module:Class`"),
+        ("tests.worlds:echo", "not a subclass of agentrl.Env"),
+        ("tests.worlds:", "name"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_one_sentence(path, said):
+    with pytest.raises(UnknownEnvError) as caught:
+        make(path)
+    assert path in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_module_that_python_cannot_read_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "unreadable_world.py").write_text("class World(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownEnvError, match="unreadable_world"):
+        make("unreadable_world:World")
+
+
+def test_an_entry_point_offers_an_environment_and_is_imported_only_when_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "offered_world.py").write_text("from tests.worlds import Parrot as World\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    offer(monkeypatch, **{"Offered-v0": "offered_world:World", "Broken-v0": "no_such_module:World"})
+    assert env_ids() == ["Broken-v0", "Offered-v0"]
+    assert "offered_world" not in sys.modules
+    assert make("Offered-v0").id == "Offered-v0"
+    assert find("Offered-v0").env_class.__name__ == "Parrot"
+    with pytest.raises(UnknownEnvError, match=r"`Broken-v0` is offered by no_such_module:World"):
+        make("Broken-v0")
+
+
+def test_what_was_registered_goes_before_what_is_offered(monkeypatch):
+    offer(monkeypatch, **{"Sized-v0": "no_such_module:World"})
+    register("Sized-v0", Sized)
+    assert make("Sized-v0").size == 1
+    assert env_ids() == ["Sized-v0"]

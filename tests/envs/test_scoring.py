@@ -1,0 +1,52 @@
+"""None is not zero, and being cut short is worth nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl import Limits, Task, exact_match, sum_of_steps
+from agentrl.envs import squad_normalize
+from agentrl.types import Ending, Episode
+
+
+def episode(rewards, ending=Ending.COMPLETED):
+    return Episode("e", "X-v0", Task.ask("t", "?"), 0, Limits(), (), tuple(rewards), ending)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "total"),
+    [((None, 1.0), 1.0), ((0.5, None, 0.25), 0.75), ((0.0,), 0.0), ((1.0, -3.0), -2.0), ((), 0.0)],
+)
+def test_the_score_is_the_sum_of_the_rewards_that_were_given(rewards, total):
+    verdict = sum_of_steps(episode(rewards))
+    assert verdict.total == total
+    assert verdict.episode_id == "e"
+
+
+def test_what_was_not_scored_stays_apart_from_what_was_worth_nothing():
+    assert sum_of_steps(episode((None, 0.0))).turn_rewards == (None, 0.0)
+
+
+def test_an_episode_cut_short_before_any_reward_is_worth_zero():
+    assert sum_of_steps(episode((None, None), Ending.TRUNCATED)).total == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "gold", "score"),
+    [
+        ("The  Tirak.", "tirak", 1.0),
+        ("an apple a day", "apple day", 1.0),
+        ("theory", "ory", 0.0),
+        ("Tirak or Torek", "Tirak", 0.0),
+        ("", "Tirak", 0.0),
+        ("anything", None, 0.0),
+        ("None", None, 0.0),
+    ],
+)
+def test_exact_match_looks_past_case_articles_and_punctuation_and_nothing_else(given, gold, score):
+    assert exact_match(given, gold) == score
+
+
+def test_normalizing_twice_changes_nothing():
+    text = "  The Man, who; a-bove "
+    assert squad_normalize(squad_normalize(text)) == squad_normalize(text)

@@ -1,0 +1,315 @@
+"""Tools and a reward: the model's mistakes are text and counted, the world's are failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from agentrl import (
+    Limits,
+    Message,
+    Tags,
+    Task,
+    ToolCall,
+    ToolEnv,
+    ToolRejected,
+    UserError,
+    call,
+    say,
+    tool,
+)
+from agentrl.errors import StageError, ToolDefinitionError
+from tests.worlds import ASK, QUICK, Parrot, add, echo
+
+
+async def started(env, seed=0):
+    await env.reset(ASK, seed=seed)
+    return env
+
+
+async def answers(env, action):
+    step = await (await started(env)).step(action)
+    assert not step.terminated
+    assert not step.truncated
+    assert step.reward is None
+    return [message.content for message in step.observation]
+
+
+async def test_reset_shows_the_whole_prompt_and_seeds_the_world():
+    env = Parrot()
+    observation, info = await env.reset(ASK, seed=7)
+    assert observation == ASK.prompt
+    assert info == {}
+    again = await started(Parrot(), seed=7)
+    other = await started(Parrot(), seed=8)
+    first = env.rng.random()
+    assert again.rng.random() == first
+    assert other.rng.random() != first
+
+
+async def test_a_call_is_answered_by_a_tool_message_that_names_it():
+    env = await started(Parrot())
+    step = await env.step(Message("assistant", tool_calls=(ToolCall("add", {"a": 2}, id="c1"),)))
+    assert step.observation == (Message("tool", "3", tool_call_id="c1", name="add"),)
+
+
+async def test_several_calls_are_answered_in_their_order():
+    calls = call("echo", text="one").tool_calls + call("add", a=1, b=1).tool_calls
+    assert await answers(Parrot(), Message("assistant", tool_calls=calls)) == ["one", "2"]
+
+
+async def test_a_final_answer_is_rewarded_and_ends_the_episode():
+    env = await started(Parrot())
+    assert await env.step(say("3")) == ((), 1.0, True, False, {})
+    assert (await env.step(say("4"))).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("action", "said", "counted"),
+    [
+        (call("add", a="x"), "add: parameter `a` must be an integer, but got", "rejected_calls"),
+        (call("add"), "parameter `a` is missing", "rejected_calls"),
+        (call("add", a=1, c=2), "no parameter `c`", "rejected_calls"),
+        (call("ad", a=1), "There is no tool 'ad'; there are echo, add.", "unknown_tools"),
+        (
+            Message("assistant", tool_calls=(ToolCall("", None, "<ec", error="Write it so."),)),
+            "Write it so.",
+            "malformed_calls",
+        ),
+    ],
+)
+async def test_a_wrong_call_comes_back_as_one_sentence_and_is_counted(action, said, counted):
+    env = Parrot()
+    (text,) = await answers(env, action)
+    assert said in text
+    assert "\n" not in text
+    assert env.counts == {"tool_calls": 1, counted: 1}
+
+
+async def test_an_unknown_tool_with_an_endless_name_is_cut_in_the_sentence():
+    (text,) = await answers(Parrot(), call("x" * 10_000))
+    assert len(text) < 120
+
+
+async def test_a_tool_that_says_no_is_text_and_counted():
+    @tool(inline=True)
+    def shy(q: str) -> str:
+        """Say no."""
+        raise ToolRejected(f"{q} is too private.")
+
+    class Shy(Parrot):
+        tools = (shy,)
+
+    env = Shy()
+    assert await answers(env, call("shy", q="that")) == ["that is too private."]
+    assert env.counts["rejected_calls"] == 1
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_tool_that_breaks_is_the_worlds_failure(inline):
+    @tool(inline=inline)
+    def broken(q: str) -> str:
+        """Break."""
+        raise ConnectionError("index offline")
+
+    class Broken(Parrot):
+        tools = (broken,)
+
+    with pytest.raises(StageError) as caught:
+        await answers(Broken(), call("broken", q="x"))
+    assert (caught.value.stage, caught.value.kind) == ("tool", "error")
+    assert "index offline" in caught.value.detail
+
+
+async def test_a_tools_own_timeout_error_is_the_worlds_failure_not_the_models_overrun():
+    async def remote(q: str) -> str:
+        """Ask far away."""
+        raise TimeoutError("the server did not answer")
+
+    class Remote(Parrot):
+        tools = (remote,)
+
+    with pytest.raises(StageError) as caught:
+        await answers(Remote(), call("remote", q="x"))
+    assert (caught.value.stage, caught.value.kind) == ("tool", "error")
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_tool_that_overruns_is_text_for_the_model_and_counted(kind):
+    async def wait(q: str) -> str:
+        """Wait."""
+        await asyncio.sleep(60)
+        return q
+
+    def block(q: str) -> str:
+        """Block a thread."""
+        time.sleep(0.3)
+        return q
+
+    class Slow(Parrot):
+        tools = (wait, block)
+        limits = Limits(tool_timeout_s=0.02)
+
+    env = Slow()
+    name = "wait" if kind == "async" else "block"
+    began = time.perf_counter()
+    assert await answers(env, call(name, q="x")) == [f"{name} was stopped: it took longer than 0.02 s."]
+    assert time.perf_counter() - began < 0.25
+    assert env.counts == {"tool_calls": 1, "tool_timeouts": 1}
+
+
+async def test_a_method_is_a_tool_that_sees_its_episode():
+    class Counter(Parrot):
+        def bump(self, by: int) -> str:
+            """Count on."""
+            self.total = getattr(self, "total", 0) + by
+            return f"{self.task.id}: {self.total}"
+
+        tools = (echo, bump)
+
+    env = await started(Counter())
+    assert [schema.name for schema in env.tool_schemas] == ["echo", "bump"]
+    assert "self" not in env.tool_schemas[1].parameters["properties"]
+    await env.step(call("bump", by=2))
+    assert (await env.step(call("bump", by=3))).observation[0].content == "ask: 5"
+    assert (await (await started(Counter())).step(call("bump", by=1))).observation[0].content == "ask: 1"
+
+
+async def test_a_subclass_may_override_a_method_that_is_a_tool():
+    class Base(Parrot):
+        def look(self, q: str) -> str:
+            """Look it up."""
+            return "base"
+
+        tools = (look,)
+
+    class Below(Base):
+        def look(self, q: str) -> str:
+            """Look it up elsewhere."""
+            return "below"
+
+    assert await answers(Below(), call("look", q="x")) == ["below"]
+
+
+@pytest.mark.parametrize("given", [1, 1.0, True, np.float32(1), np.float64(1), np.int64(1)])
+async def test_a_reward_may_be_any_real_number(given):
+    class Gives(Parrot):
+        def reward(self, task, answer):
+            return given
+
+    reward = (await (await started(Gives())).step(say("x"))).reward
+    assert reward == 1.0
+    assert type(reward) is float
+
+
+async def test_a_reward_may_be_async():
+    class Judged(Parrot):
+        async def reward(self, task, answer):
+            await asyncio.sleep(0)
+            return 0.25
+
+    assert (await (await started(Judged())).step(say("x"))).reward == 0.25
+
+
+@pytest.mark.parametrize("given", [None, "1.0", float("nan"), float("-inf"), [1.0], {"total": 1.0}])
+async def test_a_reward_that_is_no_finite_number_is_named(given):
+    class Odd(Parrot):
+        def reward(self, task, answer):
+            return given
+
+    env = await started(Odd())
+    with pytest.raises(StageError, match="return a finite number") as caught:
+        await env.step(say("x"))
+    assert (caught.value.stage, caught.value.kind) == ("reward", "invalid")
+    assert repr(given) in caught.value.detail
+
+
+async def test_a_reward_that_breaks_is_a_failure_of_the_reward():
+    class Broken(Parrot):
+        def reward(self, task, answer):
+            return 1 / 0
+
+    env = await started(Broken())
+    with pytest.raises(StageError, match="ZeroDivisionError") as caught:
+        await env.step(say("x"))
+    assert caught.value.stage == "reward"
+
+
+async def test_a_step_before_reset_is_named():
+    with pytest.raises(StageError, match="before reset"):
+        await Parrot().step(say("x"))
+
+
+def test_a_tool_without_type_hints_is_refused_when_the_world_is_made():
+    def untyped(q):
+        """Look."""
+        return q
+
+    class Untyped(Parrot):
+        tools = (untyped,)
+
+    with pytest.raises(ToolDefinitionError, match=r"parameter `q` has no type hint; write `q: str`"):
+        Untyped()
+
+
+def test_two_tools_of_one_name_are_refused():
+    @tool(name="echo")
+    def other(q: str) -> str:
+        """Another."""
+        return q
+
+    class Twice(Parrot):
+        tools = (echo, other)
+
+    with pytest.raises(ToolDefinitionError, match="`echo` names two things"):
+        Twice()
+
+
+@pytest.mark.parametrize("name", ["answer", "facts"])
+def test_a_tool_named_like_a_tag_of_the_dialect_is_refused(name):
+    @tool(name=name)
+    def clash(q: str) -> str:
+        """Clash."""
+        return q
+
+    class Clash(Parrot):
+        dialect = Tags(result="facts")
+        tools = (clash,)
+
+    with pytest.raises(ToolDefinitionError, match=f"`{name}` names two things"):
+        Clash()
+
+
+def test_every_episode_counts_for_itself():
+    one, other = Parrot(), Parrot()
+    one.counts["tool_calls"] += 1
+    assert other.counts == {}
+
+
+def test_a_world_without_an_expert_says_how_to_give_it_one():
+    with pytest.raises(UserError, match=r"Parrot-v0 has no expert; write its `expert\(task\)` method"):
+        Parrot().expert(ASK)
+
+
+def test_the_demonstrator_is_the_expert_and_the_corpus_the_tasks_unless_said_otherwise():
+    class Known(Parrot):
+        def expert(self, task):
+            yield say(task.answer)
+
+    assert next(Known().demonstrator(ASK, None)) == say("3")
+    assert list(Parrot().corpus())[:2] == ["How many are 0 and 1?", "1"]
+
+
+def test_a_tool_env_needs_tasks_and_a_reward():
+    class Half(ToolEnv):
+        tools = (add,)
+        limits = QUICK
+
+        def tasks(self, split):
+            return [Task.ask("t", "?")]
+
+    with pytest.raises(TypeError, match="reward"):
+        Half()
