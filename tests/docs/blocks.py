@@ -1,0 +1,67 @@
+"""The fenced code blocks of the documentation, and what their info strings promise.
+
+    ```bash test     runs in `make test`
+    ```bash full     runs in `make test-full`
+    ```bash check    is too long or too far-reaching to run: its commands and flags must exist
+    ```python test   runs in `make test`; `python full` likewise in `make test-full`
+    ```python test file=my_env.py    is also kept under that name for the blocks below it
+
+All blocks of one document run in order in one empty folder that holds a copy of examples/.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SHELLS = {"bash", "sh", "shell", "console"}
+MARKS = {"test", "full", "check"}
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>\S[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block: its language, its mark, the name it is kept under, and its text."""
+
+    where: str
+    language: str
+    mark: str
+    file: str | None
+    text: str
+
+    @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """The words of every command line, comments left out and continued lines joined."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        words = (tuple(shlex.split(line, comments=True)) for line in lines)
+        return tuple(line for line in words if line)
+
+
+def documents() -> tuple[Path, ...]:
+    """Every Markdown file that a reader may take commands from."""
+    patterns = ("README.md", "docs/**/*.md", "examples/**/*.md", "envs_contrib/**/*.md")
+    return tuple(path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+
+
+def blocks(markdown: str, name: str) -> Iterator[Block]:
+    """The shell and Python blocks of a document.
+
+    Raises:
+        ValueError: a block has no mark, or one that means nothing.
+    """
+    for match in FENCE.finditer(markdown):
+        language, *words = match["info"].split()
+        if language not in SHELLS | {"python"}:
+            continue
+        where = f"{name}, line {markdown[: match.start()].count(chr(10)) + 1}"
+        file = next((word.removeprefix("file=") for word in words if word.startswith("file=")), None)
+        marks = [word for word in words if word in MARKS]
+        if len(marks) != 1 or len(words) != len(marks) + (file is not None):
+            raise ValueError(f"{where}: say `{language} test`, `{language} full` or `{language} check`")
+        yield Block(where, language, marks[0], file, match["text"])

@@ -1,0 +1,145 @@
+"""Every command and every code block that a reader may copy works, or at least exists."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rich_click as click
+
+from agentrl.cli import cli
+from tests.docs.blocks import ROOT, Block, blocks, documents
+
+TIMEOUT_S = {"test": 120, "full": 1200}
+ELSEWHERE = {
+    "git clone": "what the reader has done already",
+    "cd agentrl": "likewise",
+    "pip install -e .": "how a GPU machine installs; the wheel test installs for real",
+}
+"""Commands that belong neither to make nor to agentrl, and why nothing runs them."""
+
+DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in documents()}
+
+
+def read(name: str) -> list[Block]:
+    return list(blocks(DOCUMENTS[name].read_text(encoding="utf-8"), name))
+
+
+def run(block: Block, folder: Path) -> None:
+    """Run one block as a reader would, with the tests' own interpreter and commands first on the path.
+
+    Raises:
+        AssertionError: it failed; the message holds what it printed.
+    """
+    if block.language == "python":
+        file = folder / (block.file or "block.py")
+        file.write_text(block.text, encoding="utf-8")
+        command = [sys.executable, file.name]
+    else:
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S[block.mark],
+        check=False,
+    )
+    assert done.returncode == 0, f"{block.where}\n{done.stdout}\n{done.stderr}"
+
+
+def run_tier(name: str, tier: str, folder: Path) -> None:
+    """Run a document's blocks in order; the full tier needs what the quick blocks leave behind."""
+    marks = {"test"} if tier == "test" else {"test", "full"}
+    chosen = [block for block in read(name) if block.mark in marks]
+    if any(block.mark == tier for block in chosen):
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        for block in chosen:
+            run(block, folder)
+
+
+def check(words: tuple[str, ...]) -> None:
+    """Prove that a command exists, with every flag and file it names, without running it.
+
+    Raises:
+        AssertionError, click.UsageError, subprocess.CalledProcessError: something of it does not.
+    """
+    for word in words:
+        if word.startswith("examples/"):
+            assert (ROOT / word).exists(), word
+    match words:
+        case ("make", *targets):
+            subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, capture_output=True, check=True)
+        case ("agentrl", *arguments):
+            command: click.Command = cli
+            while isinstance(command, click.Group):
+                assert arguments[0] in command.commands, words
+                command = command.commands[arguments.pop(0)]
+            command.make_context(command.name, arguments)
+        case _:
+            assert any(" ".join(words).startswith(known) for known in ELSEWHERE), words
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_blocks_that_only_show_commands_show_real_ones(name: str) -> None:
+    for block in read(name):
+        if block.mark == "check":
+            assert block.language != "python", f"{block.where}: Python can be run, mark it test or full"
+            for words in block.commands:
+                check(words)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_quick_blocks_run(name: str, tmp_path: Path) -> None:
+    run_tier(name, "test", tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_all_blocks_run(name: str, tmp_path: Path) -> None:
+    run_tier(name, "full", tmp_path)
+
+
+def test_the_readme_begins_with_a_whole_environment_in_15_lines() -> None:
+    first = read("README.md")[0]
+    lines = [line for line in first.text.splitlines() if line.strip()]
+    registration = next(i for i, line in enumerate(lines) if "register(" in line)
+    assert first.language == "python"
+    assert registration <= 15
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["make no-such-target", "agentrl tarin run.toml", "agentrl train run.toml --no-such-flag 1", "rm -r /"],
+)
+def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
+    with pytest.raises((AssertionError, click.ClickException, subprocess.CalledProcessError)):
+        check(tuple(line.split()))
+
+
+@pytest.mark.parametrize("info", ["bash", "python", "sh maybe", "bash test full", "python test now"])
+def test_a_block_without_one_clear_mark_is_refused(info: str) -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        list(blocks(f"\n```{info}\nmake test\n```\n", "a.md"))
+
+
+def test_a_block_that_fails_is_noticed(tmp_path: Path) -> None:
+    (block,) = blocks("```bash test\nfalse\ntrue\n```\n", "a.md")
+    with pytest.raises(AssertionError, match="line 1"):
+        run(block, tmp_path)
+
+
+def test_a_block_is_kept_for_the_ones_below_it(tmp_path: Path) -> None:
+    for block in blocks("```python test file=one.py\nx = 1\n```\n```python test\nimport one\n```\n", "a.md"):
+        run(block, tmp_path)
+
+
+def test_continued_lines_and_comments_are_read_as_a_shell_would() -> None:
+    (block,) = blocks("```bash check\n# first\nmake test \\\n  ARGS='-k engine'  # last\n```\n", "a.md")
+    assert block.commands == (("make", "test", "ARGS=-k engine"),)
