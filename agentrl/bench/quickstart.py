@@ -12,40 +12,62 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
+from agentrl.config import Section
 from agentrl.types import JSON
 
-SEEDS = (0, 1, 2, 3, 4)
-NUM_EPISODES = 2048
+
+def _split_at_commas(value: JSON) -> JSON:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class QuickstartBench(Section):
+    """What is run and how it is scored."""
+
+    run_file: str = "examples/hop_search/run.toml"
+    """Run that is measured (TOML)."""
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_split_at_commas)] = (0, 1, 2, 3, 4)
+    """Seeds, separated by commas."""
+    split: str = "test"
+    """Held-out split that is scored."""
+    episodes: Annotated[int, Field(ge=1)] = 2048
+    """Episodes of every score (count)."""
+    controls: bool = True
+    """Also run shuffled rewards, and the warm start simply continued."""
+    output_dir: str = "runs/bench"
+    """Where the runs are kept; finished ones are not run again (folder)."""
+    jobs: Annotated[int, Field(ge=1)] = 1
+    """Runs at once, each on one core (count). Wall times mean what they say only for 1 on a quiet
+    machine; CPU-seconds always do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One training run of the benchmark and how it is scored."""
+    """One training run of the benchmark: rl, shuffled or continued."""
 
+    bench: QuickstartBench
     kind: str
-    run_file: str
     seed: int
-    split: str
-    episodes: int
-    output_dir: str
     warm_start_steps: int | None = None
 
     @property
     def name(self) -> str:
         """The run's folder below output_dir."""
-        return f"{Path(self.run_file).parent.name}-{self.kind}-seed{self.seed}"
+        return f"{Path(self.bench.run_file).parent.name}-{self.kind}-seed{self.seed}"
 
     @property
     def settings(self) -> dict[str, JSON]:
         """What this arm lays over the run file."""
-        own: dict[str, JSON] = {"seed": self.seed, "name": self.name, "output_dir": self.output_dir}
+        own: dict[str, JSON] = {"seed": self.seed, "name": self.name, "output_dir": self.bench.output_dir}
         if self.kind == "shuffled":
             own["shuffle_rewards"] = True
         if self.kind == "continued":
@@ -53,41 +75,23 @@ class Arm:
         return own
 
 
-def bench_quickstart(
-    run_file: str,
-    *,
-    seeds: Sequence[int] = SEEDS,
-    split: str = "test",
-    episodes: int = NUM_EPISODES,
-    controls: bool = True,
-    output_dir: str = "runs/bench",
-    jobs: int = 1,
-) -> dict[str, JSON]:
-    """Run every arm of every seed and condense the scores; finished arms are not run again.
-
-    jobs: arms at once, each on one core. Wall times mean what they say only for jobs = 1 on a
-    quiet machine; CPU-seconds always do.
-    """
-    shared = {"run_file": run_file, "split": split, "episodes": episodes, "output_dir": output_dir}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        rl = dict(zip(seeds, pool.map(run_arm, [Arm("rl", seed=s, **shared) for s in seeds]), strict=True))
-        others: dict[str, dict[int, dict[str, JSON]]] = {}
-        if controls:
-            arms = [Arm("shuffled", seed=s, **shared) for s in seeds]
-            arms += [Arm("continued", seed=s, warm_start_steps=_same_cpu(rl[s]), **shared) for s in seeds]
-            for arm, result in zip(arms, pool.map(run_arm, arms), strict=True):
-                others.setdefault(arm.kind, {})[arm.seed] = result
-    arms_by_kind = {"rl": rl, **others}
+def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
+    """Run every arm of every seed and condense the scores; finished arms are not run again."""
+    seeds = bench.seeds
+    with ProcessPoolExecutor(bench.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        arms = {"rl": dict(zip(seeds, pool.map(run_arm, [Arm(bench, "rl", s) for s in seeds]), strict=True))}
+        if bench.controls:
+            rl = arms["rl"]
+            others = [Arm(bench, "shuffled", s) for s in seeds]
+            others += [Arm(bench, "continued", s, _same_cpu(rl[s])) for s in seeds]
+            for arm, result in zip(others, pool.map(run_arm, others), strict=True):
+                arms.setdefault(arm.kind, {})[arm.seed] = result
     return {
         "benchmark": "quickstart",
-        "run_file": run_file,
-        "split": split,
-        "episodes": episodes,
-        "seeds": list(seeds),
-        "jobs": jobs,
+        "settings": bench.model_dump(mode="json"),
         "versions": _versions(),
-        "summary": {kind: _summary(results) for kind, results in arms_by_kind.items()},
-        "runs": {kind: list(results.values()) for kind, results in arms_by_kind.items()},
+        "summary": {kind: _summary(results) for kind, results in arms.items()},
+        "runs": {kind: list(results.values()) for kind, results in arms.items()},
     }
 
 
@@ -96,11 +100,11 @@ def run_arm(arm: Arm) -> dict[str, JSON]:
     from agentrl.evaluate import evaluate
     from agentrl.run import train
 
-    kept = Path(arm.output_dir) / arm.name / "bench.json"
+    kept = Path(arm.bench.output_dir) / arm.name / "bench.json"
     if kept.exists():
         found: dict[str, JSON] = json.loads(kept.read_text(encoding="utf-8"))
         return found
-    result = train(arm.run_file, quiet=True, **arm.settings)
+    result = train(arm.bench.run_file, quiet=True, **arm.settings)
     checkpoints = {"trained": result.folder / "checkpoint"}
     if arm.kind == "rl":
         checkpoints["warm_start"] = result.folder / "checkpoint-warm-start"
@@ -110,9 +114,9 @@ def run_arm(arm: Arm) -> dict[str, JSON]:
             report = evaluate(
                 result.env_id,
                 str(directory),
-                n=arm.episodes,
+                n=arm.bench.episodes,
                 temperature=temperature,
-                split=arm.split,
+                split=arm.bench.split,
                 seed=arm.seed,
                 quiet=True,
             )

@@ -23,7 +23,6 @@ from agentrl.envs.dialect import closing, opening
 from agentrl.errors import ModelLoadError
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 
-
 _SMALL_MODEL = 20_000_000
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs import Env
 from agentrl.protocols import Agent, Engine, Policy, Renderer
 from agentrl.rendering.inline import InlineRenderer

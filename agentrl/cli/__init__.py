@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import rich_click as click
+from click import exceptions
 
 from agentrl.cli.bench import bench
 from agentrl.cli.envs import envs
@@ -36,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Bad input is one sentence on stderr and exit code 2."""
     try:
         cli.main(args=arguments, prog_name="agentrl", standalone_mode=False)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (exceptions.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-    except click.exceptions.NoArgsIsHelpError as error:
+    except exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(BAD_INPUT)
-    except click.exceptions.ClickException as error:
+    except exceptions.ClickException as error:
         _complain(error.format_message())
     except UserError as error:
         _complain(str(error))

@@ -3,58 +3,39 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.cli.flags import read_json_object
+from agentrl.cli.flags import config_flags, given
+from agentrl.evaluate.config import EvalConfig
+
+if TYPE_CHECKING:
+    from agentrl.evaluate import EvalReport
 
 
+@config_flags(EvalConfig)
 @click.command("eval")
 @click.argument("env_id")
 @click.option("--model", required=True, metavar="DIR", help="Hugging Face model directory to score.")
-@click.option("--n", default=512, show_default=True, type=click.IntRange(1), help="Episodes to play (count).")
-@click.option(
-    "--temperature",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.0),
-    help="Sampling temperature; 0 = greedy.",
-)
-@click.option("--split", default="test", show_default=True, help="Split whose tasks are played.")
-@click.option("--seed", default=0, show_default=True, help="Seeds worlds and sampling.")
-@click.option("--env-kwargs", default="{}", metavar="JSON", help="Arguments the environment is made with.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
-def evaluate_command(
-    env_id: str,
-    model: str,
-    n: int,
-    temperature: float,
-    split: str,
-    seed: int,
-    env_kwargs: str,
-    as_json: bool,
-) -> None:
-    """Play N episodes of ENV_ID with a model and score them, in the same loop as training.
+def evaluate_command(env_id: str, model: str, as_json: bool, **flags: str | bool | None) -> None:
+    """Play episodes of ENV_ID with a model and score them, in the same loop as training.
 
     A failed episode is counted by kind and stands in no mean.
     """
     from agentrl.evaluate import evaluate
 
-    report = evaluate(
-        env_id,
-        model,
-        n=n,
-        temperature=temperature,
-        split=split,
-        seed=seed,
-        env_kwargs=read_json_object("--env-kwargs", env_kwargs),
-        quiet=as_json,
-    )
+    report = evaluate(env_id, model, quiet=as_json, **given(flags, EvalConfig))
     if as_json:
         click.echo(json.dumps(report.as_json()))
-        return
+    else:
+        Console().print(_table(report))
+
+
+def _table(report: EvalReport) -> Table:
     table = Table(title=f"{report.env_id} ({report.split}), temperature {report.temperature:g}")
     table.add_column("what")
     table.add_column("value", justify="right")
@@ -62,9 +43,10 @@ def evaluate_command(
     for name, value in report.by.items():
         table.add_row(f"mean, {name}", f"{value:.3f}")
     table.add_row("episodes scored", str(report.n))
-    for kind, count in (report.failures or {"failures": 0}).items():
-        table.add_row(f"failed: {kind}" if report.failures else kind, str(count))
+    table.add_row("episodes failed", str(sum(report.failures.values())))
+    for kind, count in report.failures.items():
+        table.add_row(f"failed: {kind}", str(count))
     table.add_row("turns per episode", f"{report.turns:.2f}")
     table.add_row("model tokens per episode", f"{report.policy_tokens:.1f}")
     table.add_row("seconds", f"{report.seconds:.1f}")
-    Console().print(table)
+    return table

@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin
 
 import rich_click as click
 from pydantic.fields import FieldInfo
+from rich_click.utils import OptionGroupDict
 
 from agentrl.config import Section, leaves
 from agentrl.errors import ConfigError
@@ -27,7 +28,9 @@ def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command
         for name, (section, leaf) in leaves(tree).items():
             command.params.append(_option(name, leaf))
             groups.setdefault(section, []).append(_flag(name))
-        panels = [{"name": section, "options": flags} for section, flags in groups.items()]
+        panels: list[OptionGroupDict] = [
+            {"name": section, "options": flags} for section, flags in groups.items()
+        ]
         click.rich_click.OPTION_GROUPS[f"* {command.name}"] = panels
         return command
 

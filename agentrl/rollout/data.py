@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 
-class Prompt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prompt:
     """A task, the seed of the world its whole group will see, and where it stands in the stream."""
 
     index: int

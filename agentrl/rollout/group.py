@@ -62,7 +62,7 @@ class GroupPlayer:
     seed: int
     shuffle_rewards: bool = False
 
-    async def play(self, prompt: Prompt, *, version: int) -> GroupOutcome:
+    async def play(self, prompt: Prompt, version: int) -> GroupOutcome:
         """Play a group; `version` is the policy's when it starts.
 
         Waits for: all siblings. Unblocked by: their ends, each bounded by its deadlines. On

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from agentrl.errors import WorldBrokenError
 from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupOutcome
 
-PlayGroup = Callable[[Prompt, int], Coroutine[None, None, GroupOutcome]]
+
+class PlayGroup(Protocol):
+    """Plays the group of a prompt against the policy that serves `version`."""
+
+    def __call__(self, prompt: Prompt, *, version: int) -> Coroutine[Any, Any, GroupOutcome]:
+        """Start playing."""
 
 
 class Producer:
@@ -80,7 +86,7 @@ class Producer:
             self._start()
 
     def _start(self) -> None:
-        coroutine = self._play_group(self._next_prompt(), self._version)
+        coroutine = self._play_group(self._next_prompt(), version=self._version)
         self._in_flight.append(asyncio.create_task(coroutine))
 
     def _replace(self, outcome: GroupOutcome) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from agentrl.algorithms.filters import split_by_signal
 from agentrl.algorithms.samples import samples_of
@@ -38,7 +39,7 @@ class Iteration:
 class Loop:
     """Everything one iteration needs.
 
-    old_logprobs: the engine's own ("rollout") or computed again by the trainer ("trainer").
+    rescore: compute the old logprobs again in the trainer, rather than take the engine's own.
     """
 
     producer: Producer
@@ -93,7 +94,7 @@ class Loop:
 def _chunks(groups: Sequence[Group], n: int) -> list[Sequence[Group]]:
     """Up to n nearly equal runs of groups, none of them empty."""
     bounds = [len(groups) * k // n for k in range(n + 1)]
-    chunks = [groups[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    chunks = [groups[start:end] for start, end in pairwise(bounds)]
     return [chunk for chunk in chunks if chunk]
 
 

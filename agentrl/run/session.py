@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
-from agentrl.build.model import Model, build_model
+from agentrl.build.model import Model, build_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
 from agentrl.envs import sum_of_steps
 from agentrl.evaluate.episodes import Evaluation, Evaluator
 from agentrl.evaluate.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
-from agentrl.protocols import Engine, Renderer, StepReport, Trainer
+from agentrl.protocols import Engine, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.data import TaskStream
 from agentrl.rollout.group import GroupPlayer
@@ -27,7 +27,8 @@ from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
 from agentrl.view.console import RunConsole
 
-BUILD, WARM_START, RL, EVALUATION = "building the world", "warm start", "RL", "evaluation"
+BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
+RL, EVALUATION = "RL", "evaluation"
 GREEDY, SAMPLED = "greedy", "sampled"
 _UNTRAINED_EPISODES = 64
 
@@ -78,6 +79,7 @@ class Session:
             )
             env = make_env()
             model = build_model(config.model, env, seed=config.run.seed)
+            use_threads(model.network, config.run.num_threads)
             engine = build_engine(model, config.engine, env.limits)
         return cls(
             config=config,
@@ -103,27 +105,23 @@ class Session:
         """Imitate demonstrations, then publish and keep the result beside the checkpoint."""
         section = self.config.warm_start
         seed = self.config.run.seed
-        with self.watch.stage("demonstrations", section.num_demonstrations):
-            with self.console.stage("demonstrations", section.num_demonstrations) as bar:
-                tasks = self.make_env().tasks(section.warm_start_split)
-                samples = await demonstrate(
-                    self.make_env, self.renderer, tasks, section.num_demonstrations, seed=seed, progress=bar.advance
-                )
+        number = section.num_demonstrations
+        with self.watch.stage(DEMONSTRATIONS, number), self.console.stage(DEMONSTRATIONS, number) as bar:
+            tasks = self.make_env().tasks(section.warm_start_split)
+            samples = await demonstrate(
+                self.make_env, self.renderer, tasks, number, seed=seed, progress=bar.advance
+            )
         self.trainer = build_warm_start_trainer(self.model, self.config)
-        with self.watch.stage(WARM_START, section.warm_start_steps):
-            with self.console.stage(WARM_START, section.warm_start_steps) as bar:
-
-                def report(step: StepReport) -> None:
-                    bar.advance(1, loss=step.metrics["train/loss"])
-
-                await warm_start(
-                    self.trainer,
-                    samples,
-                    steps=section.warm_start_steps,
-                    batch_size=section.warm_start_batch_size,
-                    seed=seed,
-                    progress=report,
-                )
+        steps = section.warm_start_steps
+        with self.watch.stage(WARM_START, steps), self.console.stage(WARM_START, steps) as bar:
+            await warm_start(
+                self.trainer,
+                samples,
+                steps=steps,
+                batch_size=section.warm_start_batch_size,
+                seed=seed,
+                progress=lambda report: bar.advance(1, loss=report.metrics["train/loss"]),
+            )
         await self.trainer.publish(self.engine.sink, version=0)
         self.trainer.save(str(self.folder.path / "checkpoint-warm-start"))
 
@@ -220,13 +218,17 @@ class Session:
             "reward": iteration.metrics["rollout/raw_reward"],
             "tok/s": iteration.metrics["perf/rollout_tok_per_s"],
         }
-        evals = {mode: self.latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in self.latest}
+        evals = {
+            mode: self.latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in self.latest
+        }
         return shown | evals
 
 
 def _eval_metrics(mode: str, evaluation: Evaluation) -> dict[str, float]:
     report = evaluation.report
     parts = {f"eval/{mode}/{part}": mean for part, mean in report.by.items()}
-    return {f"eval/{mode}": report.mean, f"eval/{mode}/failures": float(sum(report.failures.values())), **parts}
-
-
+    return {
+        f"eval/{mode}": report.mean,
+        f"eval/{mode}/failures": float(sum(report.failures.values())),
+        **parts,
+    }

@@ -1,0 +1,40 @@
+"""Settings of an eval-only run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agentrl.config import Section
+from agentrl.engine.config import EngineConfig
+from agentrl.rollout.config import Count
+from agentrl.types import JSON
+
+
+class EvalSettings(Section):
+    """What is played and how it is sampled."""
+
+    n: Count = 512
+    """Episodes to play (count)."""
+    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    """Sampling temperature; 0 = greedy."""
+    split: str = "test"
+    """Split whose tasks are played."""
+    seed: int = 0
+    """Seeds worlds and sampling."""
+    env_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    """Arguments that the environment is made with (JSON)."""
+    max_turns: Count | None = None
+    """Most turns of the model in an episode (count); left out, the environment's own limit."""
+    rollout_max_context_len: Count | None = None
+    """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit."""
+    num_threads: Count | None = None
+    """Threads that torch computes with (count); left out, 1 for small models, else every core."""
+
+
+class EvalConfig(Section):
+    """An eval-only run, whole."""
+
+    eval: EvalSettings = EvalSettings()
+    engine: EngineConfig = EngineConfig()
