@@ -100,19 +100,14 @@ class MetricLog:
         """Write the numbers of one step."""
         time_s = self._clock() - self._started
         for name, tracker in list(self._trackers.items()):
-            # Foreign code on the far side of a seam: no number is worth a run.
-            try:
+            with _Excused(name, self._trackers):
                 tracker.log(step, metrics, time_s=time_s)
-            except Exception as error:  # noqa: BLE001
-                self._give_up(name, error)
 
     def close(self) -> None:
         """Close every tracker."""
         for name, tracker in list(self._trackers.items()):
-            try:
+            with _Excused(name, self._trackers):
                 tracker.close()
-            except Exception as error:  # noqa: BLE001
-                self._give_up(name, error)
         self._trackers.clear()
 
     def __enter__(self) -> MetricLog:
@@ -124,19 +119,32 @@ class MetricLog:
         self.close()
 
     def _open_tensorboard(self, folder: Path) -> None:
-        try:
+        with _Excused("tensorboard", self._trackers):
             self._trackers["tensorboard"] = TensorBoardTracker(folder)
-        except (ImportError, OSError) as error:
-            self._give_up("tensorboard", error)
 
-    def _give_up(self, name: str, error: Exception) -> None:
-        self._trackers.pop(name, None)
+
+class _Excused:
+    """Foreign code on the far side of a seam: whatever it raises, no number is worth a run."""
+
+    def __init__(self, name: str, trackers: dict[str, Tracker]) -> None:
+        self._name = name
+        self._trackers = trackers
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._trackers.pop(self._name, None)
         warnings.warn(
-            f"The tracker `{name}` stopped ({type(error).__name__}: {error}); "
+            f"The tracker `{self._name}` stopped ({type(error).__name__}: {error}); "
             "the run goes on, and this tracker receives no further numbers.",
             RuntimeWarning,
             stacklevel=3,
         )
+        return True
 
 
 def read_metrics(path: Path) -> list[Record]:

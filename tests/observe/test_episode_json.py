@@ -1,0 +1,81 @@
+import dataclasses
+import json
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.observe import episode_from_json, episode_to_json, lines, verdict_from_json, verdict_to_json
+from agentrl.types import Completion, Finish, Verdict
+from tests.observe.episodes import TEXT, episodes, simple_episode
+
+
+def assert_same(a, b):
+    """Field by field, arrays bit by bit, and of the same types."""
+    assert type(a) is type(b)
+    if isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+        # NaN may change its payload; a sign of zero may not be lost.
+        assert (np.signbit(a) == np.signbit(b))[~np.isnan(a)].all()
+    elif dataclasses.is_dataclass(a):
+        for field in dataclasses.fields(a):
+            assert_same(getattr(a, field.name), getattr(b, field.name))
+    elif isinstance(a, tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+@given(episodes())
+@settings(deadline=None)
+def test_an_episode_comes_back_whole(episode):
+    assert_same(episode, episode_from_json(lines.from_line(lines.to_line(episode_to_json(episode)))))
+
+
+@given(
+    st.builds(
+        Verdict,
+        TEXT,
+        TEXT,
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=2),
+        st.lists(st.none() | st.floats(allow_nan=False), max_size=3).map(tuple),
+    )
+)
+def test_a_verdict_comes_back_whole(verdict):
+    assert_same(verdict, verdict_from_json(lines.from_line(lines.to_line(verdict_to_json(verdict)))))
+
+
+def test_every_float32_comes_back_with_at_most_nine_digits():
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)
+    logprobs = bits.view(np.float32)
+    logprobs = logprobs[np.isfinite(logprobs)].copy()
+    zeros = np.zeros(len(logprobs), np.int32)
+    episode = simple_episode()
+    turn = episode.turns[0]
+    tokens = dataclasses.replace(turn.tokens, completion=Completion(zeros, logprobs, zeros, Finish.STOP))
+    trajectory = dataclasses.replace(
+        episode.trajectories[0], turns=(dataclasses.replace(turn, tokens=tokens),)
+    )
+    plain = json.loads(json.dumps(episode_to_json(dataclasses.replace(episode, trajectories=(trajectory,)))))
+    written = plain["trajectories"][0]["turns"][0]["tokens"]["logprobs"]
+    assert np.array_equal(np.array(written, np.float32).view(np.uint32), logprobs.view(np.uint32))
+    assert all(len(repr(x).split("e")[0].strip("-").replace(".", "").strip("0")) <= 9 for x in written)
+
+
+def test_a_person_finds_words_and_tokens_in_the_line():
+    plain = episode_to_json(simple_episode())
+    turn = plain["trajectories"][0]["turns"][0]
+    assert turn["observation"] == [{"role": "user", "content": "Where was Torba born?"}]
+    assert turn["action"] == {"role": "assistant", "content": "Torek"}
+    assert turn["tokens"] == {
+        "world_ids": [1, 2, 3],
+        "policy_ids": [5, 6],
+        "logprobs": [-0.1, -2.5],
+        "versions": [3, 3],
+        "finish": "stop",
+        "matched": 6,
+    } or np.allclose(turn["tokens"]["logprobs"], [-0.1, -2.5])

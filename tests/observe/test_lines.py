@@ -1,0 +1,74 @@
+import datetime
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.observe import lines
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
+    max_leaves=8,
+)
+
+
+def same(a, b):
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
+        return math.isnan(b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@given(JSON_VALUES)
+def test_every_value_comes_back_from_one_line_of_strict_json(value):
+    line = lines.to_line(value)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    json.loads(line.decode(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert same(lines.from_line(line), value)
+
+
+def test_lone_surrogates_survive_and_other_text_stays_readable():
+    assert "Zürich" in lines.to_line({"a": "Zürich"}).decode()
+    assert lines.from_line(lines.to_line({"a": "x\ud800", "b": "ü"})) == {"a": "x\ud800", "b": "ü"}
+
+
+def test_values_json_cannot_say_do_not_stop_a_run():
+    value = {"n": np.int64(3), "x": np.float32(0.5), "nan": np.float32("nan"), "a": np.arange(2)}
+    back = lines.from_line(lines.to_line({**value, "day": datetime.date(2026, 1, 2)}))
+    assert back["n"] == 3
+    assert back["x"] == 0.5
+    assert math.isnan(back["nan"])
+    assert back["a"] == [0, 1]
+    assert back["day"] == "2026-01-02"
+
+
+def test_a_torn_last_line_is_passed_over_and_then_replaced(tmp_path):
+    path = tmp_path / "x.jsonl"
+    lines.append(path, [lines.to_line(1), lines.to_line(2)])
+    with path.open("ab") as file:
+        file.write(b'{"torn": ')
+    assert list(lines.read(path)) == [1, 2]
+    lines.append(path, [lines.to_line(3)])
+    assert path.read_bytes() == b"1\n2\n3\n"
+
+
+def test_a_file_that_is_one_torn_line_starts_anew(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"[1, 2")
+    lines.append(path, [lines.to_line(3)])
+    assert path.read_bytes() == b"3\n"
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"1\n{oops\n3\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl line 2 is not JSON"):
+        list(lines.read(path))
