@@ -1,0 +1,83 @@
+"""The batch identity holds, or one sentence says which of the four numbers to change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from agentrl.rollout.config import RolloutConfig
+
+SIZES = st.integers(1, 64)
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_four_numbers_are_accepted_exactly_when_they_agree(prompts, siblings, steps, batch):
+    try:
+        config = RolloutConfig(
+            rollout_batch_size=prompts,
+            n_samples_per_prompt=siblings,
+            num_steps_per_rollout=steps,
+            global_batch_size=batch,
+        )
+    except ValidationError:
+        assert prompts * siblings != batch * steps
+    else:
+        assert prompts * siblings == batch * steps
+        assert (config.prompts, config.episodes_per_step) == (prompts, batch)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_a_batch_size_that_was_left_out_is_derived_or_refused(prompts, siblings, steps):
+    try:
+        config = RolloutConfig(
+            rollout_batch_size=prompts, n_samples_per_prompt=siblings, num_steps_per_rollout=steps
+        )
+    except ValidationError:
+        assert prompts * siblings % steps
+    else:
+        assert config.episodes_per_step * steps == prompts * siblings
+
+
+@given(SIZES, SIZES, SIZES)
+def test_prompts_that_were_left_out_are_derived_or_refused(batch, siblings, steps):
+    try:
+        config = RolloutConfig(
+            global_batch_size=batch, n_samples_per_prompt=siblings, num_steps_per_rollout=steps
+        )
+    except ValidationError:
+        assert batch * steps % siblings
+    else:
+        assert config.prompts * siblings == batch * steps
+
+
+def test_with_both_left_out_there_are_32_prompts():
+    assert RolloutConfig(n_samples_per_prompt=8).prompts == 32
+
+
+def test_the_sentence_holds_all_numbers_and_the_next_move():
+    with pytest.raises(ValidationError) as caught:
+        RolloutConfig(rollout_batch_size=32, n_samples_per_prompt=8, global_batch_size=100)
+    said = caught.value.errors()[0]["msg"]
+    assert "rollout_batch_size (32) x n_samples_per_prompt (8) = 256" in said
+    assert "global_batch_size (100) x num_steps_per_rollout (1) = 100" in said
+    assert "change one of the four" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rollout_temperature", 0.0),
+        ("rollout_temperature", float("nan")),
+        ("rollout_top_p", 0.0),
+        ("rollout_top_p", 1.1),
+        ("rollout_top_k", -1),
+        ("n_samples_per_prompt", 0),
+        ("num_rollout", -1),
+        ("max_turns", 0),
+    ],
+)
+def test_numbers_out_of_range_are_refused(key, value):
+    with pytest.raises(ValidationError, match=key):
+        RolloutConfig(**{key: value})

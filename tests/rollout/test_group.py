@@ -1,0 +1,198 @@
+"""Siblings share one world; who failed is played again, and nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl import UserError, say, sum_of_steps
+from agentrl.rollout.data import Prompt
+from agentrl.rollout.group import GroupPlayer, all_of
+from agentrl.types import Ending, Finish, Step
+from tests.worlds import ASK, Hang, Speaker, Talk, raising, turn_tokens
+
+PROMPT = Prompt(7, ASK, 1234)
+
+
+class Recorded(Talk):
+    """Remembers the task and seed it was reset with, and gives what its own random generator says."""
+
+    async def reset(self, task, *, seed):
+        # All siblings are made before the first of them fails: instance n is sibling n.
+        await asyncio.sleep(0)
+        shown = await super().reset(task, seed=seed)
+        self.begun = (task, seed)
+        self.answers = [Step.finished(reward=self.rng.random())]
+        return shown
+
+
+class Setting:
+    """A group player over worlds that fail in their n-th instance, for n in `failing`."""
+
+    def __init__(self, size, *, failing=(), retries=2, seed=0, aborting=(), **options):
+        self.envs, self.agents = [], []
+        self.failing, self.aborting = set(failing), set(aborting)
+        self.player = GroupPlayer(self.env, self.agent, sum_of_steps, size, retries, seed, **options)
+
+    def env(self):
+        number = len(self.envs)
+        broken = {"reset": raising(RuntimeError(f"world {number}"))} if number in self.failing else None
+        self.envs.append(Recorded(broken))
+        return self.envs[-1]
+
+    def agent(self):
+        aborted = [turn_tokens(1, 1, Finish.ABORT)] if len(self.agents) in self.aborting else []
+        self.agents.append(Speaker(say("x"), tokens=aborted))
+        return self.agents[-1]
+
+    async def play(self, version=3):
+        return await self.player.play(PROMPT, version)
+
+
+async def test_siblings_share_task_and_world_and_sample_apart():
+    setting = Setting(4)
+    outcome = await setting.play()
+    assert {env.begun[1] for env in setting.envs} == {1234}
+    assert all(env.begun[0] is ASK for env in setting.envs)
+    rewards = {verdict.total for verdict in outcome.group.verdicts}
+    assert len(rewards) == 1
+    assert len({agent.sessions[0].seed for agent in setting.agents}) == 4
+    assert len({agent.sessions[0].id for agent in setting.agents}) == 4
+
+
+async def test_a_whole_group_knows_its_version_and_its_prompt():
+    outcome = await Setting(2).play(version=5)
+    group = outcome.group
+    assert (group.id, group.task, group.seed, group.start_version) == ("g7", ASK, 1234, 5)
+    assert [e.id for e in group.episodes] == [v.episode_id for v in group.verdicts] == ["g7-0", "g7-1"]
+    assert outcome.failed == ()
+    assert outcome.episodes == group.episodes
+
+
+async def test_the_runs_seed_alone_decides_how_siblings_sample():
+    async def seeds(seed):
+        setting = Setting(3, seed=seed)
+        await setting.play()
+        return {agent.sessions[0].seed for agent in setting.agents}
+
+    assert await seeds(0) == await seeds(0)
+    assert not await seeds(0) & await seeds(1)
+
+
+async def test_a_failed_episode_is_played_again_in_the_same_world_with_other_samples():
+    setting = Setting(3, failing={1})
+    outcome = await setting.play()
+    assert len(setting.envs) == 4
+    assert setting.envs[3].begun == (ASK, 1234)
+    assert {e.ending for e in outcome.group.episodes} == {Ending.COMPLETED}
+    assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1-retry1", "g7-2"]
+    assert [e.id for e in outcome.failed] == ["g7-1"]
+    assert outcome.failed[0].failure.detail == "RuntimeError: world 1"
+
+
+async def test_an_aborted_episode_is_played_again_too():
+    outcome = await Setting(2, aborting={0}).play()
+    assert [e.ending for e in outcome.failed] == [Ending.ABORTED]
+    assert len(outcome.group.episodes) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_a_group_breaks_after_so_many_retries_and_keeps_every_episode_once(retries):
+    setting = Setting(3, failing={1, 3, 4, 5}, retries=retries)
+    outcome = await setting.play()
+    ids = [episode.id for episode in outcome.episodes]
+    assert len(ids) == len(set(ids)) == len(setting.envs) == 3 + retries
+    assert outcome.group is None
+    assert len(outcome.failed) == 1 + retries
+    assert [e.id for e in outcome.finished] == ["g7-0", "g7-2"]
+
+
+@pytest.mark.parametrize("retries", [2, 3])
+async def test_a_group_is_whole_when_the_last_retry_succeeds(retries):
+    setting = Setting(2, failing={0, 2}, retries=retries)
+    outcome = await setting.play()
+    assert outcome.group is not None
+    assert len(outcome.failed) == 2
+    assert len(outcome.episodes) == len(setting.envs) == 4
+
+
+async def test_every_world_and_agent_is_closed_whatever_happened():
+    setting = Setting(4, failing={0, 1, 4})
+    await setting.play()
+    assert [env.closed for env in setting.envs] == [1] * len(setting.envs)
+    assert [len(agent.closed) for agent in setting.agents] == [1] * len(setting.agents)
+
+
+async def test_cancelling_a_group_closes_every_sibling_and_plays_nothing_again():
+    hang, setting = Hang(), Setting(3)
+    make = setting.env
+
+    def hanging():
+        env = make()
+        env.on = {"step": hang}
+        return env
+
+    player = GroupPlayer(hanging, setting.agent, sum_of_steps, 3, 2, 0)
+    task = asyncio.create_task(player.play(PROMPT, 0))
+    await hang.entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [env.closed for env in setting.envs] == [1, 1, 1]
+
+
+async def test_an_error_of_the_user_ends_the_group_and_closes_the_siblings():
+    setting, hang = Setting(3), Hang()
+    make = setting.env
+
+    def one_broken():
+        env = make()
+        last = len(setting.envs) == 3
+        env.on = {"reset": raising(UserError("set the key"))} if last else {"reset": hang}
+        return env
+
+    player = GroupPlayer(one_broken, setting.agent, sum_of_steps, 3, 2, 0)
+    with pytest.raises(UserError, match="set the key"):
+        await player.play(PROMPT, 0)
+    assert hang.released
+    assert [env.closed for env in setting.envs] == [1, 1, 1]
+
+
+async def test_shuffled_rewards_are_the_same_rewards_dealt_by_chance():
+    class Numbered(Setting):
+        def env(self):
+            env = super().env()
+            env.reset_number = len(self.envs)
+            inner = env.reset
+
+            async def reset(task, *, seed):
+                shown = await inner(task, seed=seed)
+                env.answers = [Step.finished(reward=float(env.reset_number))]
+                return shown
+
+            env.reset = reset
+            return env
+
+    true = await Numbered(8).play()
+    dealt = await Numbered(8, shuffle_rewards=True).play()
+    again = await Numbered(8, shuffle_rewards=True).play()
+    totals = [verdict.total for verdict in true.group.verdicts]
+    shuffled = [verdict.total for verdict in dealt.group.verdicts]
+    assert shuffled != totals
+    assert sorted(shuffled) == sorted(totals)
+    assert [verdict.total for verdict in again.group.verdicts] == shuffled
+    assert {verdict.scorer for verdict in dealt.group.verdicts} == {"env, shuffled"}
+
+
+async def test_all_of_returns_in_order_and_raises_the_first_error_alone_after_cleaning_up():
+    async def after(ticks, value):
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        return value
+
+    assert await all_of([after(3, "a"), after(1, "b"), after(2, "c")]) == ["a", "b", "c"]
+    hang = Hang()
+    with pytest.raises(KeyError):
+        await all_of([hang(), raising(KeyError("x"))()])
+    assert hang.released

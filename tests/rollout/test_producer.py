@@ -1,0 +1,226 @@
+"""Groups start only when they can still be consumed in time, and are handed out in order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl import Limits
+from agentrl.errors import WorldBrokenError
+from agentrl.rollout.data import Prompt
+from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.producer import Producer
+from agentrl.types import Ending, Episode, Failure, Group
+from tests.worlds import ASK
+
+
+def broken(index):
+    failure = Failure("reset", "error", f"no world {index}")
+    episode = Episode(f"g{index}-0", "Env-v0", ASK, 0, Limits(), (), (), Ending.FAILED, failure)
+    return GroupOutcome(None, (episode,), ())
+
+
+@dataclass
+class Yard:
+    """Groups that take `ticks[i]` turns of the event loop; those in `bad` cannot be filled."""
+
+    ticks: list[int]
+    bad: set[int] = field(default_factory=set)
+    started: dict[int, int] = field(default_factory=dict)
+    cancelled: list[int] = field(default_factory=list)
+    prompts: int = 0
+
+    def prompt(self):
+        self.prompts += 1
+        return Prompt(self.prompts - 1, ASK, 0)
+
+    async def play(self, prompt, version):
+        self.started[prompt.index] = version
+        try:
+            for _ in range(self.ticks[prompt.index % len(self.ticks)]):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.append(prompt.index)
+            raise
+        if prompt.index in self.bad:
+            return broken(prompt.index)
+        group = Group(f"g{prompt.index}", ASK, 0, (), (), version)
+        return GroupOutcome(group, (), ())
+
+    def producer(self, batch_size, **options):
+        return Producer(self.prompt, self.play, batch_size=batch_size, **options)
+
+
+def index_of(outcome):
+    name = outcome.group.id if outcome.group else outcome.failed[0].id.split("-")[0]
+    return int(name[1:])
+
+
+STALENESS = st.integers(0, 3)
+TICKS = st.lists(st.integers(0, 9), min_size=1, max_size=7)
+PAUSES = st.lists(st.integers(0, 9), max_size=5)
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(1, 4), STALENESS, TICKS, st.sets(st.integers(0, 25)), st.lists(st.integers(0, 9), max_size=5)
+)
+def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, staleness, ticks, bad, pauses):
+    async def run():
+        yard = Yard(ticks, bad)
+        producer = yard.producer(batch_size, max_staleness=staleness, max_broken=10_000)
+        taken = []
+        for step, pause in enumerate(pauses):
+            outcomes = await producer.take()
+            whole = [outcome.group for outcome in outcomes if outcome.group is not None]
+            assert len(whole) == batch_size
+            assert outcomes[-1].group is not None
+            for group in whole:
+                assert 0 <= step - group.start_version <= staleness
+            # Nothing that the weights to come would make too old has been started.
+            assert len(yard.started) <= (step + staleness + 1) * batch_size + len(bad)
+            taken += [index_of(outcome) for outcome in outcomes]
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            producer.published(step + 1)
+        in_flight = set(range(yard.prompts)) - set(taken)
+        await producer.close()
+        assert taken == sorted(taken)
+        assert len(set(taken)) == len(taken)
+        assert not in_flight & set(taken)
+        assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+
+    asyncio.run(run())
+
+
+@given(st.integers(1, 4), STALENESS)
+def test_as_many_groups_are_in_flight_as_may_be(batch_size, staleness):
+    async def run():
+        yard = Yard([0])
+        producer = yard.producer(batch_size, max_staleness=staleness)
+        for step in range(4):
+            await producer.take()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert len(yard.started) == (step + staleness + 1) * batch_size
+            producer.published(step + 1)
+        await producer.close()
+
+    asyncio.run(run())
+
+
+async def test_at_staleness_zero_nothing_starts_before_the_weights_are_published():
+    yard = Yard([0])
+    producer = yard.producer(2)
+    await producer.take()
+    waiting = asyncio.create_task(producer.take())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert yard.started == {0: 0, 1: 0}
+    waiting.cancel()
+
+
+async def test_batches_are_ordered_by_start_not_by_finish():
+    yard = Yard([9, 0, 5, 0])
+    producer = yard.producer(4)
+    assert [index_of(outcome) for outcome in await producer.take()] == [0, 1, 2, 3]
+
+
+async def test_all_groups_of_a_batch_play_at_the_same_time():
+    together = asyncio.Barrier(3)
+
+    class Meeting(Yard):
+        async def play(self, prompt, version):
+            await together.wait()
+            return await super().play(prompt, version)
+
+    async with asyncio.timeout(5):
+        assert len(await Meeting([0]).producer(3).take()) == 3
+
+
+async def test_a_broken_group_is_replaced_and_handed_out_beside_the_whole_ones():
+    yard = Yard([0], bad={1, 3})
+    outcomes = await yard.producer(3, max_broken=3).take()
+    assert [index_of(outcome) for outcome in outcomes] == [0, 1, 2, 3, 4]
+    assert [outcome.group is None for outcome in outcomes] == [False, True, False, True, False]
+
+
+async def test_a_replacement_is_played_by_the_policy_that_serves_when_it_starts():
+    yard = Yard([0], bad={3})
+    producer = yard.producer(2, max_staleness=1)
+    await producer.take()
+    producer.published(1)
+    await producer.take()
+    assert yard.started == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1}
+    await producer.close()
+
+
+async def test_a_world_that_breaks_group_after_group_ends_the_run_in_a_sentence():
+    yard = Yard([0], bad={1, 2, 3})
+    with pytest.raises(WorldBrokenError) as caught:
+        await yard.producer(2, max_broken=3).take()
+    said = str(caught.value)
+    assert said.startswith("Env-v0: 3 groups in a row could not be played (last: reset failed: no world 3)")
+    assert "mend the environment" in said
+    assert yard.prompts == 4
+
+
+async def test_a_whole_group_between_broken_ones_starts_the_count_again():
+    yard = Yard([0], bad={0, 1, 3, 4})
+    outcomes = await yard.producer(2, max_broken=3).take()
+    assert [outcome.group is None for outcome in outcomes] == [True, True, False, True, True, False]
+
+
+async def test_an_older_version_admits_nothing_and_takes_nothing_back():
+    yard = Yard([0])
+    producer = yard.producer(1)
+    await producer.take()
+    producer.published(2)
+    producer.published(1)
+    await producer.take()
+    assert yard.started[1] == 2
+    await producer.close()
+
+
+async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
+    cleaned = []
+
+    class Slow(Yard):
+        async def play(self, prompt, version):
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(0)
+                cleaned.append(prompt.index)
+
+    yard = Slow([0])
+    producer = yard.producer(3)
+    taking = asyncio.create_task(producer.take())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await producer.close()
+    assert sorted(cleaned) == [0, 1, 2]
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await producer.close()
+
+
+async def test_an_exception_of_a_group_reaches_who_takes_and_the_rest_can_be_closed():
+    class Raises(Yard):
+        async def play(self, prompt, version):
+            if prompt.index == 1:
+                raise KeyError("x")
+            return await super().play(prompt, version)
+
+    yard = Raises([50])
+    producer = yard.producer(3)
+    taking = asyncio.create_task(producer.take())
+    await asyncio.sleep(0)
+    with pytest.raises(KeyError):
+        await taking
+    await producer.close()
+    assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
