@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.observe import episode_from_json, episode_to_json, lines, verdict_from_json, verdict_to_json
-from agentrl.types import Completion, Finish, Verdict
+from agentrl.types import Completion, Finish, Trajectory, Verdict
 from tests.observe.episodes import TEXT, episodes, simple_episode
 
 
@@ -54,13 +54,11 @@ def test_every_float32_comes_back_with_at_most_nine_digits():
     logprobs = bits.view(np.float32)
     logprobs = logprobs[np.isfinite(logprobs)].copy()
     zeros = np.zeros(len(logprobs), np.int32)
-    episode = simple_episode()
-    turn = episode.turns[0]
+    turn = simple_episode().turns[0]
     tokens = dataclasses.replace(turn.tokens, completion=Completion(zeros, logprobs, zeros, Finish.STOP))
-    trajectory = dataclasses.replace(
-        episode.trajectories[0], turns=(dataclasses.replace(turn, tokens=tokens),)
-    )
-    plain = json.loads(json.dumps(episode_to_json(dataclasses.replace(episode, trajectories=(trajectory,)))))
+    trajectory = Trajectory((dataclasses.replace(turn, tokens=tokens),))
+    episode = dataclasses.replace(simple_episode(), trajectories=(trajectory,))
+    plain = json.loads(json.dumps(episode_to_json(episode)))
     written = plain["trajectories"][0]["turns"][0]["tokens"]["logprobs"]
     assert np.array_equal(np.array(written, np.float32).view(np.uint32), logprobs.view(np.uint32))
     assert all(len(repr(x).split("e")[0].strip("-").replace(".", "").strip("0")) <= 9 for x in written)
@@ -71,11 +69,9 @@ def test_a_person_finds_words_and_tokens_in_the_line():
     turn = plain["trajectories"][0]["turns"][0]
     assert turn["observation"] == [{"role": "user", "content": "Where was Torba born?"}]
     assert turn["action"] == {"role": "assistant", "content": "Torek"}
-    assert turn["tokens"] == {
-        "world_ids": [1, 2, 3],
-        "policy_ids": [5, 6],
-        "logprobs": [-0.1, -2.5],
-        "versions": [3, 3],
-        "finish": "stop",
-        "matched": 6,
-    } or np.allclose(turn["tokens"]["logprobs"], [-0.1, -2.5])
+    tokens = turn["tokens"]
+    assert list(tokens) == ["world_ids", "policy_ids", "logprobs", "versions", "finish", "matched"]
+    assert tokens["world_ids"] == [1, 2, 3]
+    assert tokens["policy_ids"] == [5, 6]
+    assert tokens["versions"] == [3, 3]
+    assert (tokens["finish"], tokens["matched"]) == ("stop", 6)

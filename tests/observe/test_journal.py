@@ -115,7 +115,8 @@ journal = Journal(pathlib.Path(sys.argv[1]))
 step = 0
 while True:
     ids = [f"g{step}-{k}" for k in range(50)]
-    journal.write_step(step % 3, [Entry(simple_episode(i), Verdict(i, "x", 1.0), Outcome.TRAINED) for i in ids])
+    entries = [Entry(simple_episode(i), Verdict(i, "x", 1.0), Outcome.TRAINED) for i in ids]
+    journal.write_step(step % 3, entries)
     step += 1
     if step == 3: print("ready", flush=True)
 """
