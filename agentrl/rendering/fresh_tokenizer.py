@@ -21,7 +21,7 @@ PAD, END = "<|pad|>", "<|end|>"
 MARKERS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 MODEL_MAX_LENGTH = 4096
 
-_PIECES = r" ?[^\W\d_]+|[0-9]|\s|."
+_PIECES = r" ?[^\W\d_]+|\s|."
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }} {{ message.content }}<|end|>"

@@ -141,8 +141,25 @@ async def test_a_deadline_strikes_a_function_that_blocks_and_the_loop_goes_on():
             await Tool.of(block).invoke({})
     assert time.perf_counter() - started < 2
     assert ticks > 3
-    release.set()
     ticking.cancel()
+    release.set()
+
+
+async def test_what_comes_after_the_deadline_is_dropped_without_a_word():
+    release = threading.Event()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    def block() -> str:
+        """Block."""
+        release.wait(20)
+        return "late"
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(Tool.of(block).invoke({}), 0.05)
+    release.set()
+    await asyncio.sleep(0.05)
+    assert complaints == []
 
 
 async def test_many_blocked_calls_do_not_starve_the_next_one():
@@ -182,6 +199,14 @@ def test_a_thread_that_ends_after_its_loop_stays_silent(monkeypatch):
         if thread.name == "tool block":
             thread.join(5)
     assert escaped == []
+
+
+async def test_a_function_that_never_returns_cannot_keep_the_process_alive():
+    def ask() -> str:
+        """Ask."""
+        return str(threading.current_thread().daemon)
+
+    assert await Tool.of(ask).invoke({}) == "True"
 
 
 async def test_context_variables_reach_the_thread():

@@ -40,6 +40,7 @@ from agentrl.tools.calculator import MAX_BITS, MAX_CHARACTERS, MAX_DEPTH
         ("0**99999999999", "0"),
         ("1**99999999999", "1"),
         ("(-1)**99999999999", "-1"),
+        ("(-1)**99999999998", "1"),
         ("007", "7"),
     ],
 )

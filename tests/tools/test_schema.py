@@ -68,6 +68,8 @@ def test_signature_becomes_json_schema():
 def test_argument_section_ends_at_the_margin():
     text = "Do.\n\nArgs:\n    one: first\n    two: second:\n      goes on\n\nReturns:\n    three: no argument"
     assert argument_descriptions(text) == {"one": "first", "two": "second: goes on"}
+    deeper = "Do.\n\nArgs:\n    one: first\n      two: still the first"
+    assert argument_descriptions(deeper) == {"one": "first two: still the first"}
     assert argument_descriptions("No section. Args: none") == {}
 
 
