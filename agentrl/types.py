@@ -7,7 +7,7 @@ Alignment, once for all: `logprobs[t] = log p(token[t] | tokens[<t])` and `loss_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -146,6 +146,9 @@ class Limits:
     """What an episode may use. Seconds are wall time; None = no limit of this kind.
 
     max_turns: assistant messages. max_tokens: prompt, world and policy tokens together.
+
+    Raises:
+        ValueError: a limit that leaves no room for anything.
     """
 
     max_turns: int = 8
@@ -155,6 +158,12 @@ class Limits:
     step_timeout_s: float | None = 60.0
     reward_timeout_s: float | None = 30.0
     episode_timeout_s: float | None = 600.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{limit.name} must be above 0, got {value}; None means no limit")
 
 
 def _freeze(array: npt.NDArray[np.generic]) -> None:

@@ -177,6 +177,18 @@ def test_call_and_say_are_what_a_script_yields():
     assert say("x") == Message("assistant", "x")
 
 
+@pytest.mark.parametrize("name", [limit.name for limit in dataclasses.fields(Limits)])
+@pytest.mark.parametrize("value", [0, -1, math.nan])
+def test_a_limit_that_leaves_no_room_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be above 0"):
+        Limits(**{name: value})
+
+
+def test_every_limit_but_the_turns_may_be_off():
+    names = [limit.name for limit in dataclasses.fields(Limits)]
+    assert dataclasses.astuple(Limits(**dict.fromkeys(names[1:]))) == (8, *[None] * 6)
+
+
 @pytest.mark.parametrize("total", [math.nan, math.inf, -math.inf])
 def test_a_verdict_refuses_what_is_not_a_number(total):
     with pytest.raises(ValueError, match="finite"):

@@ -33,14 +33,16 @@ class TokenAgent:
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """Append what the world showed, sample a turn, read it.
 
-        Where the episode has no room left for a single token the turn is empty and its
-        finish is `length`.
+        Where the episode has no room left for a single token the turn is empty, its finish is
+        `length`, and what the world showed is cut at the episode's limit.
         """
         renderer = self._renderer
         world = renderer.extend(observation) if self._prefix else renderer.render(observation, tools)
         room = self._room(session, len(world))
         if room < 1:
-            return Act(Message("assistant"), TurnTokens(_int32(world), _nothing()))
+            # A tool may answer with a book: what no policy will read must not make a Sample of any length.
+            left = max(session.tokens_left or 0, 0)
+            return Act(Message("assistant"), TurnTokens(_int32(world[:left]), _nothing()))
         self._prefix += world
         stops = renderer.stops(tools)
         sampling = Sampling(
