@@ -1,0 +1,1 @@
+"""Runs and episodes for people: on the terminal, as a page, as a picture."""

@@ -1,0 +1,210 @@
+"""A run on the terminal: stages, one progress bar each, a table, episodes.
+
+Without a terminal the same appears as plain lines now and then, without control codes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.types import Episode, Verdict
+from agentrl.view.scores import Figure, ScoreRow, columns_of, figure_text, score_text, time_text
+from agentrl.view.transcript import MODEL, WORLD, Passage, passages, summary_of, visible
+
+_STYLES = {MODEL: "bold green", WORLD: "cyan"}
+_MARGIN = max(map(len, _STYLES)) + 1
+_MIN_WIDTH = 20
+
+
+@dataclass(slots=True)
+class StageBar:
+    """A running stage: how far it is and its latest figures."""
+
+    title: str
+    total: int
+    show: Callable[[StageBar], None]
+    done: int = 0
+    fields: dict[str, Figure] = field(default_factory=dict)
+
+    def advance(self, n: int = 1, **fields: Figure) -> None:
+        """`n` more steps are done; `fields` are figures to show until they are replaced."""
+        self.done += n
+        self.fields.update(fields)
+        self.show(self)
+
+    @property
+    def figures(self) -> str:
+        """The latest figures as one line."""
+        return " · ".join(f"{name} {figure_text(value)}" for name, value in self.fields.items())
+
+
+class RunConsole:
+    """Where a run talks to a person.
+
+    quiet: says nothing at all. console: where to, standard output unless given.
+    interval_s: without a terminal, the least time between two lines about one stage.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        console: Console | None = None,
+        interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(highlight=False)
+        self._quiet = quiet
+        self._interval_s = interval_s
+        self._clock = clock
+        self._bars: _Bars | None = None
+
+    @contextmanager
+    def stage(self, title: str, total: int) -> Iterator[StageBar]:
+        """Show a stage of `total` steps while the block runs, and afterwards one line that sums it up."""
+        started = self._clock()
+        live = self._console.is_terminal and not self._quiet
+        show, hide = self._open_bar(title, total) if live else self._open_lines(title, started)
+        bar = StageBar(title, total, show)
+        went_well = False
+        try:
+            yield bar
+            went_well = True
+        finally:
+            hide()
+            self._sum_up(bar, went_well, self._clock() - started)
+
+    def table(self, rows: Sequence[ScoreRow], *, title: str = "") -> None:
+        """Print one line per row and one column per score."""
+        columns = columns_of(rows)
+        heading = Text(visible(title), style="bold") if title else None
+        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("")
+        for name in columns:
+            table.add_column(Text(visible(name)), justify="right")
+        for row in rows:
+            cells = [score_text(row.scores.get(name)) for name in columns]
+            table.add_row(Text(visible(row.stage)), *cells)
+        if not self._quiet:
+            self._console.print(table)
+
+    def line(self, text: str) -> None:
+        """Print a line as it is: brackets are no markup, and nothing is wrapped."""
+        self._print(Text(visible(text)))
+
+    def episode(self, episode: Episode, verdict: Verdict | None, *, title: str = "") -> None:
+        """Print an episode as a transcript."""
+        if not self._quiet:
+            print_episode(self._console, episode, verdict, title=title)
+
+    def _print(self, text: Text) -> None:
+        if not self._quiet:
+            self._console.print(text, soft_wrap=True)
+
+    def _open_bar(self, title: str, total: int) -> tuple[Callable[[StageBar], None], Callable[[], None]]:
+        # A stage inside a stage shares the one live display that a terminal can have.
+        bars = self._bars = self._bars or _Bars.started(self._console)
+        task = bars.add_task(visible(title), total=total, figures="")
+
+        def show(bar: StageBar) -> None:
+            bars.update(task, completed=bar.done, figures=bar.figures)
+
+        def hide() -> None:
+            bars.remove_task(task)
+            if not bars.tasks:
+                bars.stop()
+                self._bars = None
+
+        return show, hide
+
+    def _open_lines(
+        self, title: str, started: float
+    ) -> tuple[Callable[[StageBar], None], Callable[[], None]]:
+        last = started
+        self._print(Text(f"{visible(title)} ..."))
+
+        def show(bar: StageBar) -> None:
+            nonlocal last
+            now = self._clock()
+            if now - last < self._interval_s or bar.done >= bar.total:
+                return
+            last = now
+            left = (now - started) / max(bar.done, 1) * (bar.total - bar.done)
+            parts = [f"{bar.title} {bar.done}/{bar.total}", bar.figures, f"{time_text(left)} left"]
+            self._print(Text("  " + visible(" · ".join(part for part in parts if part))))
+
+        return show, lambda: None
+
+    def _sum_up(self, bar: StageBar, went_well: bool, seconds: float) -> None:
+        mark = ("✓ ", "green") if went_well else ("✗ ", "red")
+        count = f" {bar.done}/{bar.total}" if bar.total > 1 else ""
+        verb = "done in" if went_well else "stopped after"
+        figures = f" · {bar.figures}" if bar.figures else ""
+        said = f"{bar.title}{count} {verb} {time_text(seconds)}{figures}"
+        self._print(Text.assemble(mark, visible(said)))
+
+
+def print_episode(
+    console: Console, episode: Episode, verdict: Verdict | None, *, title: str = "", width: int | None = None
+) -> None:
+    """Print an episode as a transcript; who speaks stands in the margin, and in colour where there is any."""
+    heading = f"{title} · {summary_of(episode, verdict)}" if title else summary_of(episode, verdict)
+    console.print(Text(visible(heading), style="bold"), soft_wrap=True)
+    room = max((width or console.width) - _MARGIN - 4, _MIN_WIDTH)
+    for passage in passages(episode):
+        for line in _in_margin(console, passage, room):
+            console.print(line, soft_wrap=True)
+    if episode.failure is not None:
+        console.print(Text(visible(f"  failed: {episode.failure.detail}"), style="red"), soft_wrap=True)
+    console.print()
+
+
+def _in_margin(console: Console, passage: Passage, room: int) -> Iterator[Text]:
+    style = _STYLES[passage.speaker]
+    label = passage.speaker
+    for line in Text(visible(passage.text), style=style).wrap(console, room, tab_size=4):
+        line.rstrip()
+        yield Text.assemble((f" {label:>{_MARGIN - 1}} │ ", "dim"), line)
+        label = ""
+
+
+class _TimeLeft(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        return Text("" if left is None else f"{time_text(left)} left", style="dim")
+
+
+class _Bars(Progress):
+    """Progress bars, the figures of each on a line of their own: beside it there is no room."""
+
+    @classmethod
+    def started(cls, console: Console) -> _Bars:
+        bars = cls(
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            _TimeLeft(),
+            console=console,
+            expand=True,
+            transient=True,
+            # The cores are busy with better things.
+            refresh_per_second=4,
+            speed_estimate_period=120,
+        )
+        bars.start()
+        return bars
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            yield self.make_tasks_table([task])
+            if figures := task.fields["figures"]:
+                yield Text(f"  {visible(figures)}", style="cyan", no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,48 @@
+"""The table everybody looks for first: how good the policy was at each point of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Figure = float | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """The policy at one point of a run, e.g. "after warm start". None = not measured."""
+
+    stage: str
+    scores: Mapping[str, float | None]
+
+
+def columns_of(rows: Sequence[ScoreRow]) -> tuple[str, ...]:
+    """Every score that some row has, in the order of first mention."""
+    return tuple(dict.fromkeys(name for row in rows for name in row.scores))
+
+
+def score_text(value: float | None) -> str:
+    """Three decimals, or a dash where nothing was measured."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def figure_text(value: Figure) -> str:
+    """A number as people read it: 12,345 or 0.512 or 3.2e-05; text as it is."""
+    if isinstance(value, str):
+        return value
+    size = abs(value)
+    if isinstance(value, int) or size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if size >= 0.001 or size == 0 else f"{value:.1e}"
+
+
+def time_text(seconds: float) -> str:
+    """A span of time: 4 s, 1 min 05 s, 2 h 03 min."""
+    whole = round(max(seconds, 0.0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,74 @@
+"""An episode as words: who said what, safe to show to a person."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentrl.types import Episode, Message, ToolCall, Verdict
+
+WORLD, MODEL = "world", "model"
+
+# Directional marks can make a terminal or a page show text in another order than it has.
+_DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One message: who spoke (`world` or `model`), in which role, and what was said."""
+
+    speaker: str
+    role: str
+    text: str
+
+
+def passages(episode: Episode) -> Iterator[Passage]:
+    """Everything that was said in an episode, in order."""
+    for turn in episode.turns:
+        for message in turn.observation:
+            yield Passage(WORLD, message.role, words_of(message))
+        yield Passage(MODEL, turn.action.role, words_of(turn.action))
+
+
+def words_of(message: Message) -> str:
+    """The text of a message: its reasoning, its content and its tool calls, as far as it has them."""
+    parts = [message.reasoning or "", message.content, *map(_call_text, message.tool_calls)]
+    return "\n".join(part for part in parts if part)
+
+
+def visible(text: str) -> str:
+    """Text in which every character shows: controls, surrogates and direction marks as ‹U+001B›.
+
+    Line breaks and tabs stay. What a model writes can then neither drive a terminal nor
+    pretend to be something else.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_shown(character) for character in text)
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t":
+        return character
+    if unicodedata.category(character) in {"Cc", "Cs"} or character in _DIRECTION_MARKS:
+        return f"‹U+{ord(character):04X}›"
+    return character
+
+
+def _call_text(call: ToolCall) -> str:
+    if call.raw:
+        return call.raw
+    if call.arguments is None:
+        return f"{call.name}(?) {call.error}"
+    return (
+        f"{call.name}({', '.join(f'{name}={json.dumps(value)}' for name, value in call.arguments.items())})"
+    )
+
+
+def summary_of(episode: Episode, verdict: Verdict | None) -> str:
+    """One line: who it is, how it ended, what it was worth."""
+    worth = "not scored" if verdict is None else f"reward {verdict.total:g}"
+    turns = len(episode.turns)
+    return f"{episode.task.id} · {episode.ending} · {worth} · {turns} turn{'s' if turns != 1 else ''}"
