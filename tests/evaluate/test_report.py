@@ -1,0 +1,98 @@
+"""Failures stand in no mean, and the standard error is numpy's."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl import Limits, Task, Verdict, say
+from agentrl.evaluate.report import EvalSetting, summarize
+from agentrl.types import Ending, Episode, Failure, Trajectory, Turn
+from tests.worlds import turn_tokens
+
+SETTING = EvalSetting("Env-v0", "test", 0.7, None)
+
+
+def episode(name, ending=Ending.COMPLETED, *, failure=None, policy=(), counts=None, **metadata):
+    turns = tuple(Turn((), say("x"), turn_tokens(5, n)) for n in policy)
+    return Episode(
+        id=name,
+        env_id="Env-v0",
+        task=Task.ask("t", "?", **metadata),
+        seed=0,
+        limits=Limits(),
+        trajectories=(Trajectory(turns),) if turns else (),
+        step_rewards=(),
+        ending=Ending.FAILED if failure else ending,
+        failure=failure,
+        counts=counts or {},
+    )
+
+
+def report_of(scores, setting=SETTING, episodes=None):
+    episodes = episodes or [episode(f"e{n}") for n in range(len(scores))]
+    verdicts = [Verdict(e.id, "env", score) for e, score in zip(episodes, scores, strict=False)]
+    return summarize(episodes, verdicts, setting, seconds=1.5)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30))
+def test_mean_and_standard_error_are_numpys(scores):
+    report = report_of(scores)
+    assert report.n == len(scores)
+    assert report.mean == pytest.approx(np.mean(scores), abs=1e-9)
+    assert report.stderr == pytest.approx(np.std(scores, ddof=1) / np.sqrt(len(scores)), abs=1e-9)
+
+
+@pytest.mark.parametrize(("scores", "mean"), [([], 0.0), ([0.5], 0.5)])
+def test_of_one_score_there_is_no_standard_error(scores, mean):
+    report = summarize(
+        [episode(f"e{n}") for n in range(len(scores))],
+        [Verdict(f"e{n}", "env", score) for n, score in enumerate(scores)],
+        SETTING,
+        seconds=0.0,
+    )
+    assert (report.n, report.mean, report.stderr) == (len(scores), mean, 0.0)
+
+
+def test_failures_are_counted_by_kind_and_stand_in_no_mean():
+    played = [
+        episode("e0", policy=(3, 4), counts={"tool_calls": 2}),
+        episode("e1", failure=Failure("tool", "error", "x"), policy=(100,), counts={"tool_calls": 9}),
+        episode("e2", Ending.TRUNCATED, policy=(1,), counts={"tool_calls": 1, "malformed_calls": 1}),
+        episode("e3", failure=Failure("reset", "timeout", "x")),
+        episode("e4", failure=Failure("tool", "error", "y")),
+        episode("e5", Ending.ABORTED),
+    ]
+    verdicts = [Verdict("e0", "env", 1.0), Verdict("e2", "env", 0.0)]
+    report = summarize(played, verdicts, SETTING, seconds=2.0)
+    assert (report.n, report.mean) == (2, 0.5)
+    assert report.failures == {"tool_error": 2, "reset_timeout": 1, "aborted": 1}
+    assert report.endings == {"completed": 1, "failed": 3, "truncated": 1, "aborted": 1}
+    assert (report.turns, report.policy_tokens) == (1.5, 4.0)
+    assert report.counts == {"tool_calls": 3, "malformed_calls": 1}
+    assert report.seconds == 2.0
+
+
+def test_the_breakdown_splits_the_mean_by_a_key_of_the_task():
+    played = [episode(f"e{n}", hops=hops) for n, hops in enumerate([1, 2, 2, 1, 2])]
+    setting = EvalSetting("Env-v0", "test", 0.7, "hops")
+    report = report_of([1.0, 0.0, 1.0, 0.0, 1.0], setting, played)
+    assert report.by == {"hops=1": 0.5, "hops=2": pytest.approx(2 / 3)}
+    assert list(report.by) == ["hops=1", "hops=2"]
+
+
+def test_verdicts_are_matched_by_episode_not_by_place():
+    played = [episode("e0", hops=1), episode("e1", hops=2)]
+    setting = EvalSetting("Env-v0", "test", 0.7, "hops")
+    verdicts = [Verdict("e1", "env", 1.0), Verdict("e0", "env", 0.0)]
+    assert summarize(played, verdicts, setting, seconds=0.0).by == {"hops=1": 0.0, "hops=2": 1.0}
+
+
+def test_a_report_is_json_in_the_order_of_its_fields():
+    plain = json.loads(json.dumps(report_of([1.0, 0.0]).as_json()))
+    assert list(plain)[:7] == ["env_id", "split", "temperature", "n", "mean", "stderr", "by"]
+    assert (plain["env_id"], plain["split"], plain["temperature"]) == ("Env-v0", "test", 0.7)
