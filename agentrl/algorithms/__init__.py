@@ -1,0 +1,1 @@
+"""What is done to episodes before a gradient: samples, filters, advantages, weights, packing."""

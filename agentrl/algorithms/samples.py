@@ -1,0 +1,81 @@
+"""From episodes to Samples: the tokens as they were, concatenated; nothing is encoded again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentrl.types import NO_VERSION, Author, Episode, Sample, Trajectory
+
+
+def samples_of(episode: Episode, *, temperature: float) -> tuple[Sample, ...]:
+    """One Sample for each trajectory. The loss mask is 1 exactly on the tokens that were sampled.
+
+    Two turns and their sample, W written by the world and P by the policy:
+
+        turn 0: world_ids 5 6    completion 7 8 (version 3)
+        turn 1: world_ids 9      completion 4   (version 3)
+
+        token_ids   5  6  7  8  9  4
+        author      W  W  P  P  W  P
+        loss_mask   0  0  1  1  0  1
+        versions   -1 -1  3  3 -1  3
+
+    Args:
+        episode: played by an agent that has tokens.
+        temperature: what the policy sampled at.
+
+    Raises:
+        ValueError: the episode holds no tokens, or a trajectory begins with sampled ones.
+    """
+    if not episode.turns:
+        raise ValueError(f"episode {episode.id} holds no turns, so there is nothing to train on")
+    return tuple(
+        _sample(trajectory, rollout_id=episode.id, temperature=temperature)
+        for trajectory in episode.trajectories
+    )
+
+
+def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: str) -> Sample:
+    """A Sample from runs of tokens and their authors; the loss mask is 1 exactly on demo tokens.
+
+    Raises:
+        ValueError: a part was written by a policy, or the first token is a demo token.
+    """
+    if any(author is Author.POLICY for author, _ in parts):
+        raise ValueError(f"demonstration {rollout_id} holds policy tokens; those come from episodes")
+    ids = np.concatenate([np.asarray(part, dtype=np.int32) for _, part in parts])
+    author = np.repeat([int(author) for author, _ in parts], [len(part) for _, part in parts])
+    return Sample(
+        token_ids=ids,
+        author=author.astype(np.int8),
+        loss_mask=author == Author.DEMO,
+        logprobs=np.zeros(len(ids), dtype=np.float32),
+        versions=np.full(len(ids), NO_VERSION, dtype=np.int32),
+        temperature=1.0,
+        rollout_id=rollout_id,
+    )
+
+
+def _sample(trajectory: Trajectory, *, rollout_id: str, temperature: float) -> Sample:
+    tokens = [turn.tokens for turn in trajectory.turns if turn.tokens is not None]
+    if len(tokens) != len(trajectory.turns):
+        raise ValueError(f"episode {rollout_id} was played without tokens, so it cannot be trained on")
+    spans = [span for turn in tokens for span in (len(turn.world_ids), len(turn.completion.token_ids))]
+    author = np.repeat(np.array([Author.WORLD, Author.POLICY] * len(tokens), dtype=np.int8), spans)
+    sampled = author == Author.POLICY
+    logprobs = np.zeros(len(author), dtype=np.float32)
+    versions = np.full(len(author), NO_VERSION, dtype=np.int32)
+    logprobs[sampled] = np.concatenate([turn.completion.logprobs for turn in tokens])
+    versions[sampled] = np.concatenate([turn.completion.versions for turn in tokens])
+    ids = [part for turn in tokens for part in (turn.world_ids, turn.completion.token_ids)]
+    return Sample(
+        token_ids=np.concatenate(ids).astype(np.int32, copy=False),
+        author=author,
+        loss_mask=sampled,
+        logprobs=logprobs,
+        versions=versions,
+        temperature=temperature,
+        rollout_id=rollout_id,
+    )

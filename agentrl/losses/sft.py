@@ -1,0 +1,11 @@
+"""Imitation: the weighted negative log-likelihood of demonstrated tokens."""
+
+from __future__ import annotations
+
+from agentrl.losses.base import LossInputs, LossOutput, TokenOutputs
+
+
+def sft_loss(outputs: TokenOutputs, inputs: LossInputs) -> LossOutput:
+    """sum of weights_N x (- logp_N); advantages and old logprobs play no part."""
+    loss = -(inputs.weights_N * outputs.logp_N).sum()
+    return LossOutput(loss, {"entropy_loss": outputs.entropy_N.sum()})

@@ -1,0 +1,59 @@
+"""Logprobs of chosen tokens, without ever holding the logits of all of them. N tokens, D width, V vocab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.losses.base import TokenOutputs
+
+_MAX_LOGITS = 2**24
+"""Logits held at once (64 MB in fp32), by default."""
+
+
+def logprobs_and_entropy(
+    hidden_ND: Tensor,
+    lm_head: Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    *,
+    max_logits: int = _MAX_LOGITS,
+) -> TokenOutputs:
+    """Score `targets_N` under softmax(lm_head(hidden) / temperature), in fp32 or better.
+
+    Tokens go through the head in chunks of at most `max_logits` logits; where there is more
+    than one chunk, each is computed again in the backward pass instead of being kept. A
+    token's hidden state is the one that predicts it: the state of the token before.
+    """
+    width = _vocabulary(lm_head, hidden_ND)
+    chunk = max(max_logits // width, 1)
+    if len(targets_N) <= chunk:
+        return _score(hidden_ND, lm_head, targets_N, temperature_N)
+    parts = [
+        checkpoint(_score, hidden, lm_head, targets, temperature, use_reentrant=False)
+        for hidden, targets, temperature in zip(
+            hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
+        )
+    ]
+    return TokenOutputs(torch.cat([p.logp_N for p in parts]), torch.cat([p.entropy_N for p in parts]))
+
+
+def _vocabulary(lm_head: Callable[[Tensor], Tensor], hidden_ND: Tensor) -> int:
+    with torch.no_grad():
+        return int(lm_head(hidden_ND[:1]).shape[-1])
+
+
+def _score(
+    hidden_ND: Tensor, lm_head: Callable[[Tensor], Tensor], targets_N: Tensor, temperature_N: Tensor
+) -> TokenOutputs:
+    logits_NV = lm_head(hidden_ND)
+    # Half precision is enough for a matrix product, never for a softmax.
+    precise = torch.promote_types(logits_NV.dtype, torch.float32)
+    logp_NV = torch.log_softmax(logits_NV.to(precise) / temperature_N.to(precise)[:, None], dim=-1)
+    logp_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
+    with torch.no_grad():
+        entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
+    return TokenOutputs(logp_N, entropy_N)

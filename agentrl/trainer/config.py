@@ -1,0 +1,48 @@
+"""Settings of the trainer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config import Section
+
+Rate = Annotated[float, Field(ge=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class TrainerConfig(Section):
+    """The optimizer, its schedule, and how much goes through the model at once."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """adamw for everything, or muon for the 2-D hidden weights and adamw for the rest."""
+    lr: Annotated[float, Field(gt=0.0)] = 2e-4
+    """Peak learning rate."""
+    min_lr: Rate = 0.0
+    """Learning rate that a decay ends at."""
+    lr_warmup_iters: Annotated[int, Field(ge=0)] = 4
+    """Optimizer steps over which the learning rate rises linearly to lr (count; 0 = none)."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from lr to min_lr after the warm-up."""
+    lr_decay_iters: Annotated[int, Field(ge=1)] | None = None
+    """Optimizer steps after which min_lr is reached, warm-up included (count); left out, all steps."""
+    weight_decay: Rate = 0.0
+    """Decoupled weight decay of the weights with two dimensions; norms and biases have none."""
+    adam_beta1: Beta = 0.9
+    """Decay of AdamW's mean of gradients."""
+    adam_beta2: Beta = 0.95
+    """Decay of AdamW's mean of squared gradients."""
+    clip_grad: Annotated[float, Field(gt=0.0)] = 1.0
+    """Largest norm of the whole gradient; a longer one is scaled down to it."""
+    max_tokens_per_gpu: Annotated[int, Field(ge=1)] = 1024
+    """Most tokens that go through the model at once (tokens). It changes speed and memory, never the
+    gradient; a longer sample goes alone."""
+    bf16: bool = False
+    """Multiply matrices in bfloat16; the weights and the optimizer stay in fp32."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> TrainerConfig:
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr ({self.min_lr:g}) must not exceed lr ({self.lr:g}); lower min_lr.")
+        return self

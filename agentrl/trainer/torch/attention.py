@@ -1,0 +1,118 @@
+"""Causal attention inside each sequence of a flat row, through transformers' attention registry.
+
+A mask over the whole row would cost the square of its length, nearly all of it for nothing.
+Here sequences of like length are folded into a batch, so that the cost is that of the
+sequences alone, whatever the row's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_NAME = "agentrl_segments"
+_SHORTEST = 0.8
+"""A batch's shortest sequence, as a share of its longest: bounds what folding wastes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fold:
+    """Neighbouring sequences as a batch: tokens start to stop of the row become [count, longest].
+
+    fold: where in the run each cell of the batch comes from; unfold: which cells are real.
+    Both are None where the sequences are of one length. A sequence is filled up with its own
+    last token, at its end, where causal attention hides it from all the others.
+    """
+
+    start: int
+    stop: int
+    count: int
+    longest: int
+    fold: Tensor | None
+    unfold: Tensor | None
+
+
+def folds_of(lengths: Sequence[int], device: torch.device) -> tuple[Fold, ...]:
+    """Cut a row of sequences, long before short, into batches of like length."""
+    folds: list[Fold] = []
+    run: list[int] = []
+    start = 0
+    for length in lengths:
+        if run and not _SHORTEST * run[0] <= length <= run[0]:
+            folds.append(_fold(run, start, device))
+            start, run = folds[-1].stop, []
+        run.append(length)
+    if run:
+        folds.append(_fold(run, start, device))
+    return tuple(folds)
+
+
+def _fold(run: list[int], start: int, device: torch.device) -> Fold:
+    stop = start + sum(run)
+    if len(set(run)) == 1:
+        return Fold(start, stop, len(run), run[0], None, None)
+    lengths = np.array(run)
+    longest = int(lengths.max())
+    starts = np.cumsum(lengths) - lengths
+    cells = np.arange(longest)[None, :]
+    fold = starts[:, None] + np.minimum(cells, lengths[:, None] - 1)
+    unfold = np.flatnonzero(cells < lengths[:, None])
+    return Fold(
+        start,
+        stop,
+        len(run),
+        longest,
+        torch.from_numpy(fold.reshape(-1)).to(device),
+        torch.from_numpy(unfold).to(device),
+    )
+
+
+@contextmanager
+def segment_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model` attend within sequences; it must be called with `folds=`. Restored afterwards."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _attend(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_mask: Tensor | None,
+    folds: Sequence[Fold],
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim], as transformers calls it."""
+    shared = query.shape[1] != key.shape[1]
+    parts = []
+    for fold in folds:
+        q, k, v = (_folded(x, fold) for x in (query, key, value))
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared)
+        flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
+        parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
+    return torch.cat(parts)[None], None
+
+
+def _folded(x: Tensor, fold: Fold) -> Tensor:
+    """[1, heads, T, head_dim] -> [count, heads, longest, head_dim]."""
+    run = x[0].transpose(0, 1)[fold.start : fold.stop]
+    if fold.fold is not None:
+        run = run.index_select(0, fold.fold)
+    return run.reshape(fold.count, fold.longest, *run.shape[1:]).transpose(1, 2)
+
+
+ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)

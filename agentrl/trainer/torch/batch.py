@@ -1,0 +1,79 @@
+"""Samples as flat rows: several sequences end to end, and which states predict which tokens.
+
+T input tokens of a row, N predicted tokens of a row, S sequences in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.algorithms.packing import pack
+from agentrl.types import BoolArray, FloatArray, Sample
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """One row.
+
+    members: S indices into the batch. positions: for each member, where its predicted tokens stand.
+    input_ids_T, position_ids_T: the members' tokens end to end, positions from 0 in each.
+    predictor_N: the index into T of the state that predicts a token: that of the token before.
+    """
+
+    members: tuple[int, ...]
+    positions: tuple[Int64Array, ...]
+    lengths: tuple[int, ...]
+    input_ids_T: Int64Array
+    position_ids_T: Int64Array
+    predictor_N: Int64Array
+    targets_N: Int64Array
+    temperature_N: FloatArray
+
+    def gather(self, arrays: Sequence[FloatArray]) -> FloatArray:
+        """Of one array per sample of the batch: the values at this row's predicted tokens, [N]."""
+        return np.concatenate([arrays[m][at] for m, at in zip(self.members, self.positions, strict=True)])
+
+
+def micro_batches(
+    samples: Sequence[Sample], masks: Sequence[BoolArray], max_tokens: int
+) -> tuple[MicroBatch, ...]:
+    """Rows that predict exactly the tokens under `masks` (which never cover a first token).
+
+    A sequence goes in only as far as its last predicted token needs; one without any is left out.
+
+    Raises:
+        ValueError: a sample was sampled greedily, so its probabilities have no temperature.
+    """
+    positions = [np.flatnonzero(mask) for mask in masks]
+    chosen = [index for index, at in enumerate(positions) if len(at)]
+    frozen = [samples[index].rollout_id for index in chosen if samples[index].temperature <= 0]
+    if frozen:
+        raise ValueError(f"samples {frozen} were sampled at temperature 0; sample training data above 0")
+    rows = pack([int(positions[index][-1]) for index in chosen], max_tokens)
+    return tuple(_row(samples, positions, tuple(chosen[i] for i in row)) for row in rows)
+
+
+def _row(samples: Sequence[Sample], positions: Sequence[Int64Array], members: tuple[int, ...]) -> MicroBatch:
+    at = [positions[member] for member in members]
+    lengths = [int(positions_[-1]) for positions_ in at]
+    counts = [len(positions_) for positions_ in at]
+    starts = np.cumsum([0, *lengths[:-1]])
+    tokens = [samples[member].token_ids for member in members]
+    return MicroBatch(
+        members=members,
+        positions=tuple(at),
+        lengths=tuple(lengths),
+        input_ids_T=np.concatenate([t[:n] for t, n in zip(tokens, lengths, strict=True)], dtype=np.int64),
+        position_ids_T=np.arange(sum(lengths)) - np.repeat(starts, lengths),
+        predictor_N=np.concatenate(at) - 1 + np.repeat(starts, counts),
+        targets_N=np.concatenate([t[p] for t, p in zip(tokens, at, strict=True)], dtype=np.int64),
+        temperature_N=np.repeat(
+            np.array([samples[member].temperature for member in members], dtype=np.float32), counts
+        ),
+    )

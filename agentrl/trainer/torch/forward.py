@@ -1,0 +1,104 @@
+"""From rows of tokens to logprobs: through the model, and through its head only where it counts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.errors import ModelLoadError
+from agentrl.losses import TokenOutputs, logprobs_and_entropy
+from agentrl.trainer.torch.attention import folds_of, segment_attention
+from agentrl.trainer.torch.batch import MicroBatch, micro_batches
+from agentrl.types import NO_VERSION, Author, Sample
+
+_TOLERANCE = 1e-3
+
+
+def token_outputs(model: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> TokenOutputs:
+    """Logprob and entropy of the row's N predicted tokens. Call it inside `segment_attention`."""
+    device = model.device
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        states = model.base_model(
+            input_ids=torch.from_numpy(row.input_ids_T).to(device)[None],
+            position_ids=torch.from_numpy(row.position_ids_T).to(device)[None],
+            use_cache=False,
+            folds=folds_of(row.lengths, device),
+        ).last_hidden_state[0]
+        return logprobs_and_entropy(
+            states.index_select(0, torch.from_numpy(row.predictor_N).to(device)),
+            head_of(model),
+            torch.from_numpy(row.targets_N).to(device),
+            torch.from_numpy(row.temperature_N).to(device),
+        )
+
+
+def head_of(model: PreTrainedModel) -> nn.Module:
+    """The layer from hidden states to logits.
+
+    Raises:
+        ModelLoadError: the model has none.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Module):
+        raise ModelLoadError(
+            f"{type(model).__name__} has no language-model head; use a causal language model."
+        )
+    return head
+
+
+def check_trainable(model: PreTrainedModel) -> None:
+    """Compare two short sequences in one row with the model's own forward, one by one.
+
+    Raises:
+        ModelLoadError: they differ: the architecture does something that a flat row would lose
+            (windows, absolute tricks with masks, caps on the logits), or its weights are not
+            in fp32.
+    """
+    name = type(model).__name__
+    if model.dtype not in (torch.float32, torch.float64):
+        raise ModelLoadError(f"{name} came in {model.dtype}; load it in float32, and set bf16 for speed.")
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ModelLoadError(
+            f"{name} mixes {sorted(kinds)}; this trainer needs full attention in every layer, "
+            "as in Llama and Qwen3: choose such a model."
+        )
+    samples = [_probe(length, model.config.get_text_config().vocab_size) for length in (7, 4)]
+    (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], 16)
+    with torch.no_grad():
+        alone = [_alone(model, sample) for sample in samples]
+        try:
+            with segment_attention(model):
+                packed = token_outputs(model, row, bf16=False).logp_N
+        except TypeError as error:
+            raise _unfit(name) from error
+    if not torch.allclose(packed, torch.cat(alone).to(packed), atol=_TOLERANCE):
+        raise _unfit(name)
+
+
+def _unfit(name: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{name} gives other probabilities when sequences share a row, so it cannot be trained here; "
+        "choose a Llama or Qwen3 architecture."
+    )
+
+
+def _probe(length: int, vocab_size: int) -> Sample:
+    ids = torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(length))
+    later = torch.arange(length) > 0
+    return Sample(
+        token_ids=ids.to(torch.int32).numpy(),
+        author=(later * int(Author.DEMO)).to(torch.int8).numpy(),
+        loss_mask=later.numpy(),
+        logprobs=torch.zeros(length).numpy(),
+        versions=torch.full((length,), NO_VERSION, dtype=torch.int32).numpy(),
+        temperature=1.0,
+        rollout_id="probe",
+    )
+
+
+def _alone(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
+    ids = torch.from_numpy(sample.token_ids.astype("int64")).to(model.device)
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+    return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
