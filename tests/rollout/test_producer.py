@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Limits
@@ -65,7 +65,6 @@ TICKS = st.lists(st.integers(0, 9), min_size=1, max_size=7)
 PAUSES = st.lists(st.integers(0, 9), max_size=5)
 
 
-@settings(max_examples=150)
 @given(
     st.integers(1, 4), STALENESS, TICKS, st.sets(st.integers(0, 25)), st.lists(st.integers(0, 9), max_size=5)
 )
