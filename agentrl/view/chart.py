@@ -1,0 +1,150 @@
+"""A line chart as SVG that takes its colours from the page around it: no script, no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from agentrl.view.panels import Panel, Point, Series
+from agentrl.view.scores import figure_text
+
+WIDTH, HEIGHT = 400, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 10, 30
+_MAX_POINTS = 400
+_MAX_DOTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Data to picture: linear, from [low, high] to [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        return round(self.start + (value - self.low) / span * (self.end - self.start), 1)
+
+
+def draw(panel: Panel) -> Markup:
+    """The panel's SVG. Every point tells its numbers when pointed at; the whole has a description."""
+    xs = [x for series in panel.series for x, _ in series.points]
+    ys = [y for series in panel.series for _, y in series.points if y is not None]
+    y_ticks = ticks(0.0, 1.0) if panel.is_share else ticks(min(0.0, *ys), max(ys))
+    x_ticks = ticks(min(xs), max(xs), whole=True)
+    across = _Scale(min(xs), max(max(xs), min(xs) + 1), _LEFT, WIDTH - _RIGHT)
+    up = _Scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    parts = [
+        Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, describe(panel)),
+        *_grid(y_ticks, up),
+        *_steps([x for x in x_ticks if across.low <= x <= across.high], across),
+        *(part for index, series in enumerate(panel.series) for part in _curve(index, series, across, up)),
+        Markup("</svg>"),
+    ]
+    return Markup("\n").join(parts)
+
+
+def describe(panel: Panel) -> str:
+    """The panel in words, for those who cannot see it."""
+    said = []
+    for series in panel.series:
+        known = [(x, y) for x, y in series.points if y is not None]
+        (first_x, first), (last_x, last) = known[0], known[-1]
+        said.append(
+            f"{series.label}: {figure_text(first)} at step {first_x:g}, {figure_text(last)} at step {last_x:g}"
+        )
+    return f"{panel.title} ({panel.unit}). {'; '.join(said)}."
+
+
+def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
+    """Three to seven round numbers, evenly spaced, that enclose [low, high]. whole: integers only."""
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
+    if whole:
+        step = max(1.0, round(step))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(float(f"{k * step:.10g}") for k in range(first, last + 1))
+
+
+def _grid(values: Sequence[float], up: _Scale) -> Iterator[Markup]:
+    for value in values:
+        y = up(value)
+        style = "axis" if value == 0 else "grid"
+        yield Markup('<line class="{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+            style, _LEFT, WIDTH - _RIGHT, y, y
+        )
+        yield Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
+            _LEFT - 6, y + 3.5, _short(value)
+        )
+
+
+def _steps(values: Sequence[float], across: _Scale) -> Iterator[Markup]:
+    for value in values:
+        yield Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
+            across(value), HEIGHT - _BOTTOM + 15, _short(value)
+        )
+    yield Markup('<text class="tick" x="{}" y="{}" text-anchor="end">step</text>').format(
+        WIDTH - _RIGHT, HEIGHT - 2
+    )
+
+
+def _curve(index: int, series: Series, across: _Scale, up: _Scale) -> Iterator[Markup]:
+    points = _thinned(series.points)
+    path = _path(points, across, up)
+    yield Markup('<path class="curve s{}" d="{}"/>').format(index % 6, path)
+    known = [(x, y) for x, y in points if y is not None]
+    size = 2.6 if len(known) <= _MAX_DOTS else 0
+    for x, y in known:
+        yield Markup(
+            '<g class="point s{}"><circle class="dot" cx="{}" cy="{}" r="{}"/>'
+            '<circle class="reach" cx="{}" cy="{}" r="7"><title>{}</title></circle></g>'
+        ).format(
+            index % 6,
+            across(x), up(y), size, across(x), up(y),
+            f"step {x:g} · {series.label} {figure_text(y)}",
+        )  # fmt: skip
+
+
+def _path(points: Sequence[Point], across: _Scale, up: _Scale) -> str:
+    parts, pen = [], "M"
+    for x, y in points:
+        if y is None:
+            pen = "M"
+            continue
+        parts.append(f"{pen}{across(x)} {up(y)}")
+        pen = "L"
+    return " ".join(parts)
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """At most about _MAX_POINTS, evenly chosen, the last always among them."""
+    stride = math.ceil(len(points) / _MAX_POINTS)
+    return points if stride <= 1 else [*points[:-1:stride], points[-1]]
+
+
+def _short(value: float) -> str:
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:g}"
+
+
+def legend(panel: Panel) -> Markup:
+    """The names of the curves beside a piece of their line; nothing where there is only one."""
+    if len(panel.series) < 2:
+        return Markup()
+    items = [
+        Markup(
+            '<li><svg class="key" viewBox="0 0 22 8" aria-hidden="true">'
+            '<path class="curve s{}" d="M1 4 L21 4"/></svg>{}</li>'
+        ).format(index % 6, escape(series.label))
+        for index, series in enumerate(panel.series)
+    ]
+    return Markup('<ul class="legend">{}</ul>').format(Markup().join(items))

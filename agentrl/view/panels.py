@@ -1,0 +1,113 @@
+"""Which curves a run's page shows, by the field's metric names; what a run has not logged is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agentrl.observe import Record
+
+Point: TypeAlias = tuple[float, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve: (step, value) in order of steps; None is a gap."""
+
+    label: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One small chart. unit: what the vertical axis counts. is_share: values between 0 and 1."""
+
+    title: str
+    unit: str
+    series: tuple[Series, ...]
+    is_share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    title: str
+    unit: str
+    keys: Sequence[tuple[str, str]] | Callable[[Sequence[str]], list[tuple[str, str]]]
+    is_share: bool = False
+
+
+def panels_of(records: Sequence[Record]) -> tuple[Panel, ...]:
+    """The charts that these records can fill, the most telling first."""
+    names = tuple(dict.fromkeys(name for record in records for name in record))
+    panels = []
+    for plan in _PLANS:
+        keys = plan.keys(names) if callable(plan.keys) else plan.keys
+        found = [Series(label, points_of(records, key)) for label, key in keys if key in names]
+        drawn = tuple(one for one in found if any(value is not None for _, value in one.points))
+        if drawn:
+            panels.append(Panel(plan.title, plan.unit, drawn, plan.is_share))
+    return tuple(panels)
+
+
+def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
+    """One metric by step. Where a step was logged twice, the later value counts."""
+    found = {record["step"]: record[key] for record in records if key in record}
+    return tuple(sorted((step, value) for step, value in found.items() if step is not None))
+
+
+def _overall(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name.removeprefix("eval/"), name) for name in names if _depth(name) == 1]
+
+
+def _by_part(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [
+        (name.removeprefix("eval/").replace("/", ", "), name)
+        for name in names
+        if _depth(name) == 2 and "=" in name
+    ]
+
+
+def _depth(name: str) -> int:
+    return name.count("/") if name.startswith("eval/") else 0
+
+
+_PLANS = (
+    _Plan("Success on held-out tasks", "share of episodes", _overall, is_share=True),
+    _Plan("Held-out success by kind of task", "share of episodes", _by_part, is_share=True),
+    _Plan("Reward in training", "mean per episode", [("reward", "rollout/raw_reward")]),
+    _Plan("Response length", "tokens the policy wrote per episode", [("mean", "rollout/response_len/mean")]),
+    _Plan("Turns", "mean per episode", [("turns", "rollout/turns/mean")]),
+    _Plan("Entropy", "nats per token", [("entropy", "train/entropy_loss")]),
+    _Plan("Gradient norm", "before clipping", [("gradient norm", "train/grad_norm")]),
+    _Plan(
+        "Groups and episodes to mind",
+        "share",
+        [
+            ("groups without signal", "rollout/zero_std/ratio"),
+            ("truncated episodes", "rollout/truncated_ratio"),
+            ("clipped tokens", "train/pg_clipfrac"),
+        ],
+        is_share=True,
+    ),
+    _Plan(
+        "Trainer against engine",
+        "mean |Δ logprob|",
+        [("difference", "train/train_rollout_logprob_abs_diff")],
+    ),
+    _Plan(
+        "Time per stage",
+        "seconds per step",
+        [
+            ("rollout", "perf/rollout_time"),
+            ("training", "perf/actor_train_time"),
+            ("logprobs", "perf/log_probs_time"),
+            ("weights", "perf/update_weights_time"),
+        ],
+    ),
+    _Plan(
+        "Throughput",
+        "tokens per second",
+        [("rollout", "perf/rollout_tok_per_s"), ("training", "perf/actor_train_tok_per_s")],
+    ),
+)
