@@ -14,7 +14,7 @@ from agentrl.view.scores import figure_text
 WIDTH, HEIGHT = 400, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 10, 30
 _MAX_POINTS = 400
-_MAX_DOTS = 40
+_MAX_DOTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def draw(panel: Panel) -> Markup:
     ys = [y for series in panel.series for _, y in series.points if y is not None]
     y_ticks = ticks(0.0, 1.0) if panel.is_share else ticks(min(0.0, *ys), max(ys))
     x_ticks = ticks(min(xs), max(xs), whole=True)
-    across = _Scale(min(xs), max(max(xs), min(xs) + 1), _LEFT, WIDTH - _RIGHT)
+    across = _Scale(min(xs), max(*xs, min(xs) + 1), _LEFT, WIDTH - _RIGHT)
     up = _Scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
     parts = [
         Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, describe(panel)),
@@ -53,11 +53,8 @@ def describe(panel: Panel) -> str:
     """The panel in words, for those who cannot see it."""
     said = []
     for series in panel.series:
-        known = [(x, y) for x, y in series.points if y is not None]
-        (first_x, first), (last_x, last) = known[0], known[-1]
-        said.append(
-            f"{series.label}: {figure_text(first)} at step {first_x:g}, {figure_text(last)} at step {last_x:g}"
-        )
+        known = [f"{figure_text(y)} at step {x:g}" for x, y in series.points if y is not None]
+        said.append(f"{series.label}: {known[0]}, {known[-1]}")
     return f"{panel.title} ({panel.unit}). {'; '.join(said)}."
 
 

@@ -87,7 +87,6 @@ class _Shown:
         self.label = shown.label
         self.summary = summary_of(episode, shown.verdict)
         self.verdict = shown.verdict
-        self.ending = episode.ending.value
         self.failure = episode.failure
         self.answer = episode.task.answer
         self.blocks = list(blocks_of(episode, decode, shown.author))
