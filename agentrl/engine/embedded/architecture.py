@@ -1,0 +1,130 @@
+"""What the decoder needs to know of a model, read from its Hugging Face configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from agentrl.errors import ModelLoadError
+
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Architecture:
+    """Sizes and switches of a Llama-like decoder.
+
+    inv_freq: float32 [head_dim / 2], radians per position. rope_scale multiplies cos and sin.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    max_position_embeddings: int
+    inv_freq: Tensor
+    rope_scale: float
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the model by its Hugging Face name."""
+        hidden, wide = self.hidden_size, self.intermediate_size
+        linears = {
+            "self_attn.q_proj": (self.query_size, hidden),
+            "self_attn.k_proj": (self.kv_size, hidden),
+            "self_attn.v_proj": (self.kv_size, hidden),
+            "self_attn.o_proj": (hidden, self.query_size),
+            "mlp.gate_proj": (wide, hidden),
+            "mlp.up_proj": (wide, hidden),
+            "mlp.down_proj": (hidden, wide),
+        }
+        one_layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        for name, shape in linears.items():
+            one_layer[f"{name}.weight"] = shape
+            if self.attention_bias if name.startswith("self_attn") else self.mlp_bias:
+                one_layer[f"{name}.bias"] = shape[:1]
+        if self.qk_norm:
+            one_layer |= {f"self_attn.{which}_norm.weight": (self.head_dim,) for which in "qk"}
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        for layer in range(self.num_layers):
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in one_layer.items()}
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+
+def read_architecture(config: PreTrainedConfig) -> Architecture:
+    """Read a Llama or Qwen3 configuration.
+
+    Raises:
+        ModelLoadError: another architecture, or a variant the decoder does not compute.
+    """
+    if not isinstance(config, LlamaConfig | Qwen3Config):
+        raise ModelLoadError(
+            f"the embedded engine decodes Llama and Qwen3 models, not `{config.model_type}`; "
+            "choose a model of one of these architectures."
+        )
+    _refuse_variants(config)
+    heads = config.num_attention_heads
+    rope = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+    return Architecture(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=config.num_key_value_heads or heads,
+        head_dim=config.head_dim or config.hidden_size // heads,
+        rms_norm_eps=config.rms_norm_eps,
+        tied=bool(config.tie_word_embeddings),
+        attention_bias=bool(config.attention_bias),
+        mlp_bias=isinstance(config, LlamaConfig) and bool(config.mlp_bias),
+        qk_norm=isinstance(config, Qwen3Config),
+        max_position_embeddings=config.max_position_embeddings,
+        inv_freq=rope.inv_freq.to(torch.float32).cpu(),
+        rope_scale=float(rope.attention_scaling),
+    )
+
+
+def _refuse_variants(config: LlamaConfig | Qwen3Config) -> None:
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    if kind not in _STATIC_ROPE:
+        raise ModelLoadError(
+            f"the embedded engine does not compute `{kind}` position scaling; "
+            f"choose a model with one of {', '.join(_STATIC_ROPE)}."
+        )
+    if config.hidden_act != "silu":
+        raise ModelLoadError(
+            f"the embedded engine computes `silu` layers only, not `{config.hidden_act}`; choose another model."
+        )
+    if isinstance(config, Qwen3Config) and config.use_sliding_window:
+        raise ModelLoadError(
+            "the embedded engine does not compute sliding-window attention; choose a model without it."
+        )

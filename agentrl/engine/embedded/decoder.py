@@ -1,0 +1,174 @@
+"""The forward pass over a cache of slots; one function for prefill and decode.
+
+Shapes: R rows (slots in this batch), S new tokens of a row, N = R x S, H query heads, K key heads,
+G = H / K query heads that share a key, D head size, L cached columns attended to.
+
+No copies of keys per query head: queries that share a key are rows of one product. Padding writes to
+a scratch column behind the cache's last one, and is never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agentrl.engine.embedded.architecture import Architecture
+from agentrl.engine.embedded.linear import rms_norm
+from agentrl.engine.embedded.parameters import LayerParameters, Parameters
+
+_COLUMNS_STEP = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """New tokens for some slots.
+
+    slots: int64 [R]. tokens: int64 [R, S]. columns: int64 [R, S], where each token stands in its
+    slot; the scratch column for padding. length: columns below it are attended to.
+    pick: int64 [P], flat indices into [R, S] of the tokens whose logits are wanted.
+    """
+
+    slots: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    length: int
+    pick: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    """What all layers of one forward pass share."""
+
+    rows: slice | Tensor
+    length: int
+    num_rows: int
+    num_new: int
+    cos: Tensor
+    sin: Tensor
+    write: Tensor
+    mask: Tensor
+
+
+class Decoder:
+    """Keys and values of every slot, and the pass that extends them."""
+
+    def __init__(
+        self, architecture: Architecture, num_slots: int, context_len: int, dtype: torch.dtype
+    ) -> None:
+        a = architecture
+        self._architecture = a
+        self.scratch = context_len
+        self._kv = torch.zeros(
+            2, a.num_layers, num_slots, a.num_kv_heads, context_len + 1, a.head_dim, dtype=dtype
+        )
+        angles = torch.outer(torch.arange(context_len + 1, dtype=torch.float32), a.inv_freq)
+        cos, sin = angles.cos() * a.rope_scale, angles.sin() * a.rope_scale
+        self._cos = torch.cat([cos, cos], -1).to(dtype)
+        self._sin = torch.cat([-sin, sin], -1).to(dtype)
+        self._columns = torch.arange(context_len + 1)
+        self._heads = torch.arange(a.num_kv_heads)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the cache."""
+        return self._kv.nbytes
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of a slot to another slot."""
+        self._kv[:, :, target, :, :length] = self._kv[:, :, source, :, :length]
+
+    def exchange(self, a: int, b: int, length: int) -> None:
+        """Swap the first `length` columns of two slots."""
+        kept = self._kv[:, :, a, :, :length].clone()
+        self.move(b, a, length)
+        self._kv[:, :, b, :, :length] = kept
+
+    def free(self) -> None:
+        """Give the cache's memory back; nothing can be computed afterwards."""
+        self._kv = self._kv.new_empty(0)
+
+    def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """Write the batch's keys and values; float32 logits [P, vocabulary] of the picked tokens."""
+        x = F.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding)
+        shared = self._share(batch)
+        for index, layer in enumerate(parameters.layers):
+            x = self._attend(layer, index, x, shared)
+            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, self._architecture.rms_norm_eps)).chunk(
+                2, -1
+            )
+            x = layer.down.add_to(x, F.silu(gate) * up)
+        if len(batch.pick) != len(x):
+            x = x[torch.from_numpy(batch.pick)]
+        return parameters.head(rms_norm(x, parameters.norm, self._architecture.rms_norm_eps)).float()
+
+    def _share(self, batch: Batch) -> _Shared:
+        a = self._architecture
+        columns = torch.from_numpy(batch.columns)
+        slots = torch.from_numpy(batch.slots)
+        # Few distinct lengths keep the kernels' shapes, and with them the results, stable.
+        length = min(-(-batch.length // _COLUMNS_STEP) * _COLUMNS_STEP, self.scratch)
+        seen = self._columns[:length] <= columns[:, :, None]
+        mask = torch.zeros(seen.shape, dtype=self._kv.dtype).masked_fill_(~seen, float("-inf"))
+        num_rows, num_new = batch.tokens.shape
+        if num_new > 1 and a.num_heads > a.num_kv_heads:
+            mask = mask.repeat(1, a.num_heads // a.num_kv_heads, 1)
+        first = int(batch.slots[0])
+        dense = int(batch.slots[-1]) - first + 1 == num_rows
+        heads = slots[:, None] * a.num_kv_heads + self._heads
+        write = heads[:, None, :] * (self.scratch + 1) + columns[:, :, None]
+        flat = columns.reshape(-1)
+        return _Shared(
+            rows=slice(first, first + num_rows) if dense else slots,
+            length=length,
+            num_rows=num_rows,
+            num_new=num_new,
+            cos=self._cos[flat].unsqueeze(1),
+            sin=self._sin[flat].unsqueeze(1),
+            write=write.reshape(-1),
+            mask=mask.unsqueeze(1),
+        )
+
+    def _attend(self, layer: LayerParameters, index: int, x_NC: Tensor, shared: _Shared) -> Tensor:
+        a = self._architecture
+        qkv = layer.qkv(rms_norm(x_NC, layer.input_norm, a.rms_norm_eps))
+        heads = qkv.view(len(x_NC), a.num_heads + 2 * a.num_kv_heads, a.head_dim)
+        qk, v = heads[:, : -a.num_kv_heads], heads[:, -a.num_kv_heads :]
+        if layer.qk_norm is not None:
+            qk = rms_norm(qk, None, a.rms_norm_eps) * layer.qk_norm
+        qk = qk * shared.cos + qk.roll(a.head_dim // 2, -1) * shared.sin
+        q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
+        keys = self._write(0, index, k, shared)
+        values = self._write(1, index, v, shared)
+        mixed = F.scaled_dot_product_attention(self._fold(q, shared), keys, values, attn_mask=shared.mask)
+        return layer.out.add_to(x_NC, self._unfold(mixed, shared))
+
+    def _write(self, which: int, layer: int, new_NKD: Tensor, shared: _Shared) -> Tensor:
+        """Store the new columns, return all that are attended to: [R, K, L, D]."""
+        cache = self._kv[which, layer]
+        head_dim = self._architecture.head_dim
+        cache.view(-1, head_dim).index_copy_(0, shared.write, new_NKD.reshape(-1, head_dim))
+        seen = cache[:, :, : shared.length]
+        return seen[shared.rows] if isinstance(shared.rows, slice) else seen.index_select(0, shared.rows)
+
+    def _fold(self, q_NHD: Tensor, shared: _Shared) -> Tensor:
+        """[N, H, D] -> [R, K, G x S, D]."""
+        a = self._architecture
+        group = a.num_heads // a.num_kv_heads
+        if shared.num_new == 1:
+            return q_NHD.view(shared.num_rows, a.num_kv_heads, group, a.head_dim)
+        q = q_NHD.view(shared.num_rows, shared.num_new, a.num_kv_heads, group, a.head_dim)
+        return q.permute(0, 2, 3, 1, 4).reshape(shared.num_rows, a.num_kv_heads, -1, a.head_dim)
+
+    def _unfold(self, mixed: Tensor, shared: _Shared) -> Tensor:
+        """[R, K, G x S, D] -> [N, H x D]."""
+        a = self._architecture
+        if shared.num_new > 1:
+            group = a.num_heads // a.num_kv_heads
+            shape = (shared.num_rows, a.num_kv_heads, group, shared.num_new, a.head_dim)
+            mixed = mixed.reshape(shape).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(-1, a.query_size)

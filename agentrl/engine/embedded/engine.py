@@ -1,0 +1,293 @@
+"""The embedded engine: requests in, completions out, one decode step at a time in the event loop.
+
+The pump consumes the queue of waiting requests. It runs as a task while there is work, one step
+between two visits of the event loop, so that everything else (aborts, weights, new requests) happens
+at a token boundary. It ends when nothing waits and nothing runs; `close` aborts what is left. When it
+raises, every pending request fails with an EngineError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.engine.embedded.decoder import Decoder
+from agentrl.engine.embedded.loading import open_directory
+from agentrl.engine.embedded.parameters import Parameters
+from agentrl.engine.embedded.sink import EmbeddedSink
+from agentrl.engine.embedded.slots import Request, Slots
+from agentrl.engine.embedded.step import Stepper
+from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.protocols import Sampling
+from agentrl.types import Completion, Finish
+from agentrl.weights import named_weights
+
+Decode = Callable[[Sequence[int]], str]
+
+_MAX_YIELDS = 8
+_DEFAULT_CONTEXT = 512
+
+
+class EmbeddedEngine:
+    """Continuous batching over the weights of a Llama or Qwen3 model, on the CPU.
+
+    A session keeps its slot, and the keys and values in it, between its requests: the next request
+    computes only the tokens that follow what is cached. Slots of idle sessions are given away, least
+    recently used first, when others wait; what was in them is then computed again.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        max_slots: int,
+        max_context_len: int | None,
+        decode: Decode | None,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        architecture = parameters.architecture
+        most = architecture.max_position_embeddings
+        self.max_context_len = min(max_context_len or _DEFAULT_CONTEXT, most)
+        dtype = parameters.embedding.dtype
+        self._slots = Slots(max_slots, self.max_context_len)
+        self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
+        self._stepper = Stepper(self._slots, self._decoder, parameters, decode)
+        self._vocab_size = architecture.vocab_size
+        self._can_decode = decode is not None
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._waiting: deque[Request] = deque()
+        self._pump: asyncio.Task[None] | None = None
+        self._closed = False
+        self._sink = EmbeddedSink(architecture, dtype, self._install)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: PreTrainedModel,
+        *,
+        max_slots: int = 256,
+        max_context_len: int | None = None,
+        decode: Decode | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> EmbeddedEngine:
+        """Serve a copy of the model's weights, as version 0.
+
+        Args:
+            model: a LlamaForCausalLM or Qwen3ForCausalLM.
+            max_slots: requests decoded at once.
+            max_context_len: tokens a slot holds, prompt and completion; default 512, at most what
+                the model was made for.
+            decode: token ids to text; needed for stop strings only.
+            eos_token_ids: tokens that always end a completion; default: the model's own.
+            dtype: of weights and cache; default: the model's.
+
+        Raises:
+            ModelLoadError: the architecture is not one the engine decodes.
+        """
+        parameters = Parameters.load(
+            read_architecture(model.config), dict(named_weights(model)), dtype or model.dtype
+        )
+        return cls(
+            parameters,
+            max_slots=max_slots,
+            max_context_len=max_context_len,
+            decode=decode,
+            eos_token_ids=_eos_of(model) if eos_token_ids is None else eos_token_ids,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        *,
+        max_slots: int = 256,
+        max_context_len: int | None = None,
+        decode: Decode | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> EmbeddedEngine:
+        """Serve the model in a Hugging Face directory, as version 0; arguments as in `from_model`.
+
+        Raises:
+            ModelLoadError: the directory is missing or broken, or the architecture is not supported.
+        """
+        model = open_directory(directory, dtype)
+        return cls.from_model(model, max_slots=max_slots, max_context_len=max_context_len, decode=decode)
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that serve now."""
+        return self._stepper.version
+
+    @property
+    def sink(self) -> EmbeddedSink:
+        """Where new weights go. A commit drops every cache; running requests go on with the new weights."""
+        return self._sink
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of keys and values: fixed at construction by max_slots x max_context_len."""
+        return self._decoder.num_bytes
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """Sample a continuation of the whole prefix `prompt_ids`; cancelling frees the slot.
+
+        Raises:
+            RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
+            EngineError: the engine is closed, the request makes no sense, the session is busy, or a
+                step failed.
+        """
+        request = self._request(prompt_ids, sampling, session)
+        self._waiting.append(request)
+        self._start()
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            self._discard(request)
+            raise
+
+    async def close_session(self, session: str) -> None:
+        """Forget a session's cache; a request still running in it ends with finish = abort."""
+        for request in self._pending():
+            if request.session == session:
+                self._end(request)
+        self._slots.forget(session)
+
+    async def abort(self) -> None:
+        """End every request, running or waiting, with what it has; finish = abort."""
+        for request in self._pending():
+            self._end(request)
+
+    async def close(self) -> None:
+        """Abort, then free the cache. A closed engine refuses requests."""
+        await self.abort()
+        self._closed = True
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+        self._decoder.free()
+
+    def _install(self, parameters: Parameters, version: int) -> None:
+        self._stepper.parameters = parameters
+        self._stepper.version = version
+        self._slots.drop_caches()
+
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
+        if self._closed:
+            raise EngineError("the engine is closed; build a new one.")
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        if not len(prompt) or sampling.max_new_tokens < 1:
+            raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
+        if prompt.min() < 0 or prompt.max() >= self._vocab_size:
+            raise EngineError(
+                f"the prompt holds token {prompt.max() if prompt.min() >= 0 else prompt.min()}, the model knows "
+                f"0 to {self._vocab_size - 1}; encode it with the model's own tokenizer."
+            )
+        if len(prompt) + sampling.max_new_tokens > self.max_context_len:
+            raise RequestTooLargeError(
+                f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
+                f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
+            )
+        if sampling.stop and not self._can_decode:
+            raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        return Request(
+            prompt,
+            sampling,
+            session,
+            seed % 2**64,
+            (*sampling.stop_token_ids, *self._eos_token_ids),
+            asyncio.get_running_loop().create_future(),
+        )
+
+    def _start(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run(), name="agentrl-engine-pump")
+            self._pump.add_done_callback(self._settle)
+
+    async def _run(self) -> None:
+        while True:
+            await self._gather()
+            self._admit()
+            if not self._slots.active.any():
+                return
+            for request, completion in self._stepper.step():
+                if not request.answer.done():
+                    request.answer.set_result(completion)
+
+    async def _gather(self) -> None:
+        """Let finished requests come back as new ones before the next step."""
+        quiet = 0
+        for _ in range(_MAX_YIELDS):
+            before = len(self._waiting)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == before else 0
+            if quiet == 3:
+                return
+
+    def _admit(self) -> None:
+        """First come, first served; but a session whose tokens are cached needs no new slot."""
+        late: list[Request] = []
+        for request in self._waiting:
+            if self._slots.holds(request.session):
+                self._slots.admit(request)
+            else:
+                late.append(request)
+        self._waiting.clear()
+        for request in late:
+            if self._slots.has_room():
+                self._slots.admit(request)
+            else:
+                self._waiting.append(request)
+
+    def _pending(self) -> list[Request]:
+        return [request for request in (*self._slots.requests, *self._waiting) if request is not None]
+
+    def _end(self, request: Request) -> None:
+        completion = _nothing()
+        if request.slot is not None:
+            completion = self._slots.completion(request.slot, Finish.ABORT, None)
+            self._slots.keep(request.slot)
+        else:
+            self._waiting.remove(request)
+        if not request.answer.done():
+            request.answer.set_result(completion)
+
+    def _discard(self, request: Request) -> None:
+        """The caller is gone: nobody will want the rest, nor the session's cache."""
+        if request.slot is not None and self._slots.requests[request.slot] is request:
+            self._slots.release(request.slot)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+
+    def _settle(self, pump: asyncio.Task[None]) -> None:
+        """However the pump ended, leave nobody waiting for it."""
+        error = None if pump.cancelled() else pump.exception()
+        if error is None and not pump.cancelled():
+            return
+        reason = "was cancelled" if error is None else f"failed: {type(error).__name__}: {error}"
+        for request in self._pending():
+            if not request.answer.done():
+                failure = EngineError(f"the embedded engine {reason}; the request was not finished.")
+                failure.__cause__ = error
+                request.answer.set_exception(failure)
+        self._waiting.clear()
+        self._slots.clear()
+
+
+def _nothing() -> Completion:
+    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), Finish.ABORT)
+
+
+def _eos_of(model: PreTrainedModel) -> tuple[int, ...]:
+    told = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    if told is None:
+        return ()
+    return (told,) if isinstance(told, int) else tuple(told)

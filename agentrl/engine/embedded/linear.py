@@ -1,0 +1,58 @@
+"""A matrix in the memory layout that multiplies fastest, chosen once per matrix.
+
+Measured on one AVX-512 core with 1 to 256 rows. fp32: inputs x outputs, row-major, is ahead of the
+usual transpose (up to 1.4x), and for vocabularies a oneDNN-packed matrix is ahead of both. bf16: packed
+is 1.5 to 2.5 times as fast as plain, which is packed again at every call.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_PACKED_FROM = 16_384
+
+
+class Linear:
+    """y = x W^T + b, with W given as [outputs, inputs]."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self.bias_O = bias_O
+        self._packed = _packs(weight_OI)
+        if self._packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), 32)
+        else:
+            self._weight = weight_OI.t().contiguous()
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """[N, inputs] -> [N, outputs]."""
+        if self._packed:
+            y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._weight, self.bias_O, "none", [], "")
+            return y_NO
+        if self.bias_O is not None:
+            return torch.addmm(self.bias_O, x_NI, self._weight)
+        return torch.mm(x_NI, self._weight)
+
+    def add_to(self, base_NO: Tensor, x_NI: Tensor) -> Tensor:
+        """base + x W^T + b."""
+        if self._packed or self.bias_O is not None:
+            return base_NO + self(x_NI)
+        return torch.addmm(base_NO, x_NI, self._weight)
+
+    def dense(self) -> Tensor:
+        """W as [outputs, inputs], read back from the layout it is multiplied in."""
+        return self._weight.to_dense() if self._packed else self._weight.t()
+
+
+def _packs(weight_OI: Tensor) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if weight_OI.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight_OI.dtype == torch.float32 and weight_OI.shape[0] >= _PACKED_FROM
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019)."""
+    return F.rms_norm(x, x.shape[-1:], weight, eps)

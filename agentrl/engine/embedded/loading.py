@@ -1,0 +1,38 @@
+"""A Hugging Face model directory, opened for decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.errors import ModelLoadError
+
+
+def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load all weights of a model directory, from this machine only.
+
+    Raises:
+        ModelLoadError: the directory is missing, incomplete or broken.
+    """
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, json.JSONDecodeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
+    # transformers only warns, and goes on with random numbers.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"the model in {path} lacks {len(missing)} tensors, {missing[0]} among them; copy it again in full."
+        )
+    loaded: PreTrainedModel = model
+    return loaded

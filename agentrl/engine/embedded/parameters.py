@@ -1,0 +1,113 @@
+"""The model's tensors, fused for few and large multiplications; and back under their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.engine.embedded.architecture import Architecture
+from agentrl.engine.embedded.linear import Linear
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_OUT = ("self_attn.o_proj",)
+_DOWN = ("mlp.down_proj",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerParameters:
+    """One layer. qk_norm: [query and key heads, head_dim], or None where the model has none."""
+
+    input_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None
+    out: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameters:
+    """All weights, in memory of their own: what trains elsewhere does not show through."""
+
+    architecture: Architecture
+    embedding: Tensor
+    layers: tuple[LayerParameters, ...]
+    norm: Tensor
+    head: Linear
+
+    @classmethod
+    def load(cls, architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype) -> Parameters:
+        """Fuse the tensors that `architecture.shapes()` names, cast to `dtype`."""
+        embedding = named["model.embed_tokens.weight"].detach().to("cpu", dtype, copy=True)
+        head = embedding if architecture.tied else _cast(named, "lm_head.weight", dtype)
+        return cls(
+            architecture,
+            embedding,
+            tuple(_layer(architecture, named, dtype, n) for n in range(architecture.num_layers)),
+            named["model.norm.weight"].detach().to("cpu", dtype, copy=True),
+            Linear(head),
+        )
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by its Hugging Face name, read back from what the decoder multiplies with."""
+        yield "model.embed_tokens.weight", self.embedding
+        yield "model.norm.weight", self.norm
+        yield "lm_head.weight", self.head.dense()
+        for n, layer in enumerate(self.layers):
+            for name, tensor in _named_layer(self.architecture, layer):
+                yield f"model.layers.{n}.{name}", tensor
+
+
+def _cast(named: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor:
+    return named[name].detach().to("cpu", dtype)
+
+
+def _layer(
+    architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype, index: int
+) -> LayerParameters:
+    prefix = f"model.layers.{index}."
+
+    def copy(name: str) -> Tensor:
+        return named[prefix + name].detach().to("cpu", dtype, copy=True)
+
+    def fuse(names: tuple[str, ...]) -> Linear:
+        weight = torch.cat([copy(f"{name}.weight") for name in names])
+        biased = prefix + f"{names[0]}.bias" in named
+        return Linear(weight, torch.cat([copy(f"{name}.bias") for name in names]) if biased else None)
+
+    qk_norm = None
+    if architecture.qk_norm:
+        q, k = copy("self_attn.q_norm.weight"), copy("self_attn.k_norm.weight")
+        heads = (architecture.num_heads, architecture.num_kv_heads)
+        qk_norm = torch.cat([w.expand(n, -1) for w, n in zip((q, k), heads, strict=True)])
+    return LayerParameters(
+        input_norm=copy("input_layernorm.weight"),
+        qkv=fuse(_QKV),
+        qk_norm=qk_norm,
+        out=fuse(_OUT),
+        post_norm=copy("post_attention_layernorm.weight"),
+        gate_up=fuse(_GATE_UP),
+        down=fuse(_DOWN),
+    )
+
+
+def _named_layer(architecture: Architecture, layer: LayerParameters) -> Iterator[tuple[str, Tensor]]:
+    yield "input_layernorm.weight", layer.input_norm
+    yield "post_attention_layernorm.weight", layer.post_norm
+    if layer.qk_norm is not None:
+        yield "self_attn.q_norm.weight", layer.qk_norm[0]
+        yield "self_attn.k_norm.weight", layer.qk_norm[architecture.num_heads]
+    shapes = architecture.shapes()
+    fused = ((_QKV, layer.qkv), (_OUT, layer.out), (_GATE_UP, layer.gate_up), (_DOWN, layer.down))
+    for names, linear in fused:
+        sizes = [shapes[f"model.layers.0.{name}.weight"][0] for name in names]
+        for name, weight in zip(names, linear.dense().split(sizes), strict=True):
+            yield f"{name}.weight", weight
+        if linear.bias_O is not None:
+            for name, bias in zip(names, linear.bias_O.split(sizes), strict=True):
+                yield f"{name}.bias", bias

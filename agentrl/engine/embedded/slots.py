@@ -1,0 +1,223 @@
+"""Who sits in which slot, and what is known of each slot's tokens, as arrays over all slots.
+
+A slot is free, kept (a session's tokens are cached, nothing runs) or active (a request runs in it).
+Of a slot's `known` tokens the first `cached` have keys in the cache. The token sampled last is
+known and not cached: it is computed together with whatever follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.engine.embedded.sampler import Rules
+from agentrl.protocols import Sampling
+from agentrl.types import Completion, Finish, FloatArray, IntArray
+
+_NO_TOKEN = -1
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A call of generate on its way: waiting while `slot` is None, then running in that slot."""
+
+    prompt: IntArray
+    sampling: Sampling
+    session: str
+    seed: int
+    stop_token_ids: tuple[int, ...]
+    answer: asyncio.Future[Completion]
+    slot: int | None = None
+    cached_tokens: int = 0
+
+
+class Slots:
+    """The book of the slots. Arrays have one row per slot."""
+
+    def __init__(self, num_slots: int, context_len: int) -> None:
+        self.ids = np.zeros((num_slots, context_len), np.int64)
+        self.logprobs: FloatArray = np.zeros((num_slots, context_len), np.float32)
+        self.versions: IntArray = np.zeros((num_slots, context_len), np.int32)
+        self.known = np.zeros(num_slots, np.int64)
+        self.cached = np.zeros(num_slots, np.int64)
+        self.start = np.zeros(num_slots, np.int64)
+        self.limit = np.zeros(num_slots, np.int64)
+        self.active = np.zeros(num_slots, np.bool_)
+        self.requests: list[Request | None] = [None] * num_slots
+        self.searching: set[int] = set()
+        self._rules = Rules(
+            temperature=np.ones(num_slots, np.float32),
+            top_p=np.ones(num_slots, np.float32),
+            top_k=np.zeros(num_slots, np.int64),
+            seeds=np.zeros(num_slots, np.uint64),
+            indices=np.zeros(num_slots, np.uint64),
+        )
+        self._stops = np.full((num_slots, 1), _NO_TOKEN, np.int64)
+        self._free = list(range(num_slots))
+        self._sessions: dict[int, str] = {}
+        # Insertion order is the order of last use: the first is evicted first.
+        self._kept: dict[str, int] = {}
+
+    def holds(self, session: str) -> bool:
+        """Whether a slot keeps tokens of this session."""
+        return session in self._kept
+
+    def has_room(self) -> bool:
+        """Whether a request can be admitted now."""
+        return bool(self._free or self._kept)
+
+    def admit(self, request: Request) -> None:
+        """Give the request its session's slot, a free one, or the one unused for longest."""
+        slot = self._claim(request.session)
+        prompt, sampling = request.prompt, request.sampling
+        size = len(prompt)
+        self.cached[slot] = self._shared_prefix(slot, prompt)
+        self.ids[slot, :size] = prompt
+        self.known[slot] = self.start[slot] = size
+        self.limit[slot] = size + sampling.max_new_tokens
+        rules = self._rules
+        rules.temperature[slot] = sampling.temperature
+        rules.top_p[slot] = sampling.top_p
+        rules.top_k[slot] = sampling.top_k
+        rules.seeds[slot] = request.seed
+        self._set_stops(slot, request.stop_token_ids)
+        if sampling.stop:
+            self.searching.add(slot)
+        self.requests[slot] = request
+        self.active[slot] = True
+        request.slot = slot
+        request.cached_tokens = int(self.cached[slot])
+
+    def rules(self, slots: npt.NDArray[np.int64]) -> Rules:
+        """The sampling rules of these slots, for the token each is about to get."""
+        all_rules = self._rules
+        return Rules(
+            temperature=all_rules.temperature[slots],
+            top_p=all_rules.top_p[slots],
+            top_k=all_rules.top_k[slots],
+            seeds=all_rules.seeds[slots],
+            indices=(self.known[slots] - self.start[slots]).astype(np.uint64),
+        )
+
+    def append(
+        self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], logprobs: FloatArray, version: int
+    ) -> None:
+        """Note one sampled token for each of these slots."""
+        at = self.known[slots]
+        self.ids[slots, at] = tokens
+        self.logprobs[slots, at] = logprobs
+        self.versions[slots, at] = version
+        self.known[slots] = at + 1
+
+    def stopped(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these slots just got one of their stop tokens."""
+        last = self.ids[slots, self.known[slots] - 1]
+        found: npt.NDArray[np.bool_] = (self._stops[slots] == last[:, None]).any(-1)
+        return found
+
+    def request(self, slot: int) -> Request:
+        """The request that runs in an active slot."""
+        request = self.requests[slot]
+        if request is None:
+            raise ValueError(f"no request runs in slot {slot}")
+        return request
+
+    def completion(self, slot: int, finish: Finish, matched: str | int | None) -> Completion:
+        """What the slot's request has sampled so far."""
+        sampled = slice(int(self.start[slot]), int(self.known[slot]))
+        return Completion(
+            self.ids[slot, sampled].astype(np.int32),
+            self.logprobs[slot, sampled].copy(),
+            self.versions[slot, sampled].copy(),
+            finish,
+            matched,
+            self.request(slot).cached_tokens,
+        )
+
+    def keep(self, slot: int) -> None:
+        """The request is over; its tokens stay for the session's next turn."""
+        self._leave(slot)
+        self._kept[self._sessions[slot]] = slot
+
+    def release(self, slot: int) -> None:
+        """Forget everything about the slot."""
+        self._leave(slot)
+        self._kept.pop(self._sessions.pop(slot), None)
+        self.cached[slot] = self.known[slot] = 0
+        heapq.heappush(self._free, slot)
+
+    def forget(self, session: str) -> None:
+        """Release the slot kept for a session; unknown sessions are fine."""
+        if session in self._kept:
+            self.release(self._kept[session])
+
+    def clear(self) -> None:
+        """Release every slot that is not free."""
+        for slot in tuple(self._sessions):
+            self.release(slot)
+
+    def drop_caches(self) -> None:
+        """Nothing that was computed counts any longer: kept slots are freed, running ones start over."""
+        for session in tuple(self._kept):
+            self.forget(session)
+        self.cached[:] = 0
+
+    def running(self) -> npt.NDArray[np.int64]:
+        """The active slots, in order."""
+        return np.flatnonzero(self.active)
+
+    def exchange(self, active: int, other: int) -> None:
+        """Swap an active slot with a free or kept one; the caller moves what is cached."""
+        arrays = (self.ids, self.logprobs, self.versions, self.known, self.cached, self.start, self.limit)
+        rules = self._rules
+        more = (self.active, self._stops, rules.temperature, rules.top_p, rules.top_k, rules.seeds)
+        for array in (*arrays, *more):
+            array[[active, other]] = array[[other, active]]
+        requests = self.requests
+        requests[active], requests[other] = requests[other], requests[active]
+        moved = requests[other]
+        if moved is not None:
+            moved.slot = other
+        if active in self.searching:
+            self.searching = (self.searching - {active}) | {other}
+        evicted = self._sessions.pop(other, None)
+        self._sessions[other] = self._sessions.pop(active)
+        if evicted is None:
+            self._free[self._free.index(other)] = active
+            heapq.heapify(self._free)
+        else:
+            self._sessions[active] = evicted
+            self._kept[evicted] = active
+
+    def _claim(self, session: str) -> int:
+        if session in self._kept:
+            return self._kept.pop(session)
+        if not self._free:
+            self.release(next(iter(self._kept.values())))
+        slot = heapq.heappop(self._free)
+        self._sessions[slot] = session
+        return slot
+
+    def _leave(self, slot: int) -> None:
+        self.active[slot] = False
+        self.requests[slot] = None
+        self.searching.discard(slot)
+
+    def _shared_prefix(self, slot: int, prompt: IntArray) -> int:
+        # The last token is computed in any case: its logits are what is sampled from.
+        most = min(int(self.cached[slot]), len(prompt) - 1)
+        differs = np.flatnonzero(self.ids[slot, :most] != prompt[:most])
+        return int(differs[0]) if len(differs) else most
+
+    def _set_stops(self, slot: int, token_ids: Sequence[int]) -> None:
+        width = self._stops.shape[1]
+        if len(token_ids) > width:
+            more = ((0, 0), (0, len(token_ids) - width))
+            self._stops = np.pad(self._stops, more, constant_values=_NO_TOKEN)
+        self._stops[slot] = _NO_TOKEN
+        self._stops[slot, : len(token_ids)] = token_ids
