@@ -60,8 +60,9 @@ def describe(panel: Panel) -> str:
 
 def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
     """Three to seven round numbers, evenly spaced, that enclose [low, high]. whole: integers only."""
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, 1e-30):
+        high = low + (size if size > 1e-30 else 1.0)
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)

@@ -1,0 +1,193 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from agentrl.types import Ending
+from agentrl.view.console import RunConsole, print_episode
+from agentrl.view.scores import figure_text, time_text
+from tests.view.shown import ROWS, VERDICT, episode
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def plain(width=80, **options):
+    stream = io.StringIO()
+    return RunConsole(console=Console(file=stream, width=width, highlight=False), **options), stream
+
+
+def terminal(width=80):
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width, force_terminal=True, color_system="truecolor", highlight=False
+    )
+    return RunConsole(console=console), stream
+
+
+def test_without_a_terminal_lines_come_now_and_then():
+    clock = Clock()
+    console, stream = plain(clock=clock, interval_s=10)
+    with console.stage("RL", 100) as bar:
+        for step in range(100):
+            clock.now += 1.0
+            bar.advance(1, reward=step / 100, **{"tok/s": 9123.4})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "RL ..."
+    assert lines[1] == "  RL 10/100 · reward 0.090 · tok/s 9,123 · 1 min 30 s left"
+    assert len(lines) == 11
+    assert lines[-1] == "✓ RL 100/100 done in 1 min 40 s · reward 0.990 · tok/s 9,123"
+    assert not CONTROL.search(stream.getvalue())
+
+
+def test_figures_stay_until_they_are_replaced():
+    console, stream = plain()
+    with console.stage("RL", 3) as bar:
+        bar.advance(1, reward=0.5, greedy=0.25)
+        bar.advance(2, reward=0.75)
+    assert stream.getvalue().splitlines()[-1].endswith("3/3 done in 0 s · reward 0.750 · greedy 0.250")
+
+
+def test_a_stage_that_breaks_off_says_so():
+    console, stream = plain()
+
+    def broken_off():
+        with console.stage("RL", 5) as bar:
+            bar.advance()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert stream.getvalue().splitlines()[-1] == "✗ RL 1/5 stopped after 0 s"
+
+
+def test_a_stage_of_one_step_has_no_count():
+    console, stream = plain()
+    with console.stage("building the world", 1):
+        pass
+    assert stream.getvalue() == "building the world ...\n✓ building the world done in 0 s\n"
+
+
+def test_on_a_terminal_a_bar_shows_the_figures_and_leaves_one_line():
+    console, stream = terminal()
+    with console.stage("RL", 4) as bar:
+        bar.advance(3, reward=0.5)
+        console.line("in between")
+    text = stream.getvalue()
+    assert "3/4" in text
+    assert "━" in text
+    assert "in between" in text
+    assert "\x1b[" in text
+    last = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text.splitlines()[-1])
+    assert last.lstrip("\r") == "✓ RL 3/4 done in 0 s · reward 0.500"
+
+
+def test_a_stage_inside_a_stage_shares_the_display():
+    console, stream = terminal()
+    with console.stage("RL", 2) as outer:
+        with console.stage("evaluation", 2) as inner:
+            inner.advance(2)
+        outer.advance(2)
+    with console.stage("after", 2) as bar:
+        bar.advance(2)
+    for said in ("evaluation 2/2 done", "RL 2/2 done", "after 2/2 done"):
+        assert said in stream.getvalue()
+
+
+def test_quiet_says_nothing():
+    console, stream = plain(quiet=True)
+    with console.stage("RL", 2) as bar:
+        bar.advance(2)
+    console.line("x")
+    console.table(ROWS, title="y")
+    console.episode(episode(), VERDICT)
+    assert stream.getvalue() == ""
+
+
+def test_the_table_has_every_row_and_score():
+    console, stream = plain()
+    console.table(ROWS, title="Success")
+    rows = [line.split() for line in stream.getvalue().splitlines()]
+    assert ["Success"] in rows
+    assert ["after", "warm", "start", "0.250", "–", "–"] in rows
+    assert ["after", "RL", "0.900", "0.975", "1.000"] in rows
+    assert ["sampled", "greedy", "greedy,", "hops=2"] in rows
+
+
+def test_a_line_is_printed_as_it_is():
+    console, stream = plain(width=20)
+    console.line("runs/[bold]x[/bold] is a very long path indeed")
+    assert stream.getvalue() == "runs/[bold]x[/bold] is a very long path indeed\n"
+
+
+def test_a_transcript_tells_speakers_apart_without_colour():
+    console, stream = plain()
+    console.episode(episode(), VERDICT, title="after RL")
+    assert stream.getvalue().splitlines() == [
+        "after RL · test/1 · completed · reward 1 · 2 turns",
+        " world │ Where was Torba born?",
+        " model │ <search>Torba</search>",
+        " world │ in Kelmar",
+        " model │ Kelmar",
+        "",
+    ]
+
+
+def test_a_transcript_tells_speakers_apart_by_colour():
+    console, stream = terminal()
+    console.episode(episode(), VERDICT)
+    world, model = (
+        re.search(rf"\x1b\[([\d;]+)m{re.escape(text)}", stream.getvalue())[1]
+        for text in ("in Kelmar", "Kelmar\x1b")
+    )
+    assert world != model
+
+
+def test_long_text_is_wrapped_beside_the_margin():
+    console, stream = plain(width=40)
+    console.episode(episode(question="a word " * 12), None)
+    lines = stream.getvalue().splitlines()[1:4]
+    assert lines[0].startswith(" world │ a word")
+    assert all(line.startswith("       │ ") for line in lines[1:])
+    assert all(len(line) <= 40 for line in lines)
+
+
+def test_what_a_model_writes_cannot_drive_the_terminal():
+    console, stream = plain()
+    console.episode(episode(answer="\x1b[2J\x07[red]x[/red]\u202eabc"), VERDICT, title="\x1b]0;t\x07")
+    text = stream.getvalue()
+    assert not CONTROL.search(text)
+    assert "‹U+001B›[2J‹U+0007›[red]x[/red]‹U+202E›abc" in text
+
+
+def test_a_failed_episode_says_why():
+    stream = io.StringIO()
+    print_episode(Console(file=stream, width=80), episode(ending=Ending.FAILED), None)
+    assert "failed · not scored · 2 turns" in stream.getvalue()
+    assert "failed: took longer than 3 s" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.500"), (12.34, "12.3"), (9123.4, "9,123"), (3, "3"), (12345, "12,345"),
+        (0.0, "0.000"), (3.2e-5, "3.2e-05"), (-0.25, "-0.250"), ("hops=2", "hops=2"),
+    ],
+)  # fmt: skip
+def test_figures_are_short(value, text):
+    assert figure_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (65, "1 min 05 s"), (7380, "2 h 03 min"), (-1, "0 s")]
+)
+def test_spans_of_time_are_short(seconds, text):
+    assert time_text(seconds) == text

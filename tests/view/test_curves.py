@@ -1,0 +1,68 @@
+import math
+
+import pytest
+
+from agentrl.view.curves import mean_curve, plot_curves
+
+
+def runs(n=3):
+    return {
+        f"seed {k}": [
+            {"step": s, "eval/sampled": 1 - math.exp(-s / (5 + k)), "eval/greedy": None if s == 5 else 0.5}
+            for s in range(0, 21, 5)
+        ]
+        for k in range(n)
+    }
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_suffix_chooses_the_format(tmp_path, suffix, magic):
+    metrics = {"sampled": "eval/sampled", "greedy": "eval/greedy", "absent": "eval/absent"}
+    path = plot_curves(runs(), metrics, tmp_path / f"curves.{suffix}", title="Five [seeds]")
+    assert path.read_bytes().startswith(magic)
+
+
+def drawn(tmp_path, monkeypatch, *args, **kwargs):
+    """The lines of a picture: (width, x values, y values)."""
+    from matplotlib.figure import Figure
+
+    kept = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: kept.append(self))
+    plot_curves(*args, tmp_path / "x.png", **kwargs)
+    axes = kept[0].axes[0]
+    lines = [(line.get_linewidth(), list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+    return lines, [text.get_text() for text in axes.texts], axes
+
+
+def test_each_run_is_a_thin_line_and_their_mean_a_thick_one(tmp_path, monkeypatch):
+    found = runs()
+    lines, texts, axes = drawn(tmp_path, monkeypatch, found, {"sampled": "eval/sampled"})
+    widths = [width for width, _, _ in lines]
+    assert len(lines) == 4
+    assert all(width < widths[-1] for width in widths[:-1])
+    last = [records[-1]["eval/sampled"] for records in found.values()]
+    assert math.isclose(lines[-1][2][-1], sum(last) / 3)
+    assert texts == [f"sampled {sum(last) / 3:.2f}"]
+    assert axes.get_xlabel() == "RL iteration"
+    assert axes.get_ylim() == (-0.02, 1.02)
+
+
+def test_a_single_run_is_one_line_and_leaves_out_what_was_not_measured(tmp_path, monkeypatch):
+    lines, _, _ = drawn(tmp_path, monkeypatch, runs(1), {"greedy": "eval/greedy"})
+    assert [x for _, x, _ in lines] == [[0, 10, 15, 20]]
+
+
+def test_labels_of_curves_that_end_together_do_not_touch(tmp_path, monkeypatch):
+    _, _, axes = drawn(tmp_path, monkeypatch, runs(1), {"a": "eval/greedy", "b": "eval/greedy"})
+    first, second = (text.xy[1] for text in axes.texts)
+    assert second - first > 0.04
+
+
+def test_the_mean_is_taken_where_every_run_has_a_value():
+    assert mean_curve([{0: 1.0, 1: 2.0, 2: 5.0}, {1: 4.0, 0: 3.0}]) == {0: 2.0, 1: 3.0}
+    assert mean_curve([]) == {}
+
+
+def test_metrics_that_nobody_logged_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"none of \['eval/x'\] stands in any of the runs \['seed 0'\]"):
+        plot_curves(runs(1), {"x": "eval/x"}, tmp_path / "x.png")
