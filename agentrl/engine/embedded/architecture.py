@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from agentrl.errors import ModelLoadError
 
@@ -93,7 +94,7 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
         )
     _refuse_variants(config)
     heads = config.num_attention_heads
-    rope = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+    rope = Qwen3RotaryEmbedding(config) if isinstance(config, Qwen3Config) else LlamaRotaryEmbedding(config)
     return Architecture(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -122,7 +123,7 @@ def _refuse_variants(config: LlamaConfig | Qwen3Config) -> None:
         )
     if config.hidden_act != "silu":
         raise ModelLoadError(
-            f"the embedded engine computes `silu` layers only, not `{config.hidden_act}`; choose another model."
+            f"the embedded engine computes `silu` layers only, not `{config.hidden_act}`; choose another one."
         )
     if isinstance(config, Qwen3Config) and config.use_sliding_window:
         raise ModelLoadError(

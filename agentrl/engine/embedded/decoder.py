@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.linear import rms_norm
@@ -94,14 +94,14 @@ class Decoder:
 
     def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Write the batch's keys and values; float32 logits [P, vocabulary] of the picked tokens."""
-        x = F.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding)
+        x = functional.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding)
         shared = self._share(batch)
         for index, layer in enumerate(parameters.layers):
             x = self._attend(layer, index, x, shared)
             gate, up = layer.gate_up(rms_norm(x, layer.post_norm, self._architecture.rms_norm_eps)).chunk(
                 2, -1
             )
-            x = layer.down.add_to(x, F.silu(gate) * up)
+            x = layer.down.add_to(x, functional.silu(gate) * up)
         if len(batch.pick) != len(x):
             x = x[torch.from_numpy(batch.pick)]
         return parameters.head(rms_norm(x, parameters.norm, self._architecture.rms_norm_eps)).float()
@@ -144,7 +144,9 @@ class Decoder:
         q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
         keys = self._write(0, index, k, shared)
         values = self._write(1, index, v, shared)
-        mixed = F.scaled_dot_product_attention(self._fold(q, shared), keys, values, attn_mask=shared.mask)
+        mixed = functional.scaled_dot_product_attention(
+            self._fold(q, shared), keys, values, attn_mask=shared.mask
+        )
         return layer.out.add_to(x_NC, self._unfold(mixed, shared))
 
     def _write(self, which: int, layer: int, new_NKD: Tensor, shared: _Shared) -> Tensor:

@@ -8,8 +8,8 @@ is 1.5 to 2.5 times as fast as plain, which is packed again at every call.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 _PACKED_FROM = 16_384
 
@@ -42,7 +42,8 @@ class Linear:
 
     def dense(self) -> Tensor:
         """W as [outputs, inputs], read back from the layout it is multiplied in."""
-        return self._weight.to_dense() if self._packed else self._weight.t()
+        weight_OI: Tensor = self._weight.to_dense() if self._packed else self._weight.t()
+        return weight_OI
 
 
 def _packs(weight_OI: Tensor) -> bool:
@@ -55,4 +56,4 @@ def _packs(weight_OI: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019)."""
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -22,17 +23,17 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        opened = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, json.JSONDecodeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
+    model, report = cast("tuple[PreTrainedModel, dict[str, list[str]]]", opened)
     # transformers only warns, and goes on with random numbers.
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelLoadError(
-            f"the model in {path} lacks {len(missing)} tensors, {missing[0]} among them; copy it again in full."
+            f"the model in {path} lacks {len(missing)} tensors, {missing[0]} among them; copy it again."
         )
-    loaded: PreTrainedModel = model
-    return loaded
+    return model

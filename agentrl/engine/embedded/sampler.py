@@ -51,7 +51,8 @@ def sample(logits_BV: Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.
 
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """A number in [0, 1) for each (seed, index): the SplitMix64 finaliser (Steele et al., 2014), twice."""
-    return (_mix(_mix(seeds) + indices * _GOLDEN) >> np.uint64(11)) * 2.0**-53
+    bits = _mix(_mix(seeds) + indices * _GOLDEN) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -76,7 +77,7 @@ def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
     if not len(rows):
         return probs_BV
     where = torch.from_numpy(rows)
-    ordered, order = probs_BV[where].sort(-1, descending=True, stable=True)
+    ordered, order = probs_BV[where].sort(dim=-1, descending=True, stable=True)
     size = probs_BV.shape[-1]
     top_k = torch.from_numpy(np.where(rules.top_k[rows] > 0, rules.top_k[rows], size))
     kept = torch.where(torch.arange(size) < top_k[:, None], ordered, 0)
