@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -18,6 +15,7 @@ from transformers import (
 )
 
 from agentrl.build.config import ModelSection
+from agentrl.engine.embedded.loading import open_directory
 from agentrl.envs import Env
 from agentrl.envs.dialect import closing, opening
 from agentrl.errors import ModelLoadError
@@ -50,17 +48,12 @@ def open_model(directory: str) -> Model:
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
     """
-    path = Path(directory)
-    if not path.is_dir():
-        raise ModelLoadError(f"there is no model directory {path}; name a folder with a config.json.")
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
+    network = open_directory(directory, torch.float32)
     try:
-        network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
     return Model(network, tokenizer)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs import Env
 from agentrl.protocols import Agent, Engine, Policy, Renderer
 from agentrl.rendering.inline import InlineRenderer
@@ -14,8 +15,17 @@ from agentrl.types import Limits
 
 
 def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
-    """An engine over a copy of the model's weights, with room for the episodes of `limits`."""
-    raise NotImplementedError
+    """An engine over a copy of the model's weights, with room for the episodes of `limits`.
+
+    Raises:
+        ModelLoadError: the engine does not decode this architecture.
+    """
+    return EmbeddedEngine.from_model(
+        model.network,
+        max_slots=config.max_slots,
+        max_context_len=config.max_context_len or limits.max_tokens,
+        decode=lambda ids: str(model.tokenizer.decode(list(ids), skip_special_tokens=False)),
+    )
 
 
 def build_renderer(model: Model, env: Env) -> Renderer:

@@ -20,6 +20,7 @@ from agentrl.types import Episode, Task, Verdict
 class Evaluation:
     """What was played and how it went. verdicts: of the scored episodes, in their order."""
 
+    breakdown: str | None
     report: EvalReport
     episodes: tuple[Episode, ...]
     verdicts: tuple[Verdict, ...]
@@ -60,7 +61,7 @@ class Evaluator:
             )
         verdicts = tuple(self.score(episode) for episode in scored)
         report = summarize(played, verdicts, self.setting, seconds=time.perf_counter() - started)
-        return Evaluation(report, tuple(played), verdicts)
+        return Evaluation(self.setting.breakdown, report, tuple(played), verdicts)
 
     async def _one(self, task: Task, index: int, seed: int, room: asyncio.Semaphore) -> Episode:
         async with room:

@@ -13,7 +13,7 @@ from agentrl.evaluate.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
 from agentrl.run.stages import Stage
-from agentrl.run.summary import show_summary, write_report_page, write_summary
+from agentrl.run.summary import show, write_page, write_summary
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -54,8 +54,8 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
         console.line(f"Stopped. What was finished is in {folder.path}.")
         raise
     write_summary(session)
-    write_report_page(session)
-    show_summary(session)
+    write_page(session)
+    show(session)
     reports = {
         milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
         for milestone in session.milestones

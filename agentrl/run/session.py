@@ -35,10 +35,14 @@ _UNTRAINED_EPISODES = 64
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """The policy at one point of the run, scored on held-out tasks, by mode (sampled, greedy)."""
+    """The policy at one point of the run, scored on held-out tasks, by mode (sampled, greedy).
+
+    in_table: one of the stages that people compare, rather than a point in the middle of RL.
+    """
 
     name: str
     step: int
+    in_table: bool
     evaluations: Mapping[str, Evaluation]
 
 
@@ -146,12 +150,12 @@ class Session:
                         iteration = await loop.iterate(step)
                         self._record(iteration)
                     if self._is_due(step + 1):
-                        await self.evaluate(f"iteration {step + 1}")
+                        await self.evaluate(f"iteration {step + 1}", in_table=False)
                     bar.advance(1, **self._shown(iteration))
         finally:
             await producer.close()
 
-    async def evaluate(self, name: str) -> None:
+    async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""
         section = self.config.eval
         number = section.eval_episodes
@@ -162,7 +166,7 @@ class Session:
                 SAMPLED: await self._evaluation(section.eval_temperature, number),
                 GREEDY: await self._evaluation(0.0, number),
             }
-            self.milestones.append(Milestone(name, self.step, evaluations))
+            self.milestones.append(Milestone(name, self.step, in_table, evaluations))
             for mode, evaluation in evaluations.items():
                 self.journal.write_eval(mode, self.step, evaluation_entries(evaluation))
                 self.latest |= _eval_metrics(mode, evaluation)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 
-from agentrl.run.session import Session
-from agentrl.types import JSON
+from agentrl.evaluate.episodes import Evaluation
+from agentrl.observe import read_metrics
+from agentrl.run.session import GREEDY, SAMPLED, Milestone, Session
+from agentrl.types import JSON, Episode, Verdict
+from agentrl.view.report import ReportData, ShownEpisode, write_report
+from agentrl.view.scores import ScoreRow
 
-_TABLE = ("before", "after warm start", "after RL")
 _NUM_SHOWN = 3
 
 
@@ -27,3 +31,77 @@ def write_summary(session: Session) -> None:
     }
     path = session.folder.path / "summary.json"
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+
+
+def write_page(session: Session) -> None:
+    """report.html: the table, the curves, and a few episodes token by token."""
+    write_report(
+        ReportData(
+            title=session.config.run_name,
+            facts=_facts(session),
+            rows=_rows(session),
+            records=read_metrics(session.folder.path / "metrics.jsonl"),
+            episodes=[
+                ShownEpisode(milestone.name, episode, verdict)
+                for milestone in _told(session)
+                for episode, verdict in _samples_of(milestone)
+            ],
+            decode_token=lambda token: session.renderer.decode([token]),
+            config=session.config.model_dump(mode="json"),
+        ),
+        session.folder.report,
+    )
+
+
+def show(session: Session) -> None:
+    """The table, some episodes of the trained agent, and where everything lies."""
+    console = session.console
+    console.table(_rows(session), title=f"{session.config.env.env}, held-out tasks")
+    for episode, verdict in _samples_of(_told(session)[-1]):
+        console.episode(episode, verdict, title=_told(session)[-1].name)
+    for stage in session.watch.stages:
+        console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
+    console.line(f"Run:    {session.folder.path}")
+    console.line(f"Report: {session.folder.report}")
+
+
+def _told(session: Session) -> list[Milestone]:
+    """The milestones that the table tells of: all but those in the middle of RL."""
+    return [milestone for milestone in session.milestones if milestone.in_table]
+
+
+def _rows(session: Session) -> list[ScoreRow]:
+    return [ScoreRow(milestone.name, dict(_scores(milestone.evaluations))) for milestone in _told(session)]
+
+
+def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]]:
+    for mode in (SAMPLED, GREEDY):
+        report = evaluations[mode].report
+        yield mode, report.mean
+        for part, mean in report.by.items():
+            yield f"{mode}, {part}", mean
+
+
+def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
+    """Some greedy episodes: of the first task of every kind, the same ones at every milestone."""
+    evaluation = milestone.evaluations[GREEDY]
+    by_id = {episode.id: episode for episode in evaluation.episodes}
+    pairs = [(by_id[verdict.episode_id], verdict) for verdict in evaluation.verdicts]
+    firsts: dict[str, tuple[Episode, Verdict]] = {}
+    for episode, verdict in pairs:
+        firsts.setdefault(str(episode.task.metadata.get(evaluation.breakdown or "")), (episode, verdict))
+    picked = list(firsts.values())
+    return (picked + [pair for pair in pairs if pair not in picked])[:_NUM_SHOWN]
+
+
+def _facts(session: Session) -> dict[str, str]:
+    config = session.config
+    size = sum(parameter.numel() for parameter in session.model.network.parameters())
+    return {
+        "environment": config.env.env,
+        "model": config.model.hf_checkpoint or f"fresh, {size:,} parameters",
+        "warm start": f"{config.warm_start.warm_start_steps} steps",
+        "RL": f"{config.rollout.num_rollout} iterations of {config.rollout.prompts} x "
+        f"{config.rollout.n_samples_per_prompt} episodes",
+        "seed": str(config.run.seed),
+    }
