@@ -24,15 +24,15 @@ def env_factory(
         UnknownEnvError: nothing has that name.
         UserError: the environment does not take these arguments.
     """
-    spec = find(env_id)
-    limits: Limits = spec.make(**kwargs).limits
+    fresh = find(env_id).factory(**kwargs)
+    limits: Limits = fresh().limits
     if max_turns is not None:
         limits = replace(limits, max_turns=max_turns)
     if max_tokens is not None:
         limits = replace(limits, max_tokens=max_tokens)
 
     def make() -> Env:
-        env = spec.make(**kwargs)
+        env = fresh()
         env.limits = limits
         return env
 

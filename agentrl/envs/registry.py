@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
@@ -28,23 +28,33 @@ class EnvSpec:
     env_class: type[Env]
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
+    def factory(self, **kwargs: object) -> Callable[[], Env]:
+        """A function that makes a fresh instance for every episode; arguments are checked once.
+
+        Raises:
+            UserError: the class does not take these arguments.
+        """
+        arguments = {**self.kwargs, **kwargs}
+        takes = inspect.signature(self.env_class)
+        try:
+            takes.bind(**arguments)
+        except TypeError as error:
+            raise UserError(f"{self.id}: {error}; it is made with {takes}, got {arguments}.") from None
+
+        def make() -> Env:
+            env = self.env_class(**arguments)
+            env.id = self.id
+            return env
+
+        return make
+
     def make(self, **kwargs: object) -> Env:
         """A fresh instance, for one episode.
 
         Raises:
-            UserError: the class does not take these arguments, or lacks a method.
+            UserError: the class does not take these arguments.
         """
-        if missing := sorted(self.env_class.__abstractmethods__):
-            raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
-        arguments = {**self.kwargs, **kwargs}
-        try:
-            inspect.signature(self.env_class).bind(**arguments)
-        except TypeError as error:
-            takes = inspect.signature(self.env_class)
-            raise UserError(f"{self.id}: {error}; it is made with {takes}, got {arguments}.") from None
-        env = self.env_class(**arguments)
-        env.id = self.id
-        return env
+        return self.factory(**kwargs)()
 
 
 _registered: dict[str, EnvSpec] = {}
