@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.errors import StageError, ToolRejected, UserError, did_you_mean, stage
+from tests.worlds import FOREVER_S
 
 
 async def failure_of(body):
@@ -29,7 +30,7 @@ async def test_an_exception_is_an_error_of_the_stage_and_keeps_its_cause():
 async def test_an_overrun_is_a_timeout_and_says_how_long_was_allowed():
     async def slow():
         async with stage("step", 0.01):
-            await asyncio.sleep(60)
+            await asyncio.sleep(FOREVER_S)
 
     with pytest.raises(StageError, match=r"took longer than 0\.01 s") as caught:
         await slow()
@@ -48,7 +49,7 @@ async def test_a_timeout_inside_without_any_deadline_outside_is_an_error():
     async def raises():
         async with stage("tool", None):
             async with asyncio.timeout(0.01):
-                await asyncio.sleep(60)
+                await asyncio.sleep(FOREVER_S)
 
     assert await failure_of(raises()) == ("tool", "error")
 
@@ -57,7 +58,7 @@ async def test_a_timeout_inside_without_any_deadline_outside_is_an_error():
 async def test_the_stage_whose_deadline_struck_is_named(outer_s, inner_s, struck):
     async def nested():
         async with stage("episode", outer_s), stage("step", None), stage("tool", inner_s):
-            await asyncio.sleep(60)
+            await asyncio.sleep(FOREVER_S)
 
     assert await failure_of(nested()) == (struck, "timeout")
 
@@ -98,7 +99,7 @@ async def test_cancellation_passes_through():
     async def body():
         async with stage("step", 60.0):
             running.set()
-            await asyncio.sleep(60)
+            await asyncio.sleep(FOREVER_S)
 
     task = asyncio.create_task(body())
     await running.wait()

@@ -12,7 +12,7 @@ from agentrl import Env, Limits, Message, Step, Task, ToolEnv
 from agentrl.protocols import Act, Sampling, Session
 from agentrl.types import Completion, Finish, TurnTokens
 
-FOREVER_S = 3600.0
+FOREVER_S = 3.0
 QUICK = Limits(max_turns=4, max_tokens=None)
 ASK = Task.ask("ask", "How many?", answer="3")
 

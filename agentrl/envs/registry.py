@@ -32,8 +32,10 @@ class EnvSpec:
         """A function that makes a fresh instance for every episode; arguments are checked once.
 
         Raises:
-            UserError: the class does not take these arguments.
+            UserError: the class does not take these arguments, or lacks a method.
         """
+        if missing := sorted(self.env_class.__abstractmethods__):
+            raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
         arguments = {**self.kwargs, **kwargs}
         takes = inspect.signature(self.env_class)
         try:
@@ -52,7 +54,7 @@ class EnvSpec:
         """A fresh instance, for one episode.
 
         Raises:
-            UserError: the class does not take these arguments.
+            UserError: the class does not take these arguments, or lacks a method.
         """
         return self.factory(**kwargs)()
 

@@ -22,7 +22,7 @@ from agentrl import (
     tool,
 )
 from agentrl.errors import StageError, ToolDefinitionError
-from tests.worlds import ASK, QUICK, Parrot, add, echo
+from tests.worlds import ASK, FOREVER_S, QUICK, Parrot, add, echo
 
 
 async def started(env, seed=0):
@@ -141,7 +141,7 @@ async def test_a_tools_own_timeout_error_is_the_worlds_failure_not_the_models_ov
 async def test_a_tool_that_overruns_is_text_for_the_model_and_counted(kind):
     async def wait(q: str) -> str:
         """Wait."""
-        await asyncio.sleep(60)
+        await asyncio.sleep(FOREVER_S)
         return q
 
     def block(q: str) -> str:
@@ -236,6 +236,20 @@ async def test_a_reward_that_breaks_is_a_failure_of_the_reward():
     with pytest.raises(StageError, match="ZeroDivisionError") as caught:
         await env.step(say("x"))
     assert caught.value.stage == "reward"
+
+
+async def test_a_reward_that_overruns_is_a_failure_of_the_reward():
+    class Slow(Parrot):
+        limits = Limits(reward_timeout_s=0.02)
+
+        async def reward(self, task, answer):
+            await asyncio.sleep(FOREVER_S)
+            return 1.0
+
+    env = await started(Slow())
+    with pytest.raises(StageError) as caught:
+        await env.step(say("x"))
+    assert (caught.value.stage, caught.value.kind) == ("reward", "timeout")
 
 
 async def test_a_step_before_reset_is_named():

@@ -15,7 +15,7 @@ from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.types import Ending, Episode, Failure, Group
-from tests.worlds import ASK
+from tests.worlds import ASK, FOREVER_S
 
 
 def broken(index):
@@ -191,7 +191,7 @@ async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
     class Slow(Yard):
         async def play(self, prompt, version):
             try:
-                await asyncio.sleep(3600)
+                await asyncio.sleep(FOREVER_S)
             finally:
                 await asyncio.sleep(0)
                 cleaned.append(prompt.index)
