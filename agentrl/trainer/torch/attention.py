@@ -18,6 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from agentrl.errors import ModelLoadError
+
 _NAME = "agentrl_segments"
 _SHORTEST = 0.8
 """A batch's shortest sequence, as a share of its longest: bounds what folding wastes."""
@@ -77,10 +79,19 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
 
 @contextmanager
 def segment_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model` attend within sequences; it must be called with `folds=`. Restored afterwards."""
+    """Let `model` attend within sequences; it must be called with `folds=`. Restored afterwards.
+
+    Raises:
+        ModelLoadError: the architecture does not let its attention be chosen.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation(_NAME)
     try:
+        if model.config._attn_implementation != _NAME:
+            raise ModelLoadError(
+                f"{type(model).__name__} attends in its own way, so sequences cannot share a row; "
+                "choose a Llama or Qwen3 architecture."
+            )
         yield
     finally:
         model.set_attn_implementation(before)
@@ -97,11 +108,15 @@ def _attend(
     **_: object,
 ) -> tuple[Tensor, None]:
     """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim], as transformers calls it."""
+    # On CPU its backward pass takes several times as long in bfloat16 as in fp32.
+    least = torch.float32 if query.device.type == "cpu" else value.dtype
+    query, key, value = (x.to(torch.promote_types(value.dtype, least)) for x in (query, key, value))
     shared = query.shape[1] != key.shape[1]
     parts = []
     for fold in folds:
         q, k, v = (_folded(x, fold) for x in (query, key, value))
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared)
+        with torch.autocast(query.device.type, enabled=False):
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared)
         flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
         parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
     return torch.cat(parts)[None], None

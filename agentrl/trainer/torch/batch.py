@@ -33,7 +33,7 @@ class MicroBatch:
     position_ids_T: Int64Array
     predictor_N: Int64Array
     targets_N: Int64Array
-    temperature_N: FloatArray
+    temperature_N: npt.NDArray[np.float64]
 
     def gather(self, arrays: Sequence[FloatArray]) -> FloatArray:
         """Of one array per sample of the batch: the values at this row's predicted tokens, [N]."""
@@ -73,7 +73,5 @@ def _row(samples: Sequence[Sample], positions: Sequence[Int64Array], members: tu
         position_ids_T=np.arange(sum(lengths)) - np.repeat(starts, lengths),
         predictor_N=np.concatenate(at) - 1 + np.repeat(starts, counts),
         targets_N=np.concatenate([t[p] for t, p in zip(tokens, at, strict=True)], dtype=np.int64),
-        temperature_N=np.repeat(
-            np.array([samples[member].temperature for member in members], dtype=np.float32), counts
-        ),
+        temperature_N=np.repeat([float(samples[member].temperature) for member in members], counts),
     )

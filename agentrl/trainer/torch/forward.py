@@ -12,7 +12,7 @@ from agentrl.trainer.torch.attention import folds_of, segment_attention
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
 from agentrl.types import NO_VERSION, Author, Sample
 
-_TOLERANCE = 1e-3
+_TOLERANCE = 1e-4
 
 
 def token_outputs(model: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> TokenOutputs:

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from agentrl.losses import TokenOutputs, logprobs_and_entropy
+
+
+def head(width: int, vocab: int) -> nn.Linear:
+    torch.manual_seed(vocab)
+    return nn.Linear(width, vocab, bias=False, dtype=torch.float64)
+
+
+def reference(logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray):
+    scaled = logits / temperature[:, None]
+    shifted = scaled - scaled.max(1, keepdims=True)
+    p = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
+    return np.log(p[np.arange(len(p)), targets]), -(p * np.log(p)).sum(1)
+
+
+@given(number=st.integers(1, 9), vocab=st.integers(1, 7), max_logits=st.integers(1, 70))
+def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, vocab, max_logits):
+    generator = torch.Generator().manual_seed(number)
+    states = torch.randn(number, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, vocab, (number,), generator=generator)
+    temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
+    layer = head(3, vocab)
+
+    whole = logprobs_and_entropy(states, layer, targets, temperature)
+    wanted = torch.autograd.grad(whole.logp_N.square().sum(), [states, layer.weight])
+    chunked = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
+    given_ = torch.autograd.grad(chunked.logp_N.square().sum(), [states, layer.weight])
+
+    logp, entropy = reference(layer(states).detach().numpy(), targets.numpy(), temperature.numpy())
+    for outputs in (whole, chunked):
+        np.testing.assert_allclose(outputs.logp_N.detach(), logp, atol=1e-12)
+        np.testing.assert_allclose(outputs.entropy_N, entropy, atol=1e-12)
+        assert not outputs.entropy_N.requires_grad
+    for one, other in zip(wanted, given_, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+class Counting(nn.Module):
+    """Remembers the most logits it was ever asked for at once."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+        self.most = 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        logits = self.inner(states)
+        self.most = max(self.most, logits.numel())
+        return logits
+
+
+def test_logits_are_never_all_there_at_once():
+    layer = Counting(head(3, 11))
+    states = torch.randn(100, 3, dtype=torch.float64, requires_grad=True)
+    outputs = logprobs_and_entropy(
+        states, layer, torch.zeros(100, dtype=torch.int64), torch.ones(100), max_logits=55
+    )
+    outputs.logp_N.sum().backward()
+    assert layer.most == 55
+
+
+def test_half_precision_logits_meet_a_softmax_in_full():
+    outputs = logprobs_and_entropy(
+        torch.randn(4, 3, dtype=torch.bfloat16),
+        nn.Linear(3, 50, dtype=torch.bfloat16),
+        torch.zeros(4, dtype=torch.int64),
+        torch.ones(4),
+    )
+    assert outputs.logp_N.dtype == torch.float32
+
+
+def test_a_certain_token_has_no_entropy_and_no_infinity():
+    states = torch.tensor([[1e4, 0.0]], requires_grad=True)
+    outputs: TokenOutputs = logprobs_and_entropy(
+        states, nn.Identity(), torch.tensor([1]), torch.tensor([1.0])
+    )
+    outputs.logp_N.sum().backward()
+    assert outputs.logp_N.tolist() == [-1e4]
+    assert outputs.entropy_N.tolist() == pytest.approx([0.0])
+    assert torch.isfinite(states.grad).all()

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.trainer.torch.batch import micro_batches
+from tests.trainer.tiny import MASKS, batch, sample
+
+masks = st.lists(st.lists(st.integers(0, 1), max_size=9).map(lambda rest: [0, *rest]), min_size=1, max_size=9)
+
+
+@given(masks, st.integers(1, 40))
+def test_rows_predict_each_masked_token_once_from_the_tokens_before_it(told, max_tokens):
+    samples = batch(3, told).samples
+    predicted = set()
+    for row in micro_batches(samples, [s.loss_mask for s in samples], max_tokens):
+        starts = np.cumsum([0, *row.lengths[:-1]])
+        column = 0
+        for member, at, start in zip(row.members, row.positions, starts, strict=True):
+            for position in at:
+                state = row.predictor_N[column]
+                seen = row.input_ids_T[start : state + 1].tolist()
+                assert seen == samples[member].token_ids[:position].tolist()
+                assert row.targets_N[column] == samples[member].token_ids[position]
+                assert row.temperature_N[column] == samples[member].temperature
+                predicted.add((member, int(position)))
+                column += 1
+        assert column == len(row.targets_N) == len(row.predictor_N)
+        assert row.position_ids_T.tolist() == [p for n in row.lengths for p in range(n)]
+        assert len(row.input_ids_T) == sum(row.lengths)
+        assert len(row.input_ids_T) <= max_tokens or len(row.members) == 1
+    assert predicted == {(i, p) for i, s in enumerate(samples) for p in np.flatnonzero(s.loss_mask)}
+
+
+def test_nothing_after_the_last_predicted_token_is_computed():
+    rng = np.random.default_rng(0)
+    samples = [sample(rng, [0, 1, 0, 1, 0, 0, 0]), sample(rng, [0, 0, 0])]
+    (row,) = micro_batches(samples, [s.loss_mask for s in samples], 100)
+    assert row.members == (0,)
+    assert row.lengths == (3,)
+
+
+def test_gather_follows_the_rows_tokens():
+    told = batch(0, MASKS)
+    arrays = [np.arange(len(s), dtype=np.float32) + 100 * i for i, s in enumerate(told.samples)]
+    for row in micro_batches(told.samples, [s.loss_mask for s in told.samples], 8):
+        expected = [100.0 * m + p for m, at in zip(row.members, row.positions, strict=True) for p in at]
+        assert row.gather(arrays).tolist() == expected
+
+
+def test_greedy_samples_are_refused():
+    greedy = sample(np.random.default_rng(0), [0, 1], "g", temperature=0.0)
+    with pytest.raises(ValueError, match=r"\['g'\].*temperature 0"):
+        micro_batches([greedy], [greedy.loss_mask], 10)

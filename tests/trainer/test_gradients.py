@@ -1,0 +1,102 @@
+"""The gradient of a packed batch against one sequence at a time, written down in another way."""
+
+import pytest
+import torch
+
+from agentrl.losses import policy_loss, sft_loss
+from agentrl.types import Credit, Scores, TrainBatch
+from tests.trainer.tiny import batch, gradients_of, llama, qwen3, trainer
+
+
+def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[float, dict[str, torch.Tensor]]:
+    """Every sequence through the model alone, every token in a loop, the surrogate as written in books."""
+    model.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for index, sample in enumerate(told.samples):
+        ids = torch.tensor(sample.token_ids.tolist())
+        logits = model(input_ids=ids[None], use_cache=False).logits[0] / sample.temperature
+        for t in range(1, len(ids)):
+            if not sample.loss_mask[t]:
+                continue
+            logp = logits[t - 1, ids[t]] - logits[t - 1].logsumexp(0)
+            weight = float(told.credit.weights[index][t])
+            advantage = float(told.credit.advantages[index][t])
+            ratio = (logp - float(told.old.logprobs[index][t])).exp()
+            surrogate = torch.minimum(advantage * ratio, advantage * ratio.clip(0.8, 1.28))
+            total = total - weight * (logp if imitation else surrogate)
+    total.backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return float(total.detach()), gradient
+
+
+@pytest.mark.parametrize("make", [qwen3, llama])
+@pytest.mark.parametrize("loss", [policy_loss, sft_loss])
+@pytest.mark.parametrize("max_tokens", [1, 7, 20, 10_000])
+async def test_packed_gradients_are_those_of_single_sequences(make, loss, max_tokens):
+    model, told = make(), batch()
+    expected_loss, expected = reference_gradient(model, told, imitation=loss is sft_loss)
+
+    with gradients_of(model) as given:
+        report = await trainer(model, loss, max_tokens_per_gpu=max_tokens).update(told)
+
+    assert report.metrics["train/loss"] == pytest.approx(expected_loss, rel=1e-9)
+    assert given.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(given[name], gradient, rtol=1e-8, atol=1e-10, msg=name)
+
+
+async def test_metrics_are_the_same_for_every_packing():
+    reports = [await trainer(qwen3(), max_tokens_per_gpu=most).update(batch()) for most in (1, 5, 19, 10_000)]
+    for report in reports[1:]:
+        assert report.metrics == pytest.approx(reports[0].metrics, rel=1e-9)
+        assert report.num_tokens == reports[0].num_tokens == 46
+
+
+async def test_in_fp32_a_packing_moves_the_gradient_by_rounding_only():
+    gradients = []
+    for most in (6, 10_000):
+        model = qwen3(torch.float32)
+        with gradients_of(model) as given:
+            await trainer(model, max_tokens_per_gpu=most).update(batch())
+        gradients.append(dict(given))
+    for name, gradient in gradients[0].items():
+        error = (gradient - gradients[1][name]).norm() / gradient.norm()
+        assert error < 1e-5, name
+
+
+async def test_only_masked_tokens_pull_however_large_the_rest():
+    told = batch()
+    loud = tuple(a + 1e3 * (~s.loss_mask) for a, s in zip(told.credit.advantages, told.samples, strict=True))
+    louder = tuple(w + 1e3 * (~s.loss_mask) for w, s in zip(told.credit.weights, told.samples, strict=True))
+    noisy = TrainBatch(told.samples, Credit(loud, louder), told.old)
+    gradients = []
+    for one in (told, noisy):
+        model = qwen3()
+        with gradients_of(model) as given:
+            await trainer(model).update(one)
+        gradients.append(dict(given))
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+
+
+async def test_bf16_changes_the_gradient_a_little_and_keeps_its_direction():
+    gradients = []
+    for bf16 in (False, True):
+        model = qwen3(torch.float32)
+        with gradients_of(model) as given:
+            await trainer(model, sft_loss, bf16=bf16).update(batch())
+        gradients.append(torch.cat([g.flatten() for g in given.values()]))
+    assert not torch.equal(*gradients)
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+async def test_old_logprobs_from_the_trainer_itself_make_every_ratio_one():
+    model, told = qwen3(), batch()
+    one = trainer(model)
+    again = TrainBatch(told.samples, told.credit, await one.score(told.samples))
+    report = await one.update(again)
+    assert report.metrics["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
+    assert report.metrics["train/pg_clipfrac"] == 0
+    assert Scores(again.old.logprobs).logprobs is again.old.logprobs

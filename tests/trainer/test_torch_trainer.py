@@ -1,0 +1,294 @@
+import dataclasses
+import math
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    BloomForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentrl.algorithms.weights import token_mean
+from agentrl.errors import ModelLoadError
+from agentrl.losses import sft_loss
+from agentrl.trainer.torch.checkpoint import save_model
+from agentrl.types import Credit, Scores, TrainBatch
+from agentrl.weights import checksum, named_weights, unpack
+from tests.trainer.tiny import MASKS, SHAPE, batch, gradients_of, llama, qwen3, tokenizer, trainer
+
+NAMES = {
+    f"train/{name}"
+    for name in (
+        "loss",
+        "pg_loss",
+        "pg_clipfrac",
+        "ppo_kl",
+        "entropy_loss",
+        "grad_norm",
+        "lr",
+        "train_rollout_logprob_abs_diff",
+        "skipped_steps",
+    )
+}
+
+
+def weights_of(model) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def with_advantages(told: TrainBatch, value: float) -> TrainBatch:
+    advantages = tuple(np.full(len(s), value, np.float32) * s.loss_mask for s in told.samples)
+    return dataclasses.replace(told, credit=Credit(advantages, token_mean(told.samples)))
+
+
+@pytest.mark.parametrize("make", [qwen3, llama])
+@pytest.mark.parametrize("max_tokens", [1, 11, 1000])
+async def test_scores_are_the_logprobs_of_every_token_at_its_samples_temperature(make, max_tokens):
+    model, told = make(), batch()
+    scores = await trainer(model, max_tokens_per_gpu=max_tokens).score(told.samples)
+    for sample, logprobs in zip(told.samples, scores.logprobs, strict=True):
+        ids = torch.tensor(sample.token_ids.tolist())
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], use_cache=False).logits[0] / sample.temperature
+        expected = [0.0] + [float(logits[t - 1].log_softmax(0)[ids[t]]) for t in range(1, len(ids))]
+        assert logprobs.dtype == np.float32
+        assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+async def test_scoring_leaves_no_gradient():
+    model = qwen3()
+    await trainer(model).score(batch().samples)
+    assert all(p.grad is None for p in model.parameters())
+
+
+async def test_an_update_makes_what_paid_likelier_and_what_did_not_less_likely():
+    for sign in (1.0, -1.0):
+        one, told = trainer(qwen3(), lr=1e-3), with_advantages(batch(), sign)
+        before = await one.score(told.samples)
+        told = dataclasses.replace(told, old=before)
+        await one.update(told)
+        after = await one.score(told.samples)
+        moved = [
+            float((new - old)[s.loss_mask].sum())
+            for new, old, s in zip(after.logprobs, before.logprobs, told.samples, strict=True)
+        ]
+        assert sign * sum(moved) > 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+async def test_imitation_learns_its_batch_by_heart(optimizer):
+    one, told = trainer(qwen3(torch.float32), sft_loss, lr=1e-2, optimizer=optimizer), batch()
+    told = with_advantages(told, 0.0)
+    losses = [(await one.update(told)).metrics["train/loss"] for _ in range(60)]
+    assert losses[0] > 2.0
+    assert losses[-1] < 0.2
+
+
+async def test_metrics_bear_the_fields_names():
+    one = trainer(qwen3(), lr=1e-3, lr_warmup_iters=2)
+    first, second = await one.update(batch()), await one.update(batch())
+    assert first.metrics.keys() == NAMES
+    assert [r.metrics["train/lr"] for r in (first, second)] == [0.5e-3, 1e-3]
+    assert all(isinstance(value, float) and math.isfinite(value) for value in first.metrics.values())
+    told = batch()
+    on_mask = [
+        abs(new - engine)
+        for s, scored in zip(told.samples, (await trainer(qwen3()).score(told.samples)).logprobs, strict=True)
+        for new, engine in zip(scored[s.loss_mask], s.logprobs[s.loss_mask], strict=True)
+    ]
+    assert first.metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(np.mean(on_mask), rel=1e-5)
+
+
+async def test_a_decay_is_spread_over_all_steps():
+    one = trainer(qwen3(), lr=1.0e-3, lr_decay_style="linear", total_steps=2)
+    assert [(await one.update(batch())).metrics["train/lr"] for _ in range(3)] == [1e-3, 0.5e-3, 0.0]
+
+
+async def test_a_long_gradient_is_scaled_down_to_the_limit_and_reported_whole():
+    norms = []
+    for limit in (1e9, 1e-3):
+        model = qwen3()
+        with gradients_of(model) as given:
+            report = await trainer(model, clip_grad=limit).update(batch())
+        applied = math.sqrt(sum(float(g.square().sum()) for g in given.values()))
+        norms.append((report.metrics["train/grad_norm"], applied))
+    assert norms[0][0] == pytest.approx(norms[0][1])
+    assert norms[0][0] == pytest.approx(norms[1][0])
+    assert norms[1][1] == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+async def test_a_gradient_that_is_not_finite_is_never_applied(poison, optimizer):
+    model = qwen3()
+    one = trainer(model, lr=1e-3, optimizer=optimizer, lr_decay_style="linear", total_steps=4)
+    await one.update(batch())
+    before = weights_of(model)
+    told = batch(1)
+    told.credit.advantages[0].setflags(write=True)
+    told.credit.advantages[0][-1] = poison
+
+    report = await one.update(told)
+    assert report.metrics["train/skipped_steps"] == 1
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+    report = await one.update(batch(2))
+    assert report.metrics["train/skipped_steps"] == 1
+    assert report.metrics["train/lr"] == 0.5e-3
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+async def test_no_gradient_is_carried_from_one_step_to_the_next():
+    alone, after = qwen3(), qwen3()
+    second = trainer(after, lr=1e-30)
+    await second.update(batch(1))
+    with gradients_of(after) as seen_after:
+        await second.update(batch(2))
+    with gradients_of(alone) as seen_alone:
+        await trainer(alone, lr=1e-30).update(batch(2))
+    for name, gradient in seen_alone.items():
+        torch.testing.assert_close(seen_after[name], gradient)
+
+
+async def test_a_batch_without_loss_tokens_is_refused():
+    with pytest.raises(ValueError, match="loss mask"):
+        await trainer(qwen3()).update(batch(0, [[0, 0], [0]]))
+
+
+async def test_one_masked_token_in_all_is_enough():
+    report = await trainer(qwen3(), sft_loss).update(batch(0, [[0], [0, 1], [0, 0]]))
+    assert math.isfinite(report.metrics["train/loss"])
+    assert report.metrics["train/grad_norm"] > 0
+
+
+class Recorder:
+    """A sink that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.buckets = []
+        self.committed = None
+
+    @asynccontextmanager
+    async def begin(self, manifest, version):
+        self.manifest, self.version = manifest, version
+        yield self
+
+    async def put(self, bucket):
+        self.buckets.append(bucket)
+
+    async def commit(self, checksum):
+        self.committed = checksum
+
+
+@pytest.mark.parametrize("make", [qwen3, llama])
+async def test_published_weights_arrive_bit_for_bit_under_their_names(make):
+    model, sink = make(torch.float32), Recorder()
+    one = trainer(model, lr=1e-2)
+    await one.update(batch())
+    report = await one.publish(sink, version=7)
+
+    arrived = {name: tensor for bucket in sink.buckets for name, tensor in unpack(bucket)}
+    expected = dict(model.named_parameters())
+    assert arrived.keys() == expected.keys() == {spec.name for spec in sink.manifest}
+    assert all(torch.equal(arrived[name], p) for name, p in expected.items())
+    assert sink.committed == checksum(arrived.items()) == checksum(named_weights(model))
+    assert (report.version, sink.version) == (7, 7)
+    assert report.num_bytes == 4 * sum(p.numel() for p in model.parameters())
+    assert report.seconds > 0
+
+
+class FullDisk:
+    def save_pretrained(self, directory) -> None:
+        raise OSError("disk full")
+
+
+def test_saved_weights_come_back_through_transformers(tmp_path):
+    model = qwen3(torch.float32)
+    target = tmp_path / "runs" / "checkpoint"
+    trainer(model).save(str(target))
+    loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    assert all(torch.equal(p, dict(loaded.named_parameters())[name]) for name, p in model.named_parameters())
+    assert AutoTokenizer.from_pretrained(target).encode("w3 w5") == [3, 5]
+    assert [path.name for path in target.parent.iterdir()] == ["checkpoint"]
+
+
+def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path):
+    target = tmp_path / "checkpoint"
+    model = qwen3(torch.float32)
+    one = trainer(model)
+    one.save(str(target))
+    (target / "stale").touch()
+    (tmp_path / ".checkpoint.coming").mkdir()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(2.0)
+    one.save(str(target))
+    loaded = AutoModelForCausalLM.from_pretrained(target)
+    assert torch.all(loaded.model.norm.weight == 2.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert not (target / "stale").exists()
+
+
+def test_a_save_that_fails_leaves_the_old_checkpoint_whole(tmp_path):
+    target = tmp_path / "checkpoint"
+    model = qwen3(torch.float32)
+    save_model(model, tokenizer(), str(target))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(2.0)
+    with pytest.raises(OSError, match="disk"):
+        save_model(model, FullDisk(), str(target))
+    loaded = AutoModelForCausalLM.from_pretrained(target)
+    assert torch.all(loaded.model.norm.weight == 1.0)
+
+
+def test_saving_is_silent(tmp_path, capfd):
+    trainer(qwen3(torch.float32)).save(str(tmp_path / "checkpoint"))
+    assert capfd.readouterr() == ("", "")
+
+
+def windowed() -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
+        Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    )
+
+
+def scaled() -> CohereForCausalLM:
+    """Multiplies its logits after the head."""
+    return CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.1))
+
+
+def tilted() -> BloomForCausalLM:
+    """Attends in its own way, by distance in the row."""
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return BloomForCausalLM(BloomConfig(vocab_size=13, hidden_size=8, n_layer=1, n_head=2, **ends))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (windowed, "full attention in every layer"),
+        (scaled, "Llama or Qwen3"),
+        (tilted, "Llama or Qwen3"),
+        (lambda: qwen3(torch.bfloat16), "load it in float32"),
+    ],
+)
+def test_models_that_cannot_be_packed_are_refused_in_a_sentence(make, sentence):
+    with pytest.raises(ModelLoadError, match=sentence):
+        trainer(make())
+
+
+async def test_dropout_is_off_so_that_scores_repeat():
+    config = Qwen3Config(**SHAPE, attention_dropout=0.5)
+    model = Qwen3ForCausalLM(config).train()
+    one = trainer(model)
+    first, second = [await one.score(batch(0, MASKS).samples) for _ in range(2)]
+    assert all(np.array_equal(a, b) for a, b in zip(first.logprobs, second.logprobs, strict=True))
+    assert isinstance(first, Scores)

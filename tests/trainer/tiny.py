@@ -1,0 +1,133 @@
+"""Models, batches and gradients as small as a test needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentrl.losses import Loss, policy_loss
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.torch import TorchTrainer
+from agentrl.types import Credit, Sample, Scores, TrainBatch
+
+VOCAB = 13
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def qwen3(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> PreTrainedModel:
+    torch.manual_seed(1)
+    return widened(Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=tied)), dtype)
+
+
+def llama(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    torch.manual_seed(2)
+    return widened(LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)), dtype)
+
+
+def widened(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Fresh weights are so small that attention hardly matters; larger ones let a mistake show."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(10)
+    return model.to(dtype).eval()
+
+
+def sample(
+    rng: np.random.Generator, mask: Sequence[int], name: str = "s", temperature: float = 1.0
+) -> Sample:
+    loss_mask = np.array(mask, dtype=bool)
+    number = len(loss_mask)
+    return Sample(
+        token_ids=rng.integers(0, VOCAB, number).astype(np.int32),
+        author=loss_mask.astype(np.int8),
+        loss_mask=loss_mask,
+        logprobs=np.where(loss_mask, rng.normal(-2.5, 0.3, number), 0).astype(np.float32),
+        versions=np.where(loss_mask, 0, -1).astype(np.int32),
+        temperature=temperature,
+        rollout_id=name,
+    )
+
+
+# The last token, the first that may be, one only, all, none, one token in all, and long among short.
+MASKS = (
+    [0, 0, 0, 1],
+    [0, 1, 0, 0, 0],
+    [0, 1],
+    [0, 1, 1, 1, 1, 1],
+    [0, 0, 0],
+    [0],
+    [0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0],
+    [0, 0, 1, 1, 0, 1],
+)
+
+
+def batch(seed: int = 0, masks: Sequence[Sequence[int]] = MASKS) -> TrainBatch:
+    """Random tokens, advantages and weights; temperatures 0.7, 1.0 and 1.3 in turn."""
+    rng = np.random.default_rng(seed)
+    samples = tuple(sample(rng, mask, f"s{i}", (0.7, 1.0, 1.3)[i % 3]) for i, mask in enumerate(masks))
+    advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
+    weights = tuple((s.loss_mask * rng.uniform(0.01, 0.1, len(s))).astype(np.float32) for s in samples)
+    return TrainBatch(samples, Credit(advantages, weights), Scores(tuple(s.logprobs for s in samples)))
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(VOCAB)}
+    split = Tokenizer(WordLevel(words, unk_token="w0"))
+    split.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=split)
+
+
+def trainer(
+    model: PreTrainedModel,
+    loss: Loss = policy_loss,
+    *,
+    total_steps: int = 100,
+    **settings: str | float | int | bool | None,
+) -> TorchTrainer:
+    config = TrainerConfig.model_validate({"clip_grad": 1e9, "lr_warmup_iters": 0, **settings})
+    return TorchTrainer(model, loss, config, tokenizer=tokenizer(), total_steps=total_steps)
+
+
+@contextmanager
+def gradients_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
+    """Collect what the optimizers are given for each weight, by name."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    seen: dict[str, torch.Tensor] = {}
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            seen.update({names[id(p)]: p.grad.clone() for p in group["params"]})
+
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
