@@ -23,7 +23,7 @@ def columns_of(rows: Sequence[ScoreRow]) -> tuple[str, ...]:
 
 def score_text(value: float | None) -> str:
     """Three decimals, or a dash where nothing was measured."""
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else f"{value:z.3f}"
 
 
 def figure_text(value: Figure) -> str:
@@ -35,7 +35,7 @@ def figure_text(value: Figure) -> str:
         return f"{value:,.0f}"
     if size >= 10:
         return f"{value:.1f}"
-    return f"{value:.3f}" if size >= 0.001 or size == 0 else f"{value:.1e}"
+    return f"{value:z.3f}" if size >= 0.001 or size == 0 else f"{value:.1e}"
 
 
 def time_text(seconds: float) -> str:

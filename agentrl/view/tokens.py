@@ -86,7 +86,7 @@ def _sampled(tokens: TurnTokens, decode: Callable[[int], str], author: Author) -
 
 
 def _title(author: Author, id: int, logprob: float, version: int) -> str:
-    likely = f"logprob {logprob:.3f} (p = {math.exp(min(logprob, 0.0)):.2f})"
+    likely = f"logprob {logprob:z.3f} (p = {math.exp(min(logprob, 0.0)):.2f})"
     return f"{NAMES[author]} · mask 1 · {likely} · version {version} · id {id}"
 
 

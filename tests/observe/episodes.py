@@ -20,8 +20,8 @@ from agentrl.types import (
 )
 
 TEXT = st.text(st.characters(), max_size=12)
-IDS = st.integers(0, 2**31 - 1)
-SECONDS = st.none() | st.floats(0, 1e6)
+IDS = st.integers(1, 2**31 - 1)
+SECONDS = st.none() | st.floats(0, 1e6, exclude_min=True)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT
 METADATA = st.dictionaries(TEXT, PLAIN | st.lists(PLAIN, max_size=2), max_size=3)
 

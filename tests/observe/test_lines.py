@@ -50,6 +50,11 @@ def test_values_json_cannot_say_do_not_stop_a_run():
     assert back["day"] == "2026-01-02"
 
 
+def test_data_that_only_resembles_a_spelled_float_stays_as_it_is():
+    for value in ({"$float": "nan", "unit": "m"}, {"$float": "1.5"}, {"$float": None}):
+        assert lines.from_line(lines.to_line(value)) == value
+
+
 def test_a_torn_last_line_is_passed_over_and_then_replaced(tmp_path):
     path = tmp_path / "x.jsonl"
     lines.append(path, [lines.to_line(1), lines.to_line(2)])

@@ -54,6 +54,7 @@ def test_each_token_shows_its_author_logprob_and_version():
     assert [author for author, _, _ in found] == ["world"] * 3 + ["policy"] * 3 + ["world", "policy"]
     assert [text for _, text, _ in found] == WORDS
     assert found[0][2] == "world · mask 0 · id 0"
+    assert found[3][2] == "policy · mask 1 · logprob 0.000 (p = 1.00) · version 3 · id 3"
     assert found[4][2] == "policy · mask 1 · logprob -1.000 (p = 0.37) · version 3 · id 4"
 
 
@@ -159,7 +160,8 @@ def test_the_page_runs_nothing_and_fetches_nothing():
 def test_the_page_is_written_whole_even_over_an_old_one(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")
-    assert write_report(report(title="x\ud800y"), path) == path
+    records = [{"step": 0, "eval/\ud800": 0.5}]
+    assert write_report(report(title="x\ud800y", records=records), path) == path
     assert "<h1>x‹U+D800›y</h1>" in path.read_text(encoding="utf-8")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
