@@ -97,7 +97,7 @@ def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
 
 def run_arm(arm: Arm) -> dict[str, JSON]:
     """Train one arm and score its checkpoints, or read what an earlier call left behind."""
-    from agentrl.evaluate import evaluate
+    from agentrl.evaluation import evaluate
     from agentrl.run import train
 
     kept = Path(arm.bench.output_dir) / arm.name / "bench.json"

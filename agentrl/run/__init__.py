@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
-from agentrl.evaluate.report import EvalReport
+from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
 from agentrl.run.stages import Stage

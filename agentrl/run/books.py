@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agentrl.evaluate.episodes import Evaluation
+from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Entry, Outcome
 from agentrl.run.loop import Iteration
 from agentrl.types import Episode, Group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.evaluate.report import policy_tokens_of
+from agentrl.evaluation.report import policy_tokens_of
 from agentrl.rollout.group import GroupOutcome
 from agentrl.types import Ending, Episode, Group
 

@@ -11,8 +11,8 @@ from agentrl.build.model import Model, build_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
 from agentrl.envs import sum_of_steps
-from agentrl.evaluate.episodes import Evaluation, Evaluator
-from agentrl.evaluate.report import EvalSetting
+from agentrl.evaluation.episodes import Evaluation, Evaluator
+from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
 from agentrl.protocols import Engine, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings

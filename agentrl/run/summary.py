@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from agentrl.evaluate.episodes import Evaluation
+from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_metrics
 from agentrl.run.session import GREEDY, SAMPLED, Milestone, Session
 from agentrl.types import JSON, Episode, Verdict

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Limits, Task, Verdict, say
-from agentrl.evaluate.report import EvalSetting, summarize
+from agentrl.evaluation.report import EvalSetting, summarize
 from agentrl.types import Ending, Episode, Failure, Trajectory, Turn
 from tests.worlds import turn_tokens
 

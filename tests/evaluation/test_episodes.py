@@ -10,8 +10,8 @@ import pytest
 
 from agentrl import Task, say, sum_of_steps
 from agentrl.errors import ConfigError, WorldBrokenError
-from agentrl.evaluate.episodes import Evaluator
-from agentrl.evaluate.report import EvalSetting
+from agentrl.evaluation.episodes import Evaluator
+from agentrl.evaluation.report import EvalSetting
 from agentrl.types import Step
 from tests.worlds import Hang, Speaker, Talk, raising
 

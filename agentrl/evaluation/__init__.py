@@ -9,9 +9,9 @@ from agentrl.build.model import open_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.config import parse, place
 from agentrl.envs import sum_of_steps
-from agentrl.evaluate.config import EvalConfig
-from agentrl.evaluate.episodes import Evaluation, Evaluator
-from agentrl.evaluate.report import EvalReport, EvalSetting
+from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.episodes import Evaluation, Evaluator
+from agentrl.evaluation.report import EvalReport, EvalSetting
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentrl.envs import Env, play
 from agentrl.errors import ConfigError, WorldBrokenError
-from agentrl.evaluate.report import EvalReport, EvalSetting, summarize
+from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
 from agentrl.protocols import Agent
 from agentrl.rollout.group import UNUSABLE, all_of
 from agentrl.types import Episode, Task, Verdict
