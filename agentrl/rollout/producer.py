@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 from agentrl.errors import WorldBrokenError
 from agentrl.rollout.data import Prompt
@@ -15,7 +15,7 @@ from agentrl.rollout.group import GroupOutcome
 class PlayGroup(Protocol):
     """Plays the group of a prompt against the policy that serves `version`."""
 
-    def __call__(self, prompt: Prompt, *, version: int) -> Coroutine[Any, Any, GroupOutcome]:
+    def __call__(self, prompt: Prompt, *, version: int) -> Coroutine[None, None, GroupOutcome]:
         """Start playing."""
 
 
