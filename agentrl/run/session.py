@@ -168,7 +168,8 @@ class Session:
             }
             self.milestones.append(Milestone(name, self.step, in_table, evaluations))
             for mode, evaluation in evaluations.items():
-                self.journal.write_eval(mode, self.step, evaluation_entries(evaluation))
+                # The name too: before and after a warm start are both step 0.
+                self.journal.write_eval(f"{mode} {name}", self.step, evaluation_entries(evaluation))
                 self.latest |= _eval_metrics(mode, evaluation)
         self.metrics.log(self.step, self.latest)
 

@@ -1,0 +1,118 @@
+"""Tiny worlds that a tiny model learns in seconds; named by path, so that real processes find them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from agentrl import Limits, Task, ToolEnv, call, say
+
+BUTTONS = ("left", "right")
+
+
+class Bandit(ToolEnv):
+    """Press a button, then say what it gave. Only gold is worth anything."""
+
+    limits = Limits(max_turns=3, max_tokens=64)
+    breakdown = "colour"
+
+    async def press(self, button: str) -> str:
+        """Press a button."""
+        self.given = "gold" if button == "right" else "dust"
+        return self.given
+
+    tools = (press,)
+
+    def __init__(self):
+        super().__init__()
+        self.given = ""
+
+    def tasks(self, split):
+        return [Task.ask(f"{split}{n}", f"press {n}", colour="red" if n % 2 else "blue") for n in range(8)]
+
+    def reward(self, task, answer):
+        return float(answer == self.given == "gold")
+
+    def expert(self, task):
+        yield say((yield call("press", button="right")))
+
+    def demonstrator(self, task, rng):
+        yield say((yield call("press", button="right" if rng.random() < 0.3 else "left")))
+
+    def corpus(self):
+        yield from (task.prompt[0].content for task in self.tasks("train"))
+        yield from (*BUTTONS, "gold", "dust")
+
+
+class Shaky(Bandit):
+    """Fails in a fifth of all resets, by a chance of its own: a retry of the same world may succeed."""
+
+    chance = random.Random(0)
+
+    async def reset(self, task, *, seed):
+        if self.chance.random() < 0.2:
+            raise ConnectionError("the world shook")
+        return await super().reset(task, seed=seed)
+
+
+class Sticky(Bandit):
+    """The left button hangs until the tool's deadline."""
+
+    limits = Limits(max_turns=3, max_tokens=128, tool_timeout_s=0.05)
+
+    async def press(self, button: str) -> str:
+        """Press a button."""
+        if button != "right":
+            await asyncio.sleep(3600)
+        self.given = "gold"
+        return self.given
+
+    tools = (press,)
+
+
+class Stuck(Bandit):
+    """The world itself hangs in some of its steps, by a chance of its own."""
+
+    limits = Limits(max_turns=3, max_tokens=64, step_timeout_s=0.05)
+    chance = random.Random(0)
+
+    async def step(self, action):
+        if self.chance.random() < 0.1:
+            await asyncio.sleep(3600)
+        return await super().step(action)
+
+
+class Slow(Bandit):
+    """Takes its time, so that somebody can come in between."""
+
+    async def press(self, button: str) -> str:
+        """Press a button."""
+        await asyncio.sleep(0.02)
+        return await super().press(button)
+
+    tools = (press,)
+
+
+class Dead(Bandit):
+    """Never begins."""
+
+    async def reset(self, task, *, seed):
+        raise RuntimeError("no such planet")
+
+
+class Undefined(Bandit):
+    """Its reward is not a number."""
+
+    def reward(self, task, answer):
+        return float("nan")
+
+
+def press_untyped(button):
+    """Press a button."""
+    return button
+
+
+class Untyped(Bandit):
+    """Its tool has no type hints."""
+
+    tools = (press_untyped,)
