@@ -32,18 +32,6 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
         item.config.stash[LEFT_OUT].update(mark for mark in HOW if item.get_closest_marker(mark))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["left_out"] = dict(session.config.stash[LEFT_OUT])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: pytest.Session) -> None:
-    # Every worker collects everything, so any one of them knows the whole count.
-    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = terminalreporter.config.stash[LEFT_OUT]
     if not left_out:
