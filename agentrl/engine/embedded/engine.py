@@ -65,6 +65,7 @@ class EmbeddedEngine:
         self._eos_token_ids = tuple(eos_token_ids)
         self._waiting: deque[Request] = deque()
         self._pump: asyncio.Task[None] | None = None
+        self._busy: set[str] = set()
         self._closed = False
         self._sink = EmbeddedSink(architecture, dtype, self._install)
 
@@ -147,12 +148,15 @@ class EmbeddedEngine:
         """
         request = self._request(prompt_ids, sampling, session)
         self._waiting.append(request)
+        self._busy.add(session)
         self._start()
         try:
             return await request.answer
         except asyncio.CancelledError:
             self._discard(request)
             raise
+        finally:
+            self._busy.discard(session)
 
     async def close_session(self, session: str) -> None:
         """Forget a session's cache; a request still running in it ends with finish = abort."""
@@ -194,6 +198,10 @@ class EmbeddedEngine:
             raise RequestTooLargeError(
                 f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
                 f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
+            )
+        if session in self._busy:
+            raise EngineError(
+                f"session {session} already runs a request; wait for it or name another session."
             )
         if sampling.stop and not self._can_decode:
             raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")

@@ -1,0 +1,59 @@
+"""What every engine must keep, as checks that run against any of them.
+
+An author of an engine describes it once, as a `Subject`, and runs `run_conformance`; or, for one
+test per promise, each `Check` of `CHECKS`. An engine that lacks something declares it in its
+`EngineCaps`: what is then not checked is listed in the report, with the lack. Nothing is skipped
+without a declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import NamedTuple
+
+from agentrl.engine.conformance.checks import CHECKS, Check
+from agentrl.engine.conformance.subject import ConformanceError, Delivery, EngineCaps, Subject
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "ConformanceError",
+    "Delivery",
+    "EngineCaps",
+    "Report",
+    "Subject",
+    "lack",
+    "run_conformance",
+]
+
+
+class Report(NamedTuple):
+    """passed: names of checks. skipped: names, each with the lack that was declared."""
+
+    passed: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def lack(check: Check, caps: EngineCaps) -> str | None:
+    """Why a check cannot run on an engine with these capabilities, or None where it can."""
+    missing = [cap.name for cap in fields(caps) if cap.name == check.needs and not getattr(caps, cap.name)]
+    return f"{check.name}: the engine declares that it lacks {missing[0]}" if missing else None
+
+
+async def run_conformance(make: Callable[[], Subject]) -> Report:
+    """Run every check that applies, each on a fresh engine, and close the engine.
+
+    Raises:
+        ConformanceError: the first promise that is broken.
+    """
+    passed: list[str] = []
+    skipped: list[str] = []
+    for check in CHECKS:
+        subject = make()
+        reason = lack(check, subject.caps)
+        if reason is None:
+            await check.run(subject)
+        (skipped if reason else passed).append(reason or check.name)
+        await subject.engine.close()
+    return Report(tuple(passed), tuple(skipped))

@@ -1,0 +1,294 @@
+"""The promises, one function each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from agentrl.engine.conformance.subject import ConformanceError, Subject, expect, expect_logprobs
+from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.protocols import Sampling
+from agentrl.types import Completion, Finish
+
+PATIENCE_S = 60.0
+"""How long a check waits for what should come at once, before it calls it a hang."""
+
+
+class Check(NamedTuple):
+    """One promise. needs: the capability without which it cannot be checked."""
+
+    name: str
+    run: Callable[[Subject], Awaitable[None]]
+    needs: str | None
+
+
+def _same(a: Completion, b: Completion) -> bool:
+    return np.array_equal(a.token_ids, b.token_ids)
+
+
+async def _greedy(subject: Subject) -> None:
+    prompt = subject.prompt(1)
+    got = await subject.sample(1, Sampling(12, temperature=0.0))
+    ids = [*prompt, *got.token_ids.tolist()]
+    rows = subject.logits(ids, 0)[len(prompt) - 1 : -1]
+    best = rows.max(-1) - rows[np.arange(len(rows)), got.token_ids]
+    expect((best <= subject.tolerance).all(), "greedy sampling did not take the likeliest token")
+    expect_logprobs(subject, prompt, got, 0.0)
+
+
+async def _temperatures(subject: Subject) -> None:
+    temperatures = (0.7, 1.0, 1.3)
+    numbers = range(len(temperatures))
+    rules = [Sampling(12, temperature=t, top_p=0.9, top_k=20, seed=3) for t in temperatures]
+    for got, n in zip(
+        await asyncio.gather(*(subject.sample(n, rules[n]) for n in numbers)), numbers, strict=True
+    ):
+        expect_logprobs(subject, subject.prompt(n), got, temperatures[n])
+
+
+async def _top_k_and_top_p(subject: Subject) -> None:
+    prompt = subject.prompt(5)
+    for n, rule in enumerate((Sampling(1, top_k=2), Sampling(1, top_p=0.3))):
+        row = subject.logits(prompt, 0)[-1].astype(np.float64)
+        order = np.argsort(-row)
+        probs = np.exp(row[order] - row.max()) / np.exp(row - row.max()).sum()
+        size = rule.top_k or int((probs.cumsum() - probs < rule.top_p).sum())
+        drawn = {
+            int(
+                (await subject.engine.generate(prompt, _seeded(rule, seed), session=f"{n}.{seed}")).token_ids[
+                    0
+                ]
+            )
+            for seed in range(40)
+        }
+        expect(
+            drawn <= set(order[:size].tolist()),
+            f"{rule.top_k=} {rule.top_p=} let through tokens outside the {size} likeliest",
+        )
+
+
+def _seeded(rule: Sampling, seed: int) -> Sampling:
+    return Sampling(rule.max_new_tokens, rule.temperature, rule.top_p, rule.top_k, seed=seed)
+
+
+async def _limits(subject: Subject) -> None:
+    got = await asyncio.gather(*(subject.sample(n, Sampling(1 + n, seed=n)) for n in range(6)))
+    for n, completion in enumerate(got):
+        expect(
+            len(completion.token_ids) == 1 + n, f"{1 + n} tokens were asked for, {completion.token_ids} came"
+        )
+        expect(
+            completion.finish is Finish.LENGTH, f"a completion at its limit finished as {completion.finish}"
+        )
+        expect((completion.versions == 0).all(), "version 0 serves, the tokens say otherwise")
+
+
+async def _stop_tokens(subject: Subject) -> None:
+    free = await subject.sample(2, Sampling(16, temperature=0.0))
+    stop = int(free.token_ids[5])
+    first = free.token_ids.tolist().index(stop)
+    unused = next(i for i in range(subject.vocab_size) if i not in free.token_ids)
+    rule = Sampling(16, temperature=0.0, stop_token_ids=(unused, stop))
+    got = await subject.engine.generate(subject.prompt(2), rule, session="other")
+    expect(
+        got.token_ids.tolist() == free.token_ids[: first + 1].tolist(), "a stop token must end the completion"
+    )
+    expect((got.finish, got.matched) == (Finish.STOP, stop), f"it says {got.finish}, {got.matched!r}")
+
+
+async def _stop_strings(subject: Subject) -> None:
+    free = (await subject.sample(2, Sampling(16, temperature=0.0))).token_ids.tolist()
+    stop = subject.decode(free[4:7])
+    size = next(n for n in range(1, 17) if stop in subject.decode(free[:n]))
+    rule = Sampling(size, temperature=0.0, stop=("\0never\0", stop))
+    got = await subject.engine.generate(subject.prompt(2), rule, session="other")
+    expect(got.token_ids.tolist() == free[:size], "all tokens of the stop string, and no more, must be kept")
+    expect((got.finish, got.matched) == (Finish.STOP, stop), f"it says {got.finish}, {got.matched!r}")
+
+
+async def _seeds(subject: Subject) -> None:
+    rule = Sampling(20, seed=11)
+    alone = await subject.sample(3, rule)
+    others = [subject.sample(n, Sampling(25, seed=n)) for n in range(10, 10 + subject.max_slots)]
+    again, *_ = await asyncio.gather(
+        subject.engine.generate(subject.prompt(3), rule, session="again"), *others
+    )
+    expect(_same(alone, again), "the same seed gave another completion when other requests ran beside it")
+    other = await subject.engine.generate(subject.prompt(3), Sampling(20, seed=12), session="other")
+    expect(not _same(alone, other), "another seed gave the same completion")
+    free = [await subject.engine.generate(subject.prompt(3), Sampling(20), session=f"f{n}") for n in "ab"]
+    expect(not _same(*free), "two requests without a seed gave the same completion")
+
+
+async def _sessions(subject: Subject) -> None:
+    prompt = subject.prompt(4)
+    first = await subject.engine.generate(prompt, Sampling(6, seed=1), session="a")
+    longer = [*prompt, *first.token_ids.tolist(), *subject.prompt(40, 3)]
+    second = await subject.engine.generate(longer, Sampling(6, seed=2), session="a")
+    expect_logprobs(subject, longer, second, 1.0)
+    known = len(prompt) + len(first.token_ids) - 1
+    expect(
+        known <= second.cached_tokens <= known + 1,
+        f"{known} tokens of the second turn were computed before, cached_tokens says {second.cached_tokens}",
+    )
+    rewritten = [*longer[:3], (longer[3] + 1) % subject.vocab_size, *longer[4:]]
+    third = await subject.engine.generate(rewritten, Sampling(6, seed=3), session="a")
+    expect(third.cached_tokens <= 3, "tokens behind a rewritten one were taken from the cache")
+    expect_logprobs(subject, rewritten, third, 1.0)
+    await subject.engine.close_session("a")
+    await subject.engine.close_session("never opened")
+    fourth = await subject.engine.generate(longer, Sampling(6, seed=2), session="a")
+    expect(fourth.cached_tokens == 0, "a closed session's cache was used")
+    expect(_same(second, fourth), "with and without the session's cache the completions differ")
+
+
+async def _crowd(subject: Subject) -> None:
+    count = 3 * subject.max_slots + 1
+    rules = [Sampling(3 + n % 5, temperature=0.0) for n in range(count)]
+    got = await asyncio.gather(*(subject.sample(n, rule) for n, rule in enumerate(rules)))
+    for n in range(0, count, 4):
+        alone = await subject.engine.generate(subject.prompt(n), rules[n], session="alone")
+        await subject.engine.close_session("alone")
+        expect(_same(alone, got[n]), "a request gave another completion in a crowd than alone")
+
+
+async def _in_flight(subject: Subject) -> list[asyncio.Task[Completion]]:
+    """More long requests than slots, some of them under way: a short one that began with them is through."""
+    first = asyncio.create_task(subject.engine.generate(subject.prompt(0), Sampling(4), session="first"))
+    rule = Sampling(subject.max_context_len - 7, seed=1)
+    tasks = [asyncio.create_task(subject.sample(n, rule)) for n in range(subject.max_slots + 2)]
+    await asyncio.wait_for(first, PATIENCE_S)
+    return tasks
+
+
+async def _one_at_a_time(subject: Subject) -> None:
+    tasks = await _in_flight(subject)
+    try:
+        await subject.sample(0, Sampling(1))
+    except EngineError:
+        await subject.engine.abort()
+        await asyncio.gather(*tasks)
+        return
+    raise ConformanceError("a session that runs a request must refuse a second one")
+
+
+async def _abort(subject: Subject) -> None:
+    tasks = await _in_flight(subject)
+    await subject.engine.abort()
+    got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    expect({c.finish for c in got} == {Finish.ABORT}, "after abort every request finishes as `abort`")
+    expect(any(len(c.token_ids) for c in got), "an aborted request keeps the tokens it had")
+    for n, completion in enumerate(got):
+        expect_logprobs(subject, subject.prompt(n), completion, 1.0)
+    after = await subject.engine.generate(subject.prompt(0), Sampling(2), session="after")
+    expect(after.finish is Finish.LENGTH, "an engine serves on after abort")
+
+
+async def _cancel(subject: Subject) -> None:
+    tasks = await _in_flight(subject)
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    expect(
+        all(isinstance(e, asyncio.CancelledError) for e in ended),
+        "a cancelled generate() must raise CancelledError",
+    )
+    # Their sessions, too, are free again at once.
+    again = [subject.sample(n, Sampling(2)) for n in range(len(tasks))]
+    got = await asyncio.wait_for(asyncio.gather(*again), PATIENCE_S)
+    expect({len(c.token_ids) for c in got} == {2}, "cancelled requests must free their room")
+
+
+async def _too_large(subject: Subject) -> None:
+    rule = Sampling(subject.max_context_len - 6)
+    try:
+        await subject.sample(1, rule)
+    except RequestTooLargeError as error:
+        numbers = ("7 tokens", str(rule.max_new_tokens), str(subject.max_context_len))
+        expect(all(n in str(error) for n in numbers), f"the refusal must name {numbers}: {error}")
+    else:
+        raise ConformanceError("a request that can never fit must be refused")
+    fits = await subject.sample(1, Sampling(subject.max_context_len - 7, seed=1))
+    expect(len(fits.token_ids) == subject.max_context_len - 7, "a request that just fits must run")
+
+
+async def _send(subject: Subject, version: int, *, damage: int = 0, leave_out: int = 0) -> None:
+    delivery = subject.delivery(version)
+    async with subject.engine.sink.begin(delivery.manifest, version) as transaction:
+        for bucket in delivery.buckets[leave_out:]:
+            await transaction.put(bucket)
+        await transaction.commit(delivery.checksum + damage)
+
+
+async def _update(subject: Subject) -> None:
+    tasks = await _in_flight(subject)
+    await _send(subject, 1)
+    expect(subject.engine.version == 1, "after commit the engine serves the new version")
+    got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    expect(
+        any(0 < (c.versions == 0).sum() < len(c.versions) for c in got),
+        "no request ran across the update: either it waited for all of them, or versions are wrong",
+    )
+    for n, completion in enumerate(got):
+        expect((np.diff(completion.versions) >= 0).all(), "versions may only rise within a completion")
+        expect_logprobs(subject, subject.prompt(n), completion, 1.0)
+
+
+async def _update_drops_caches(subject: Subject) -> None:
+    prompt = subject.prompt(6)
+    first = await subject.engine.generate(prompt, Sampling(4, seed=1), session="a")
+    await _send(subject, 1)
+    longer = [*prompt, *first.token_ids.tolist()]
+    second = await subject.engine.generate(longer, Sampling(4, seed=1), session="a")
+    expect(second.cached_tokens == 0, "what older weights computed was used after an update")
+    expect((second.versions == 1).all(), "tokens sampled after the update carry the new version")
+    expect_logprobs(subject, longer, second, 1.0)
+
+
+async def _broken_updates(subject: Subject) -> None:
+    for how in ({"damage": 1}, {"leave_out": 1}):
+        try:
+            await _send(subject, 1, **how)
+        except EngineError:
+            pass
+        else:
+            raise ConformanceError(f"an update with {how} must be refused")
+        got = await subject.engine.generate(subject.prompt(8), Sampling(4, seed=1), session=str(how))
+        expect(subject.engine.version == 0, f"after an update with {how} the old version serves on")
+        expect_logprobs(subject, subject.prompt(8), got, 1.0)
+
+
+async def _close(subject: Subject) -> None:
+    tasks = await _in_flight(subject)
+    await subject.engine.close()
+    got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    expect({c.finish for c in got} == {Finish.ABORT}, "closing ends every request as `abort`")
+    try:
+        await subject.sample(2, Sampling(1))
+    except EngineError:
+        return
+    raise ConformanceError("a closed engine must refuse requests")
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("greedy takes the likeliest token", _greedy, None),
+    Check("logprobs are after temperature, before top-p and top-k", _temperatures, None),
+    Check("top-k and top-p cut the tail", _top_k_and_top_p, "seeds"),
+    Check("limits are met exactly", _limits, None),
+    Check("stop tokens end a completion and are kept", _stop_tokens, None),
+    Check("stop strings end a completion and are kept", _stop_strings, "stop_strings"),
+    Check("seeds reproduce, also in a crowd", _seeds, "seeds"),
+    Check("a session computes only what is new", _sessions, "prefix_cache"),
+    Check("more requests than slots", _crowd, None),
+    Check("a session runs one request at a time", _one_at_a_time, None),
+    Check("abort ends everything with what it has", _abort, None),
+    Check("cancelling frees room", _cancel, None),
+    Check("what can never fit is refused in a sentence", _too_large, None),
+    Check("an update takes effect at a token boundary", _update, "weight_updates"),
+    Check("an update drops all caches", _update_drops_caches, "weight_updates"),
+    Check("a broken update changes nothing", _broken_updates, "weight_updates"),
+    Check("close aborts, then refuses", _close, None),
+)

@@ -1,0 +1,254 @@
+"""A small, deterministic engine for tests: no network, no torch, everything an Engine promises.
+
+The next token depends on the last one alone, through a seeded table of logits; or on nothing at all,
+where a script says what to write. One token takes one visit of the event loop, so that requests
+interleave, and aborts and weights arrive in mid-flight, as they do in a real engine.
+
+Importing this is free of torch; only a weight update needs it, for the checksum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.protocols import Bucket, Sampling, TensorSpec
+from agentrl.types import Completion, Finish, FloatArray
+
+Answer = Callable[[Sequence[int]], Sequence[int]]
+"""What to write after a prompt. The end of it is the end of the turn."""
+
+
+def seeded_table(vocab_size: int, seed: int) -> FloatArray:
+    """Logits [last token, next token]: what a fake model with this seed believes."""
+    return np.random.default_rng(seed).normal(0, 1.5, (vocab_size, vocab_size)).astype(np.float32)
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    prompt: list[int]
+    sampling: Sampling
+    session: str
+    cached_tokens: int
+    script: list[int] | None
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    aborted: bool = False
+
+    def completion(self, finish: Finish, matched: str | int | None = None) -> Completion:
+        return Completion(
+            np.asarray(self.tokens, np.int32),
+            np.asarray(self.logprobs, np.float32),
+            np.asarray(self.versions, np.int32),
+            finish,
+            matched,
+            self.cached_tokens,
+        )
+
+
+class FakeEngine:
+    """Samples from a table, or recites a script.
+
+    Args:
+        vocab_size: tokens are 0 to vocab_size - 1.
+        table_seed: seeds the table of version 0.
+        max_slots: requests at once; more of them wait, first come, first served.
+        max_context_len: most tokens of prompt and completion together.
+        answer: recite this instead of sampling; logprobs are then 0.
+        decode: tokens to text, for stop strings; default: `chr` of each token.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 128,
+        table_seed: int = 0,
+        max_slots: int = 4,
+        max_context_len: int = 256,
+        answer: Answer | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self.max_context_len = max_context_len
+        self._table = seeded_table(vocab_size, table_seed)
+        self._version = 0
+        self._room = asyncio.Semaphore(max_slots)
+        self._answer = answer
+        self._decode = decode or (lambda ids: "".join(map(chr, ids)))
+        self._running: list[_Running] = []
+        self._cached: dict[str, list[int]] = {}
+        self._unseeded = 0
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        """The version of the table that serves now."""
+        return self._version
+
+    @property
+    def sink(self) -> FakeEngine:
+        """The engine takes new tables itself: one tensor, `table`, float32 [V, V]."""
+        return self
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """Write a continuation of `prompt_ids`.
+
+        Raises:
+            RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
+            EngineError: the engine is closed.
+        """
+        request = self._accept(list(prompt_ids), sampling, session)
+        self._running.append(request)
+        try:
+            async with self._room:
+                completion = await self._write(request)
+        finally:
+            self._running.remove(request)
+        # The token sampled last has not been read yet, as in any engine with a cache.
+        self._cached[session] = (request.prompt + request.tokens)[:-1]
+        return completion
+
+    async def close_session(self, session: str) -> None:
+        """Forget what is cached for a session; a request running in it is aborted."""
+        for request in self._running:
+            request.aborted |= request.session == session
+        self._cached.pop(session, None)
+
+    async def abort(self) -> None:
+        """Every request ends with what it has, finish = abort."""
+        for request in self._running:
+            request.aborted = True
+
+    async def close(self) -> None:
+        """Abort, then refuse all requests."""
+        self._closed = True
+        await self.abort()
+        self._cached.clear()
+
+    @asynccontextmanager
+    async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[_Delivery]:
+        """Start sending `version`.
+
+        Raises:
+            EngineError: the manifest does not list exactly the table.
+        """
+        wanted = TensorSpec("table", self._table.shape, "float32")
+        if list(manifest) != [wanted]:
+            raise EngineError(f"the fake engine takes one tensor, {wanted}; send that alone.")
+        yield _Delivery(lambda table: self._install(table, version))
+
+    def _install(self, table: FloatArray, version: int) -> None:
+        self._table, self._version = table, version
+        self._cached.clear()
+
+    def _accept(self, prompt: list[int], sampling: Sampling, session: str) -> _Running:
+        if self._closed:
+            raise EngineError("the engine is closed; build a new one.")
+        if len(prompt) + sampling.max_new_tokens > self.max_context_len:
+            raise RequestTooLargeError(
+                f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
+                f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
+            )
+        if any(request.session == session for request in self._running):
+            raise EngineError(f"session {session} already runs a request; wait for it or name another.")
+        self._unseeded += sampling.seed is None
+        seed = self._unseeded if sampling.seed is None else sampling.seed
+        cached = self._cached.get(session, [])
+        kept = min(_shared_prefix(cached, prompt), len(prompt) - 1)
+        script = list(self._answer(prompt)) if self._answer else None
+        return _Running(prompt, sampling, session, kept, script, seed % 2**64)
+
+    async def _write(self, request: _Running) -> Completion:
+        sampling = request.sampling
+        stops = set(sampling.stop_token_ids)
+        while True:
+            await asyncio.sleep(0)
+            if request.aborted:
+                return request.completion(Finish.ABORT)
+            if request.script is not None and len(request.tokens) == len(request.script):
+                return request.completion(Finish.STOP)
+            token, logprob = self._next(request)
+            request.tokens.append(token)
+            request.logprobs.append(logprob)
+            request.versions.append(self._version)
+            text = self._decode(request.tokens) if sampling.stop else ""
+            matched = next((stop for stop in sampling.stop if stop in text), None)
+            if token in stops or matched is not None:
+                return request.completion(Finish.STOP, token if token in stops else matched)
+            if len(request.tokens) == sampling.max_new_tokens:
+                return request.completion(Finish.LENGTH)
+
+    def _next(self, request: _Running) -> tuple[int, float]:
+        if request.script is not None:
+            return request.script[len(request.tokens)], 0.0
+        last = (request.prompt + request.tokens)[-1]
+        logits = self._table[last].astype(np.float64)
+        sampling = request.sampling
+        logprobs = _log_softmax(logits / (sampling.temperature or 1.0))
+        if sampling.temperature == 0:
+            token = int(logprobs.argmax())
+        else:
+            weights = _cut(np.exp(logprobs), sampling)
+            point = np.random.default_rng((request.seed, len(request.tokens))).random()
+            token = int(np.searchsorted(weights.cumsum(), point * weights.sum(), side="right"))
+        return token, float(logprobs[token])
+
+
+class _Delivery:
+    """A table on its way in."""
+
+    def __init__(self, install: Callable[[FloatArray], None]) -> None:
+        self._install = install
+        self._staged: list[Bucket] = []
+
+    async def put(self, bucket: Bucket) -> None:
+        """Stage the table."""
+        self._staged.append(bucket)
+
+    async def commit(self, checksum: int) -> None:
+        """Swap, if it arrived whole.
+
+        Raises:
+            EngineError: the table did not come exactly once, or the checksum differs.
+        """
+        from agentrl.weights import checksum as checksum_of
+        from agentrl.weights import unpack
+
+        arrived = [item for bucket in self._staged for item in unpack(bucket)]
+        if [name for name, _ in arrived] != ["table"]:
+            raise EngineError(
+                "the table did not arrive exactly once; the old version serves on, send it again."
+            )
+        if checksum_of(arrived) != checksum:
+            raise EngineError("the table arrived damaged; the old version serves on, send it again.")
+        self._install(arrived[0][1].numpy())
+
+
+def _shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    shifted = logits - logits.max()
+    normalised: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return normalised
+
+
+def _cut(probs: npt.NDArray[np.float64], sampling: Sampling) -> npt.NDArray[np.float64]:
+    """Zero what top-k and then top-p leave out."""
+    order = np.argsort(-probs, kind="stable")
+    ordered = probs[order]
+    if sampling.top_k:
+        ordered[sampling.top_k :] = 0
+    before = ordered.cumsum() - ordered
+    ordered[1:][before[1:] >= sampling.top_p * ordered.sum()] = 0
+    cut = np.zeros_like(probs)
+    cut[order] = ordered
+    return cut

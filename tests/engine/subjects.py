@@ -1,0 +1,96 @@
+"""The engines under test, each with an independent account of what its model believes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.engine.conformance import Delivery, EngineCaps, Subject
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.fake import FakeEngine, seeded_table
+from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
+
+torch.set_num_threads(1)
+
+VOCAB = 61
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(chr(ord("0") + i) for i in ids)
+
+
+def tiny(architecture: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """A random model, its weights large enough that its beliefs differ from token to token."""
+    sizes: dict[str, object] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": None,
+        "initializer_range": 0.2,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if architecture == "qwen3":
+            model: PreTrainedModel = Qwen3ForCausalLM(
+                Qwen3Config(**sizes | {"head_dim": 16, "tie_word_embeddings": True} | changes)
+            )
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**sizes | {"tie_word_embeddings": False} | changes))
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight")):
+                nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
+    return model.eval()
+
+
+def delivery_of(model: PreTrainedModel) -> Delivery:
+    named = list(named_weights(model))
+    return Delivery(manifest_of(named), list(pack_buckets(named, 8_000)), checksum(named))
+
+
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    rows: npt.NDArray[np.float32] = model(torch.tensor([list(ids)])).logits[0].float().numpy()
+    return rows
+
+
+def embedded_subject(architecture: str) -> Subject:
+    models = [tiny(architecture, seed) for seed in (0, 1)]
+    engine = EmbeddedEngine.from_model(models[0], max_slots=4, max_context_len=64, decode=text_of)
+    return Subject(
+        engine=engine,
+        caps=EngineCaps(),
+        vocab_size=VOCAB,
+        max_slots=4,
+        max_context_len=64,
+        logits=lambda ids, version: logits_of(models[version], ids),
+        delivery=lambda version: delivery_of(models[version]),
+        decode=text_of,
+    )
+
+
+def fake_subject(caps: EngineCaps | None = None, engine: FakeEngine | None = None) -> Subject:
+    tables = [seeded_table(VOCAB, seed) for seed in (0, 1)]
+
+    def delivery(version: int) -> Delivery:
+        named = [("table", torch.from_numpy(tables[version].copy()))]
+        return Delivery(manifest_of(named), list(pack_buckets(named, 1 << 20)), checksum(named))
+
+    return Subject(
+        engine=engine or FakeEngine(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of),
+        caps=caps or EngineCaps(),
+        vocab_size=VOCAB,
+        max_slots=4,
+        max_context_len=64,
+        logits=lambda ids, version: tables[version][list(ids)],
+        delivery=delivery,
+        decode=text_of,
+    )

@@ -1,0 +1,80 @@
+"""Both engines keep every promise; and each promise is one that a broken engine is caught at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from agentrl.engine.conformance import (
+    CHECKS,
+    Check,
+    ConformanceError,
+    EngineCaps,
+    Subject,
+    lack,
+    run_conformance,
+)
+from agentrl.engine.fake import FakeEngine
+from agentrl.protocols import Sampling
+from agentrl.types import Completion, Finish
+from tests.engine.subjects import VOCAB, embedded_subject, fake_subject, text_of
+
+SUBJECTS = {
+    "fake": fake_subject,
+    "qwen3": partial(embedded_subject, "qwen3"),
+    "llama": partial(embedded_subject, "llama"),
+}
+
+
+@pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+async def test_an_engine_keeps_its_promise(check: Check, make: Callable[[], Subject]) -> None:
+    subject = make()
+    assert lack(check, subject.caps) is None, "nothing is left unchecked on our own engines"
+    await check.run(subject)
+    await subject.engine.close()
+
+
+async def test_a_lack_is_reported_and_only_a_declared_one() -> None:
+    report = await run_conformance(lambda: fake_subject(EngineCaps(stop_strings=False)))
+    assert len(report.passed) == len(CHECKS) - 1
+    (skipped,) = report.skipped
+    assert skipped.startswith("stop strings")
+    assert skipped.endswith("lacks stop_strings")
+
+
+class Broken(FakeEngine):
+    """A fake that tells a lie about each completion."""
+
+    def __init__(self, lie: Callable[[Completion], Completion]) -> None:
+        super().__init__(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of)
+        self._lie = lie
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        return self._lie(await super().generate(prompt_ids, sampling, session=session))
+
+
+LIES: dict[str, Callable[[Completion], Completion]] = {
+    "logprobs shifted by one": lambda c: replace(c, logprobs=np.roll(c.logprobs, 1)),
+    "logprobs of temperature one": lambda c: replace(c, logprobs=c.logprobs * np.float32(1.01)),
+    "the stop token dropped": lambda c: (
+        replace(c, token_ids=c.token_ids[:-1], logprobs=c.logprobs[:-1], versions=c.versions[:-1])
+        if c.finish is Finish.STOP
+        else c
+    ),
+    "an abort passed off as an end": lambda c: replace(c, finish=Finish.LENGTH),
+    "versions always zero": lambda c: replace(c, versions=np.zeros_like(c.versions)),
+    "versions always new": lambda c: replace(c, versions=np.ones_like(c.versions)),
+    "the cache not reported": lambda c: replace(c, cached_tokens=0),
+    "the matched string not told": lambda c: replace(c, matched=None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_the_suite_catches(lie: Callable[[Completion], Completion]) -> None:
+    with pytest.raises(ConformanceError):
+        await run_conformance(lambda: fake_subject(engine=Broken(lie)))

@@ -1,0 +1,251 @@
+"""Slots, limits, failures and construction of the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.errors import EngineError, ModelLoadError, RequestTooLargeError
+from agentrl.protocols import Sampling
+from agentrl.types import Finish
+from tests.engine.subjects import VOCAB, text_of, tiny
+
+MODEL = tiny("qwen3")
+
+
+def engine_with(max_slots: int = 2, max_context_len: int = 64) -> EmbeddedEngine:
+    return EmbeddedEngine.from_model(
+        MODEL, max_slots=max_slots, max_context_len=max_context_len, decode=text_of
+    )
+
+
+@pytest.mark.parametrize(("max_slots", "max_context_len"), [(1, 16), (3, 50), (8, 200)])
+async def test_the_cache_is_bounded_by_slots_and_context(max_slots: int, max_context_len: int) -> None:
+    engine = engine_with(max_slots, max_context_len)
+    before = engine.cache_bytes
+    # Keys and values, layers, key heads, head size, bytes; one scratch column a slot.
+    assert before == 2 * 2 * 2 * 16 * 4 * max_slots * (max_context_len + 1)
+    await asyncio.gather(*(engine.generate([1, 2, 3], Sampling(9), session=str(n)) for n in range(20)))
+    assert engine.cache_bytes == before
+    await engine.close()
+    assert engine.cache_bytes == 0
+
+
+async def test_context_is_at_most_what_the_model_was_made_for() -> None:
+    assert engine_with(1, 10_000).max_context_len == MODEL.config.max_position_embeddings
+
+
+async def test_what_can_never_fit_is_refused_in_one_sentence() -> None:
+    with pytest.raises(RequestTooLargeError) as refusal:
+        await engine_with().generate([1] * 60, Sampling(5), session="a")
+    assert str(refusal.value) == (
+        "a prompt of 60 tokens and max_new_tokens = 5 exceed max_context_len = 64; "
+        "raise max_context_len or ask for fewer tokens."
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rule", "word"),
+    [
+        ([], Sampling(3), "needs a prompt"),
+        ([1], Sampling(0), "at least one token"),
+        ([1, VOCAB], Sampling(3), "from 1 to 61"),
+        ([-1, 2], Sampling(3), "from -1 to 2"),
+    ],
+)
+async def test_senseless_requests_are_refused(prompt: list[int], rule: Sampling, word: str) -> None:
+    with pytest.raises(EngineError, match=word):
+        await engine_with().generate(prompt, rule, session="a")
+
+
+async def test_stop_strings_without_a_decoder_are_refused() -> None:
+    engine = EmbeddedEngine.from_model(MODEL, max_slots=1)
+    with pytest.raises(EngineError, match="decode"):
+        await engine.generate([1], Sampling(3, stop=("x",)), session="a")
+
+
+async def test_the_session_used_longest_ago_loses_its_slot() -> None:
+    engine = engine_with(max_slots=2)
+    histories = {}
+    for session in "aba":
+        prompt = [5, 6, 7, *histories.get(session, [])]
+        got = await engine.generate(prompt, Sampling(5, seed=1), session=session)
+        histories[session] = got.token_ids.tolist()
+    await engine.generate([9], Sampling(2), session="c")
+    kept = await engine.generate([5, 6, 7, 1], Sampling(2), session="a")
+    assert kept.cached_tokens == 3
+    evicted = await engine.generate([5, 6, 7, *histories["b"]], Sampling(2), session="b")
+    assert evicted.cached_tokens == 0
+
+
+async def test_an_evicted_session_samples_what_a_kept_one_samples() -> None:
+    async def converse(engine: EmbeddedEngine, number: int) -> list[int]:
+        prefix = [number, 2, 3]
+        for turn in range(4):
+            got = await engine.generate(prefix, Sampling(5, seed=turn), session=str(number))
+            prefix += [*got.token_ids.tolist(), 4, turn]
+        return prefix
+
+    roomy, tight = engine_with(max_slots=9), engine_with(max_slots=2)
+    want = await asyncio.gather(*(converse(roomy, number) for number in range(9)))
+    assert await asyncio.gather(*(converse(tight, number) for number in range(9))) == want
+
+
+async def test_a_session_that_comes_back_at_once_keeps_its_slot_while_others_wait() -> None:
+    engine = engine_with(max_slots=1)
+
+    async def converse(number: int) -> list[int]:
+        prefix, cached = [number, 2, 3], []
+        for turn in range(3):
+            got = await engine.generate(prefix, Sampling(3, seed=turn), session=str(number))
+            cached.append(got.cached_tokens)
+            prefix += [*got.token_ids.tolist(), 4]
+        await engine.close_session(str(number))
+        return cached
+
+    assert await asyncio.gather(*(converse(n) for n in range(3))) == [[0, 5, 9]] * 3
+
+
+async def test_gaps_between_running_slots_are_closed_without_a_trace() -> None:
+    """Long requests in high slots, idle sessions and free slots below them."""
+    engine = engine_with(max_slots=24)
+    alone = engine_with(max_slots=1)
+    first = [engine.generate([n, 1], Sampling(2, seed=n), session=str(n)) for n in range(20)]
+    long = [
+        engine.generate([n, 8, 8], Sampling(40, seed=n, stop=("never",)), session=f"long{n}")
+        for n in range(4)
+    ]
+    *short, a, b, c, d = await asyncio.gather(*first, *long)
+    for n, got in enumerate((a, b, c, d)):
+        wanted = await alone.generate([n, 8, 8], Sampling(40, seed=n), session=str(n))
+        assert got.token_ids.tolist() == wanted.token_ids.tolist()
+    # The idle sessions that made room are where their caches are.
+    for n, before in enumerate(short):
+        prefix = [n, 1, *before.token_ids.tolist(), 3]
+        got = await engine.generate(prefix, Sampling(6, seed=1), session=str(n))
+        wanted = await alone.generate(prefix, Sampling(6, seed=1), session=f"again{n}")
+        assert got.cached_tokens == 3
+        assert got.token_ids.tolist() == wanted.token_ids.tolist()
+
+
+async def test_a_stop_string_at_the_limit_is_a_stop() -> None:
+    engine = engine_with()
+    free = (await engine.generate([3, 4], Sampling(6, seed=3), session="a")).token_ids.tolist()
+    stop = text_of(free[4:6])
+    got = await engine.generate([3, 4], Sampling(6, seed=3, stop=(stop,)), session="b")
+    assert got.finish is Finish.STOP
+    assert got.matched == stop
+
+
+async def test_the_models_own_end_token_ends_a_completion() -> None:
+    free = await engine_with().generate([3, 4], Sampling(6, seed=5), session="a")
+    end = int(free.token_ids[2])
+    assert end not in free.token_ids[:2]
+    engine = EmbeddedEngine.from_model(MODEL, max_slots=1, eos_token_ids=(end,))
+    got = await engine.generate([3, 4], Sampling(6, seed=5), session="a")
+    assert got.token_ids.tolist() == free.token_ids[:3].tolist()
+    assert got.matched == end
+
+
+class BrokenDecoderError(RuntimeError):
+    pass
+
+
+async def test_when_a_step_fails_every_request_fails_and_the_next_one_runs() -> None:
+    calls = 0
+
+    def decode(ids: object) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise BrokenDecoderError("no such word")
+        return ""
+
+    engine = EmbeddedEngine.from_model(MODEL, max_slots=2, max_context_len=64, decode=decode)
+    rule = Sampling(20, stop=("x",))
+    jobs = (engine.generate([1, n], rule, session=str(n)) for n in range(5))
+    ended = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
+    assert [type(error) for error in ended] == [EngineError] * 5
+    assert all("BrokenDecoderError: no such word" in str(error) for error in ended)
+    got = await asyncio.wait_for(engine.generate([1, 2], Sampling(3), session="0"), 30)
+    assert len(got.token_ids) == 3
+
+
+async def test_closing_a_session_ends_the_request_that_runs_in_it() -> None:
+    engine = engine_with(max_slots=1)
+    running = asyncio.create_task(engine.generate([1], Sampling(60), session="a"))
+    waiting = asyncio.create_task(engine.generate([1], Sampling(2), session="b"))
+    for _ in range(30):
+        await asyncio.sleep(0)
+    await engine.close_session("a")
+    assert (await running).finish is Finish.ABORT
+    assert len((await running).token_ids) > 0
+    assert len((await waiting).token_ids) == 2
+
+
+def test_an_engine_serves_one_event_loop_after_another() -> None:
+    engine = engine_with()
+    for session in "ab":
+        got = asyncio.run(engine.generate([1, 2], Sampling(3), session=session))
+        assert len(got.token_ids) == 3
+
+
+async def test_training_the_model_does_not_show_until_it_is_published() -> None:
+    model = tiny("qwen3", seed=5)
+    engine = EmbeddedEngine.from_model(model, max_slots=1)
+    before = await engine.generate([1, 2], Sampling(8, temperature=0.0), session="a")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    after = await engine.generate([1, 2], Sampling(8, temperature=0.0), session="b")
+    assert after.logprobs.tolist() == before.logprobs.tolist()
+
+
+async def test_a_saved_model_serves_as_the_one_in_memory(tmp_path: Path) -> None:
+    MODEL.save_pretrained(tmp_path)
+    engine = EmbeddedEngine.from_pretrained(tmp_path, max_slots=1, max_context_len=64)
+    got = await engine.generate([1, 2], Sampling(8, seed=1), session="a")
+    wanted = await engine_with().generate([1, 2], Sampling(8, seed=1), session="a")
+    assert got.token_ids.tolist() == wanted.token_ids.tolist()
+
+
+def test_broken_directories_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds no config.json"):
+        EmbeddedEngine.from_pretrained(tmp_path / "nowhere")
+    MODEL.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = load_file(weights)
+    save_file({k: v for k, v in whole.items() if "layers.1.mlp" not in k}, weights, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"lacks 3 tensors, model.layers.1.mlp"):
+        EmbeddedEngine.from_pretrained(tmp_path)
+    weights.write_bytes(b"not a model")
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        EmbeddedEngine.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        EmbeddedEngine.from_pretrained(tmp_path)
+
+
+def test_other_architectures_are_refused_by_name() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=1))
+    with pytest.raises(ModelLoadError, match="Llama and Qwen3 models, not `gpt2`"):
+        EmbeddedEngine.from_model(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, "sliding-window"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_variants_that_are_not_computed_are_refused(changes: dict[str, object], word: str) -> None:
+    with pytest.raises(ModelLoadError, match=word):
+        EmbeddedEngine.from_model(tiny("qwen3", **changes))

@@ -1,0 +1,86 @@
+"""The sampler draws what it should, and its noise is a function of seed and index alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.engine.embedded.sampler import Rules, sample, uniform
+
+
+def rules(size: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Rules:
+    return Rules(
+        np.full(size, temperature, np.float32),
+        np.full(size, top_p, np.float32),
+        np.full(size, top_k, np.int64),
+        np.arange(size, dtype=np.uint64),
+        np.zeros(size, np.uint64),
+    )
+
+
+def test_uniform_numbers_fill_the_interval_and_do_not_repeat() -> None:
+    seeds, indices = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300, dtype=np.uint64))
+    numbers = uniform(seeds.ravel(), indices.ravel())
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert len(set(numbers.tolist())) == numbers.size
+    counts, _ = np.histogram(numbers, 50, (0, 1))
+    # Chi-square with 49 degrees of freedom: 85 is the 0.999 quantile.
+    assert ((counts - 1800) ** 2 / 1800).sum() < 85
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.8, 0), (1.0, 3), (0.9, 4)])
+def test_frequencies_are_the_models(temperature: float, top_p: float, top_k: int) -> None:
+    size = 40_000
+    logits = np.array([2.0, -1.0, 0.5, 1.5, -3.0, 0.0, 1.0])
+    tokens, logprobs = sample(
+        torch.tensor(logits, dtype=torch.float32).expand(size, -1),
+        rules(size, temperature=temperature, top_p=top_p, top_k=top_k),
+    )
+    probs = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    np.testing.assert_allclose(logprobs, np.log(probs)[tokens], atol=1e-5)
+    order = np.argsort(-probs)
+    kept = [int(token) for token in order[: top_k or len(probs)]]
+    total = probs[kept].sum()
+    while probs[kept[:-1]].sum() >= top_p * total:
+        kept.pop()
+    expected = np.zeros_like(probs)
+    expected[kept] = probs[kept] / probs[kept].sum()
+    counts = np.bincount(tokens, minlength=len(probs))
+    assert set(np.flatnonzero(counts).tolist()) == set(kept)
+    spread = np.sqrt(size * expected * (1 - expected)) + 1e-9
+    assert (np.abs(counts - size * expected) / spread)[kept].max() < 4.5
+
+
+def test_temperature_zero_is_greedy_with_logprobs_of_temperature_one() -> None:
+    logits = torch.randn(50, 11, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = sample(logits, rules(50, temperature=0.0))
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    np.testing.assert_allclose(logprobs, logits.log_softmax(-1).max(-1).values.numpy(), atol=1e-6)
+
+
+def test_a_row_does_not_see_its_neighbours() -> None:
+    logits = torch.randn(6, 11, generator=torch.Generator().manual_seed(0))
+    mixed = Rules(
+        np.array([0, 1, 0.5, 1, 1, 2], np.float32),
+        np.array([1, 1, 0.5, 1, 0.9, 1], np.float32),
+        np.array([0, 0, 0, 2, 3, 0], np.int64),
+        np.arange(6, dtype=np.uint64) * 1000,
+        np.arange(6, dtype=np.uint64),
+    )
+    tokens, logprobs = sample(logits, mixed)
+    for n in range(6):
+        fields = (mixed.temperature, mixed.top_p, mixed.top_k, mixed.seeds, mixed.indices)
+        token, logprob = sample(logits[n : n + 1], Rules(*(array[n : n + 1] for array in fields)))
+        assert token[0] == tokens[n]
+        assert logprob[0] == pytest.approx(logprobs[n], abs=1e-6)
+
+
+def test_a_token_that_cannot_be_is_never_drawn() -> None:
+    logits = torch.full((5_000, 8), float("-inf"))
+    logits[:, 3] = 0.0
+    tokens, logprobs = sample(logits, rules(5_000))
+    assert set(tokens.tolist()) == {3}
+    assert set(logprobs.tolist()) == {0.0}
