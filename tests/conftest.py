@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "quick", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("long", settings.get_profile("quick"), max_examples=2000)
+settings.register_profile("long", settings.get_profile("quick"), max_examples=1000)
 settings.load_profile("quick")
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
