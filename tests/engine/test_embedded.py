@@ -249,3 +249,21 @@ def test_other_architectures_are_refused_by_name() -> None:
 def test_variants_that_are_not_computed_are_refused(changes: dict[str, object], word: str) -> None:
     with pytest.raises(ModelLoadError, match=word):
         EmbeddedEngine.from_model(tiny("qwen3", **changes))
+
+
+async def test_a_cancelled_request_frees_its_slot_at_once() -> None:
+    engine = engine_with(max_slots=2, max_context_len=256)
+    ended: list[str] = []
+
+    async def sample(name: str, num_tokens: int) -> None:
+        await engine.generate([1, 2, 3], Sampling(num_tokens), session=name)
+        ended.append(name)
+
+    gone = asyncio.create_task(sample("gone", 200))
+    steady = asyncio.create_task(sample("steady", 40))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(sample("next", 2), steady)
+    assert ended == ["next", "steady"]
+    await engine.close()
