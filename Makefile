@@ -40,7 +40,8 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
-	$(BIN)/agentrl bench quickstart $(ARGS)
+	$(BIN)/agentrl bench engine --json
+	$(BIN)/agentrl bench quickstart --json
 
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
