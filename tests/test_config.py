@@ -162,10 +162,10 @@ def test_what_is_not_toml_is_named_with_the_reason(tmp_path, content):
 
 
 def test_a_folder_or_a_path_below_a_file_is_no_run_file(tmp_path):
-    with pytest.raises(ConfigError, match="run file|TOML file"):
+    with pytest.raises(ConfigError, match=r"run file|TOML file"):
         read_toml(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="run file|TOML file"):
+    with pytest.raises(ConfigError, match=r"run file|TOML file"):
         read_toml(tmp_path / "file" / "run.toml")
 
 
@@ -185,13 +185,18 @@ BAKERIES = st.builds(
 )
 
 
+def holds_null(value):
+    if isinstance(value, dict | list):
+        return any(map(holds_null, value.values() if isinstance(value, dict) else value))
+    return value is None
+
+
 @given(BAKERIES)
 def test_reading_back_what_was_written_gives_an_equal_configuration(tmp_path_factory, config):
     path = tmp_path_factory.mktemp("config") / "config.toml"
-    try:
-        write_toml(config, path)
-    except ConfigError as error:
-        assert "extras" in str(error)
-        assert "null" in str(error)
+    if holds_null(config.dough.extras):
+        with pytest.raises(ConfigError, match=r"extras.*null"):
+            write_toml(config, path)
         return
+    write_toml(config, path)
     assert parse(Bakery, read_toml(path), source=str(path)) == config
