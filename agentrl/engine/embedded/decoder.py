@@ -3,6 +3,7 @@
 Shapes: R rows (slots in this batch), S new tokens of a row, N = R x S, H query heads, K key heads,
 G = H / K query heads that share a key, D head size, L cached columns attended to.
 
+The residual stream, norms and rotations are fp32 whatever the dtype of the weights.
 No copies of keys per query head: queries that share a key are rows of one product. Padding writes to
 a scratch column behind the cache's last one, and is never read.
 """
@@ -48,8 +49,7 @@ class _Shared:
     length: int
     num_rows: int
     num_new: int
-    cos: Tensor
-    sin: Tensor
+    turns: Tensor
     write: Tensor
     mask: Tensor
 
@@ -67,9 +67,7 @@ class Decoder:
             2, a.num_layers, num_slots, a.num_kv_heads, context_len + 1, a.head_dim, dtype=dtype
         )
         angles = torch.outer(torch.arange(context_len + 1, dtype=torch.float32), a.inv_freq)
-        cos, sin = angles.cos() * a.rope_scale, angles.sin() * a.rope_scale
-        self._cos = torch.cat([cos, cos], -1).to(dtype)
-        self._sin = torch.cat([-sin, sin], -1).to(dtype)
+        self._turns = torch.polar(torch.full_like(angles, a.rope_scale), angles)
         self._columns = torch.arange(context_len + 1)
         self._heads = torch.arange(a.num_kv_heads)
 
@@ -94,17 +92,15 @@ class Decoder:
 
     def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Write the batch's keys and values; float32 logits [P, vocabulary] of the picked tokens."""
-        x = functional.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding)
+        x = functional.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding).float()
         shared = self._share(batch)
         for index, layer in enumerate(parameters.layers):
             x = self._attend(layer, index, x, shared)
-            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, self._architecture.rms_norm_eps)).chunk(
-                2, -1
-            )
-            x = layer.down.add_to(x, functional.silu(gate) * up)
+            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
+            x = layer.down.add_to(x, functional.silu(gate).mul_(up))
         if len(batch.pick) != len(x):
             x = x[torch.from_numpy(batch.pick)]
-        return parameters.head(rms_norm(x, parameters.norm, self._architecture.rms_norm_eps)).float()
+        return parameters.head(self._norm(x, parameters.norm)).float()
 
     def _share(self, batch: Batch) -> _Shared:
         a = self._architecture
@@ -127,20 +123,22 @@ class Decoder:
             length=length,
             num_rows=num_rows,
             num_new=num_new,
-            cos=self._cos[flat].unsqueeze(1),
-            sin=self._sin[flat].unsqueeze(1),
+            turns=self._turns[flat].unsqueeze(1),
             write=write.reshape(-1),
             mask=mask.unsqueeze(1),
         )
 
+    def _norm(self, x_NC: Tensor, weight_C: Tensor) -> Tensor:
+        return rms_norm(x_NC, weight_C, self._architecture.rms_norm_eps).to(self._kv.dtype)
+
     def _attend(self, layer: LayerParameters, index: int, x_NC: Tensor, shared: _Shared) -> Tensor:
         a = self._architecture
-        qkv = layer.qkv(rms_norm(x_NC, layer.input_norm, a.rms_norm_eps))
+        qkv = layer.qkv(self._norm(x_NC, layer.input_norm))
         heads = qkv.view(len(x_NC), a.num_heads + 2 * a.num_kv_heads, a.head_dim)
-        qk, v = heads[:, : -a.num_kv_heads], heads[:, -a.num_kv_heads :]
+        qk, v = heads[:, : -a.num_kv_heads].float(), heads[:, -a.num_kv_heads :]
         if layer.qk_norm is not None:
             qk = rms_norm(qk, None, a.rms_norm_eps) * layer.qk_norm
-        qk = qk * shared.cos + qk.roll(a.head_dim // 2, -1) * shared.sin
+        qk = _turn(qk, shared.turns).to(v.dtype)
         q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
         keys = self._write(0, index, k, shared)
         values = self._write(1, index, v, shared)
@@ -174,3 +172,9 @@ class Decoder:
             shape = (shared.num_rows, a.num_kv_heads, group, shared.num_new, a.head_dim)
             mixed = mixed.reshape(shape).permute(0, 3, 1, 2, 4)
         return mixed.reshape(-1, a.query_size)
+
+
+def _turn(x_NHD: Tensor, turns: Tensor) -> Tensor:
+    """Rotate pairs of neighbours, in place, by their position's angles (RoPE, Su et al., 2021)."""
+    torch.view_as_complex(x_NHD.unflatten(-1, (-1, 2))).mul_(turns)
+    return x_NHD

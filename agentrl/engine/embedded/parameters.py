@@ -12,6 +12,7 @@ from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.linear import Linear
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_TURNED = _QKV[:2]
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _OUT = ("self_attn.o_proj",)
 _DOWN = ("mlp.down_proj",)
@@ -32,7 +33,10 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
-    """All weights, in memory of their own: what trains elsewhere does not show through."""
+    """All weights, in memory of their own: what trains elsewhere does not show through.
+
+    Norms are kept in fp32, rounded to the dtype of everything else.
+    """
 
     architecture: Architecture
     embedding: Tensor
@@ -49,18 +53,24 @@ class Parameters:
             architecture,
             embedding,
             tuple(_layer(architecture, named, dtype, n) for n in range(architecture.num_layers)),
-            named["model.norm.weight"].detach().to("cpu", dtype, copy=True),
+            _rounded(named["model.norm.weight"], dtype),
             Linear(head),
         )
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its Hugging Face name, read back from what the decoder multiplies with."""
+        dtype = self.embedding.dtype
         yield "model.embed_tokens.weight", self.embedding
-        yield "model.norm.weight", self.norm
+        yield "model.norm.weight", self.norm.to(dtype)
         yield "lm_head.weight", self.head.dense()
         for n, layer in enumerate(self.layers):
             for name, tensor in _named_layer(self.architecture, layer):
-                yield f"model.layers.{n}.{name}", tensor
+                yield f"model.layers.{n}.{name}", tensor.to(dtype)
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in fp32 of what `dtype` can tell."""
+    return tensor.detach().to("cpu", dtype).to(torch.float32, copy=True)
 
 
 def _cast(named: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor:
@@ -76,38 +86,58 @@ def _layer(
         return named[prefix + name].detach().to("cpu", dtype, copy=True)
 
     def fuse(names: tuple[str, ...]) -> Linear:
-        weight = torch.cat([copy(f"{name}.weight") for name in names])
+        weight = torch.cat([turned(name, copy(f"{name}.weight")) for name in names])
         biased = prefix + f"{names[0]}.bias" in named
-        return Linear(weight, torch.cat([copy(f"{name}.bias") for name in names]) if biased else None)
+        bias = torch.cat([turned(name, copy(f"{name}.bias")) for name in names]) if biased else None
+        return Linear(weight, bias)
+
+    def turned(name: str, tensor: Tensor) -> Tensor:
+        return pair_up(tensor, architecture.head_dim) if name in _TURNED else tensor
 
     qk_norm = None
     if architecture.qk_norm:
-        q, k = copy("self_attn.q_norm.weight"), copy("self_attn.k_norm.weight")
+        q, k = (_rounded(named[f"{prefix}self_attn.{which}_norm.weight"], dtype) for which in "qk")
         heads = (architecture.num_heads, architecture.num_kv_heads)
-        qk_norm = torch.cat([w.expand(n, -1) for w, n in zip((q, k), heads, strict=True)])
+        paired = (pair_up(q, architecture.head_dim), pair_up(k, architecture.head_dim))
+        qk_norm = torch.cat([w.expand(n, -1) for w, n in zip(paired, heads, strict=True)])
     return LayerParameters(
-        input_norm=copy("input_layernorm.weight"),
+        input_norm=_rounded(named[prefix + "input_layernorm.weight"], dtype),
         qkv=fuse(_QKV),
         qk_norm=qk_norm,
         out=fuse(_OUT),
-        post_norm=copy("post_attention_layernorm.weight"),
+        post_norm=_rounded(named[prefix + "post_attention_layernorm.weight"], dtype),
         gate_up=fuse(_GATE_UP),
         down=fuse(_DOWN),
     )
 
 
+def pair_up(tensor: Tensor, head_dim: int) -> Tensor:
+    """Order each head's rows so that those which RoPE rotates together are neighbours.
+
+    Hugging Face rotates row i with row i + head_dim / 2. Queries and keys are reordered alike, so
+    their products stay what they were; and neighbours are complex numbers, rotated by one product.
+    """
+    return tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def undo_pairs(tensor: Tensor, head_dim: int) -> Tensor:
+    """The inverse of `pair_up`."""
+    return tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
 def _named_layer(architecture: Architecture, layer: LayerParameters) -> Iterator[tuple[str, Tensor]]:
     yield "input_layernorm.weight", layer.input_norm
     yield "post_attention_layernorm.weight", layer.post_norm
+    head_dim = architecture.head_dim
     if layer.qk_norm is not None:
-        yield "self_attn.q_norm.weight", layer.qk_norm[0]
-        yield "self_attn.k_norm.weight", layer.qk_norm[architecture.num_heads]
+        yield "self_attn.q_norm.weight", undo_pairs(layer.qk_norm[0], head_dim)
+        yield "self_attn.k_norm.weight", undo_pairs(layer.qk_norm[architecture.num_heads], head_dim)
     shapes = architecture.shapes()
     fused = ((_QKV, layer.qkv), (_OUT, layer.out), (_GATE_UP, layer.gate_up), (_DOWN, layer.down))
     for names, linear in fused:
         sizes = [shapes[f"model.layers.0.{name}.weight"][0] for name in names]
         for name, weight in zip(names, linear.dense().split(sizes), strict=True):
-            yield f"{name}.weight", weight
+            yield f"{name}.weight", undo_pairs(weight, head_dim) if name in _TURNED else weight
         if linear.bias_O is not None:
             for name, bias in zip(names, linear.bias_O.split(sizes), strict=True):
-                yield f"{name}.bias", bias
+                yield f"{name}.bias", undo_pairs(bias, head_dim) if name in _TURNED else bias

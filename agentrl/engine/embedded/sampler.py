@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_BLOCK = 128
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -63,12 +65,30 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _draw(weights_BV: Tensor, rules: Rules) -> Tensor:
-    cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
-    total_B = cumulative_BV[:, -1]
-    target_B = torch.from_numpy(uniform(rules.seeds, rules.indices)) * total_B
-    # Rounding may lift the target to the total itself, behind the last token.
-    target_B = torch.minimum(target_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    return torch.searchsorted(cumulative_BV, target_B[:, None], right=True)[:, 0]
+    """Tokens [B] with probability proportional to their weights.
+
+    In two steps, a block of the vocabulary and a token in it, so that only one block per row is
+    added up token by token.
+    """
+    padding = -weights_BV.shape[-1] % _BLOCK
+    weights = functional.pad(weights_BV, (0, padding)) if padding else weights_BV
+    blocks_BKW = weights.view(len(weights), -1, _BLOCK)
+    mass_BK = blocks_BKW.sum(-1).double()
+    ends_BK = mass_BK.cumsum(-1)
+    target_B1 = torch.from_numpy(uniform(rules.seeds, rules.indices))[:, None] * ends_BK[:, -1:]
+    block_B1 = _first_above(ends_BK, target_B1)
+    rest_B1 = target_B1 - (ends_BK - mass_BK).gather(-1, block_B1)
+    chosen_BW = blocks_BKW[torch.arange(len(weights)), block_B1[:, 0]]
+    inside_B1 = _first_above(chosen_BW.cumsum(-1, dtype=torch.float64), rest_B1.clamp_min(0))
+    return (block_B1 * _BLOCK + inside_B1)[:, 0]
+
+
+def _first_above(ends_BN: Tensor, target_B1: Tensor) -> Tensor:
+    """The first index whose end lies above the target; such an entry has a weight above 0."""
+    # Rounding may lift the target to the last end itself, behind which there is nothing.
+    last_B1 = ends_BN[:, -1:]
+    target_B1 = torch.minimum(target_B1, torch.nextafter(last_B1, torch.zeros_like(last_B1)))
+    return torch.searchsorted(ends_BN, target_B1, right=True)
 
 
 def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
