@@ -14,7 +14,7 @@ import rich_click as click
 from agentrl.cli import cli
 from tests.docs.blocks import ROOT, Block, blocks, documents
 
-TIMEOUT_S = {"test": 120, "full": 1200}
+TIMEOUT_S = {"test": 300, "full": 1200}
 ELSEWHERE = {
     "git clone": "what the reader has done already",
     "cd agentrl": "likewise",
