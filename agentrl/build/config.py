@@ -113,6 +113,18 @@ class RunConfig(Section):
         safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in self.env.env)
         return f"{safe}-seed{self.run.seed}"
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about settings that are allowed and have a price."""
+        rollout = self.rollout
+        if rollout.rollout_top_p == 1.0 and rollout.rollout_top_k == 0:
+            return ()
+        return (
+            f"rollout_top_p = {rollout.rollout_top_p:g} and rollout_top_k = {rollout.rollout_top_k} cut the "
+            "distribution that is sampled, while logprobs and gradients are the whole policy's: the "
+            "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off.",
+        )
+
     @model_validator(mode="after")
     def _a_group_needs_siblings(self) -> RunConfig:
         size = self.rollout.n_samples_per_prompt

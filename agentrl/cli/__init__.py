@@ -11,6 +11,7 @@ from click import exceptions
 from agentrl.cli.bench import bench
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
+from agentrl.cli.plot import plot_command
 from agentrl.cli.train import train_command
 from agentrl.errors import AgentRLError, UserError
 
@@ -29,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (train_command, evaluate_command, envs, bench):
+for command in (train_command, evaluate_command, envs, bench, plot_command):
     cli.add_command(command)
 
 

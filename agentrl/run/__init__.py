@@ -48,6 +48,8 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
     config = load_config(run_file, settings)
     folder = RunFolder.create(config)
     console = RunConsole(quiet=quiet)
+    for warning in config.warnings:
+        console.line(f"Warning: {warning}")
     try:
         session = asyncio.run(_stages(config, folder, console))
     except KeyboardInterrupt:
