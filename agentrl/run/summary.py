@@ -43,7 +43,7 @@ def write_page(session: Session) -> None:
             records=read_metrics(session.folder.path / "metrics.jsonl"),
             episodes=[
                 ShownEpisode(milestone.name, episode, verdict)
-                for milestone in _told(session)
+                for milestone in reversed(_told(session))
                 for episode, verdict in _samples_of(milestone)
             ],
             decode_token=lambda token: session.renderer.decode([token]),
