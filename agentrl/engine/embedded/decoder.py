@@ -1,11 +1,10 @@
 """The forward pass over a cache of slots; one function for prefill and decode.
 
 Shapes: R rows (slots in this batch), S new tokens of a row, N = R x S, H query heads, K key heads,
-G = H / K query heads that share a key, D head size, L cached columns attended to.
+D head size, C hidden size, L cached columns attended to.
 
 The residual stream, norms and rotations are fp32 whatever the dtype of the weights.
-No copies of keys per query head: queries that share a key are rows of one product. Padding writes to
-a scratch column behind the cache's last one, and is never read.
+Padding writes to a scratch column behind the cache's last one, and is never read.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class _Shared:
     rows: slice | Tensor
     length: int
     num_rows: int
-    num_new: int
     turns: Tensor
     write: Tensor
     mask: Tensor
@@ -110,9 +108,7 @@ class Decoder:
         length = min(-(-batch.length // _COLUMNS_STEP) * _COLUMNS_STEP, self.scratch)
         seen = self._columns[:length] <= columns[:, :, None]
         mask = torch.zeros(seen.shape, dtype=self._kv.dtype).masked_fill_(~seen, float("-inf"))
-        num_rows, num_new = batch.tokens.shape
-        if num_new > 1 and a.num_heads > a.num_kv_heads:
-            mask = mask.repeat(1, a.num_heads // a.num_kv_heads, 1)
+        num_rows = len(batch.slots)
         first = int(batch.slots[0])
         dense = int(batch.slots[-1]) - first + 1 == num_rows
         heads = slots[:, None] * a.num_kv_heads + self._heads
@@ -122,7 +118,6 @@ class Decoder:
             rows=slice(first, first + num_rows) if dense else slots,
             length=length,
             num_rows=num_rows,
-            num_new=num_new,
             turns=self._turns[flat].unsqueeze(1),
             write=write.reshape(-1),
             mask=mask.unsqueeze(1),
@@ -142,10 +137,11 @@ class Decoder:
         q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
         keys = self._write(0, index, k, shared)
         values = self._write(1, index, v, shared)
+        q = q.unflatten(0, (shared.num_rows, -1)).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(
-            self._fold(q, shared), keys, values, attn_mask=shared.mask
+            q, keys, values, attn_mask=shared.mask, enable_gqa=a.num_heads > a.num_kv_heads
         )
-        return layer.out.add_to(x_NC, self._unfold(mixed, shared))
+        return layer.out.add_to(x_NC, mixed.transpose(1, 2).reshape(len(x_NC), -1))
 
     def _write(self, which: int, layer: int, new_NKD: Tensor, shared: _Shared) -> Tensor:
         """Store the new columns, return all that are attended to: [R, K, L, D]."""
@@ -154,24 +150,6 @@ class Decoder:
         cache.view(-1, head_dim).index_copy_(0, shared.write, new_NKD.reshape(-1, head_dim))
         seen = cache[:, :, : shared.length]
         return seen[shared.rows] if isinstance(shared.rows, slice) else seen.index_select(0, shared.rows)
-
-    def _fold(self, q_NHD: Tensor, shared: _Shared) -> Tensor:
-        """[N, H, D] -> [R, K, G x S, D]."""
-        a = self._architecture
-        group = a.num_heads // a.num_kv_heads
-        if shared.num_new == 1:
-            return q_NHD.view(shared.num_rows, a.num_kv_heads, group, a.head_dim)
-        q = q_NHD.view(shared.num_rows, shared.num_new, a.num_kv_heads, group, a.head_dim)
-        return q.permute(0, 2, 3, 1, 4).reshape(shared.num_rows, a.num_kv_heads, -1, a.head_dim)
-
-    def _unfold(self, mixed: Tensor, shared: _Shared) -> Tensor:
-        """[R, K, G x S, D] -> [N, H x D]."""
-        a = self._architecture
-        if shared.num_new > 1:
-            group = a.num_heads // a.num_kv_heads
-            shape = (shared.num_rows, a.num_kv_heads, group, shared.num_new, a.head_dim)
-            mixed = mixed.reshape(shape).permute(0, 3, 1, 2, 4)
-        return mixed.reshape(-1, a.query_size)
 
 
 def _turn(x_NHD: Tensor, turns: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A matrix in the memory layout that multiplies fastest, chosen once per matrix.
 
-Measured on one AVX-512 core with 1 to 256 rows. fp32: inputs x outputs, row-major, is ahead of the
-usual transpose (up to 1.4x), and for vocabularies a oneDNN-packed matrix is ahead of both. bf16: packed
-is 1.5 to 2.5 times as fast as plain, which is packed again at every call.
+Measured on one AVX-512 core with 32 rows. fp32: small matrices, which stay in the core's own cache, are
+fastest as inputs x outputs, row-major (up to 1.4x the usual transpose); large ones, read from memory,
+packed by oneDNN (1.25x). bf16: packed is 1.4 to 2.5 times as fast as plain, which is packed at every call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_PACKED_FROM = 16_384
+_PACKED_FROM = 1 << 17
+_PACKED_FOR_ROWS = 32
 
 
 class Linear:
@@ -21,7 +22,7 @@ class Linear:
         self.bias_O = bias_O
         self._packed = _packs(weight_OI)
         if self._packed:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), 32)
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), _PACKED_FOR_ROWS)
         else:
             self._weight = weight_OI.t().contiguous()
 
@@ -51,7 +52,7 @@ def _packs(weight_OI: Tensor) -> bool:
         return False
     if weight_OI.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight_OI.dtype == torch.float32 and weight_OI.shape[0] >= _PACKED_FROM
+    return weight_OI.dtype == torch.float32 and weight_OI.numel() >= _PACKED_FROM
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
