@@ -62,12 +62,12 @@ class Decoder:
         self._architecture = a
         self.scratch = context_len
         self._kv = torch.zeros(
-            2, a.num_layers, num_slots, a.num_kv_heads, context_len + 1, a.head_dim, dtype=dtype
+            a.num_layers, num_slots, 2 * a.num_kv_heads, context_len + 1, a.head_dim, dtype=dtype
         )
         angles = torch.outer(torch.arange(context_len + 1, dtype=torch.float32), a.inv_freq)
         self._turns = torch.polar(torch.full_like(angles, a.rope_scale), angles)
         self._columns = torch.arange(context_len + 1)
-        self._heads = torch.arange(a.num_kv_heads)
+        self._heads = torch.arange(2 * a.num_kv_heads)
 
     @property
     def num_bytes(self) -> int:
@@ -76,13 +76,13 @@ class Decoder:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of a slot to another slot."""
-        self._kv[:, :, target, :, :length] = self._kv[:, :, source, :, :length]
+        self._kv[:, target, :, :length] = self._kv[:, source, :, :length]
 
     def exchange(self, a: int, b: int, length: int) -> None:
         """Swap the first `length` columns of two slots."""
-        kept = self._kv[:, :, a, :, :length].clone()
+        kept = self._kv[:, a, :, :length].clone()
         self.move(b, a, length)
-        self._kv[:, :, b, :, :length] = kept
+        self._kv[:, b, :, :length] = kept
 
     def free(self) -> None:
         """Give the cache's memory back; nothing can be computed afterwards."""
@@ -111,7 +111,7 @@ class Decoder:
         num_rows = len(batch.slots)
         first = int(batch.slots[0])
         dense = int(batch.slots[-1]) - first + 1 == num_rows
-        heads = slots[:, None] * a.num_kv_heads + self._heads
+        heads = slots[:, None] * 2 * a.num_kv_heads + self._heads
         write = heads[:, None, :] * (self.scratch + 1) + columns[:, :, None]
         flat = columns.reshape(-1)
         return _Shared(
@@ -128,31 +128,35 @@ class Decoder:
 
     def _attend(self, layer: LayerParameters, index: int, x_NC: Tensor, shared: _Shared) -> Tensor:
         a = self._architecture
-        qkv = layer.qkv(self._norm(x_NC, layer.input_norm))
-        heads = qkv.view(len(x_NC), a.num_heads + 2 * a.num_kv_heads, a.head_dim)
-        qk, v = heads[:, : -a.num_kv_heads].float(), heads[:, -a.num_kv_heads :]
+        num_heads, num_kv = a.num_heads, a.num_kv_heads
+        heads = layer.qkv(self._norm(x_NC, layer.input_norm)).view(len(x_NC), -1, a.head_dim)
+        qk = heads[:, :-num_kv]
+        turned = qk.float()
         if layer.qk_norm is not None:
-            qk = rms_norm(qk, None, a.rms_norm_eps) * layer.qk_norm
-        qk = _turn(qk, shared.turns).to(v.dtype)
-        q, k = qk[:, : a.num_heads], qk[:, a.num_heads :]
-        keys = self._write(0, index, k, shared)
-        values = self._write(1, index, v, shared)
-        q = q.unflatten(0, (shared.num_rows, -1)).transpose(1, 2)
+            turned = rms_norm(turned, None, a.rms_norm_eps) * layer.qk_norm
+        _turn(turned, shared.turns)
+        if turned is not qk:
+            qk.copy_(turned)
+        cache = self._write(index, heads[:, num_heads:], shared)
         mixed = functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=shared.mask, enable_gqa=a.num_heads > a.num_kv_heads
+            heads[:, :num_heads].view(shared.num_rows, -1, num_heads, a.head_dim).transpose(1, 2),
+            cache[:, :num_kv],
+            cache[:, num_kv:],
+            attn_mask=shared.mask,
+            enable_gqa=num_heads > num_kv,
         )
         return layer.out.add_to(x_NC, mixed.transpose(1, 2).reshape(len(x_NC), -1))
 
-    def _write(self, which: int, layer: int, new_NKD: Tensor, shared: _Shared) -> Tensor:
-        """Store the new columns, return all that are attended to: [R, K, L, D]."""
-        cache = self._kv[which, layer]
+    def _write(self, layer: int, new_N2KD: Tensor, shared: _Shared) -> Tensor:
+        """Store the new columns, return all that are attended to: [R, 2K, L, D]."""
+        cache = self._kv[layer]
         head_dim = self._architecture.head_dim
-        cache.view(-1, head_dim).index_copy_(0, shared.write, new_NKD.reshape(-1, head_dim))
-        seen = cache[:, :, : shared.length]
-        return seen[shared.rows] if isinstance(shared.rows, slice) else seen.index_select(0, shared.rows)
+        cache.view(-1, head_dim).index_copy_(0, shared.write, new_N2KD.reshape(-1, head_dim))
+        if isinstance(shared.rows, slice):
+            return cache[shared.rows, :, : shared.length]
+        return cache[:, :, : shared.length].index_select(0, shared.rows)
 
 
-def _turn(x_NHD: Tensor, turns: Tensor) -> Tensor:
+def _turn(x_NHD: Tensor, turns: Tensor) -> None:
     """Rotate pairs of neighbours, in place, by their position's angles (RoPE, Su et al., 2021)."""
-    torch.view_as_complex(x_NHD.unflatten(-1, (-1, 2))).mul_(turns)
-    return x_NHD
+    torch.view_as_complex(x_NHD.view(*x_NHD.shape[:-1], -1, 2)).mul_(turns)

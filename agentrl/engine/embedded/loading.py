@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
+from agentrl.weights.quiet import quiet_transformers
 
 
 def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -23,10 +24,11 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path} holds no config.json; name a Hugging Face model directory.")
     try:
-        opened = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, json.JSONDecodeError) as error:
+        with quiet_transformers():
+            opened = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, list[str]]]", opened)
