@@ -26,7 +26,7 @@ from agentrl.tools import tool
 from agentrl.types import Episode, Limits, Message, Step, Task, ToolCall, Verdict, call, say
 
 if TYPE_CHECKING:
-    from agentrl.evaluation import evaluate
+    from agentrl.evaluation.model import evaluate
     from agentrl.run import train
 
 __all__ = [
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> object:
 
         return train
     if name == "evaluate":
-        from agentrl.evaluation import evaluate
+        from agentrl.evaluation.model import evaluate
 
         return evaluate
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")

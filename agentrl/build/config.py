@@ -56,12 +56,21 @@ class ModelSection(Section):
     """Its attention heads (count)."""
     num_query_groups: Count = 2
     """Its key and value heads (count)."""
-    kv_channels: Count = 64
-    """Size of one head (dimensions)."""
+    kv_channels: Annotated[int, Field(ge=2, multiple_of=2)] = 64
+    """Size of one head (dimensions, an even number)."""
     rotary_base: Annotated[float, Field(gt=0)] = 10_000.0
     """Base of its rotary position encoding."""
     vocab_size: Annotated[int, Field(ge=64)] = 512
     """Most tokens of the tokenizer that is trained for it on the environment's own text (count)."""
+
+    @model_validator(mode="after")
+    def _heads_share_groups_evenly(self) -> ModelSection:
+        if self.num_attention_heads % self.num_query_groups:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_query_groups "
+                f"({self.num_query_groups}); change one of them."
+            )
+        return self
 
 
 class WarmStartSection(Section):

@@ -18,7 +18,7 @@ from agentrl.build.config import ModelSection
 from agentrl.engine.embedded.loading import open_directory
 from agentrl.envs import Env
 from agentrl.envs.dialect import closing, opening
-from agentrl.errors import ModelLoadError
+from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 
 _SMALL_MODEL = 20_000_000
@@ -54,6 +54,9 @@ def open_model(directory: str) -> Model:
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+    # Without its files transformers makes an empty one of the model's kind.
+    if not tokenizer.encode("a", add_special_tokens=False):
+        raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json beside the model.")
     return Model(network, tokenizer)
 
 
@@ -61,13 +64,16 @@ def fresh_model(section: ModelSection, env: Env, *, seed: int) -> Model:
     """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text.
 
     The dialect's tags become single tokens, so that a turn ends with one token.
+
+    Raises:
+        ConfigError: vocab_size has no room for all bytes and tags.
     """
     tags = env.dialect.names(schema.name for schema in env.tool_schemas)
-    tokenizer = train_tokenizer(
-        env.corpus(),
-        special_tokens=[form(tag) for tag in tags for form in (opening, closing)],
-        vocab_size=section.vocab_size,
-    )
+    special = [form(tag) for tag in tags for form in (opening, closing)]
+    try:
+        tokenizer = train_tokenizer(env.corpus(), special_tokens=special, vocab_size=section.vocab_size)
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from error
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=section.hidden_size,

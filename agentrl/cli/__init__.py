@@ -36,6 +36,9 @@ for command in (train_command, evaluate_command, envs, bench, plot_command):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Bad input is one sentence on stderr and exit code 2."""
+    # A world of one's own is named `module:Class`; it is looked for in the current folder first, as
+    # `python -m` would.
+    sys.path.insert(0, "")
     try:
         cli.main(args=arguments, prog_name="agentrl", standalone_mode=False)
     except (exceptions.Abort, KeyboardInterrupt):

@@ -13,7 +13,7 @@ from agentrl.cli.flags import config_flags, given
 from agentrl.evaluation.config import EvalConfig
 
 if TYPE_CHECKING:
-    from agentrl.evaluation import EvalReport
+    from agentrl.evaluation.report import EvalReport
 
 
 @config_flags(EvalConfig)
@@ -26,7 +26,7 @@ def evaluate_command(env_id: str, model: str, as_json: bool, **flags: str | bool
 
     A failed episode is counted by kind and stands in no mean.
     """
-    from agentrl.evaluation import evaluate
+    from agentrl.evaluation.model import evaluate
 
     report = evaluate(env_id, model, quiet=as_json, **given(flags, EvalConfig))
     if as_json:

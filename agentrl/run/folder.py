@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.build.config import RunConfig
 from agentrl.config import write_toml
-from agentrl.errors import RunExistsError
+from agentrl.errors import ConfigError, RunExistsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,23 @@ class RunFolder:
     def create(cls, config: RunConfig) -> RunFolder:
         """Make the folder and write the resolved configuration into it.
 
+        A run that failed before it measured anything leaves nothing worth keeping, and is written over.
+
         Raises:
             RunExistsError: the folder already holds a run.
+            ConfigError: the folder cannot be made.
         """
         path = Path(config.run.output_dir) / config.run_name
         folder = cls(path)
-        if folder.config.exists() or (path / "metrics.jsonl").exists():
+        if (path / "metrics.jsonl").exists() or folder.checkpoint.exists():
             raise RunExistsError(f"{path} already holds a run; choose another --name, or remove that folder.")
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir = {config.run.output_dir!r}: the run's folder cannot be made there "
+                f"({error.strerror}); choose another --output-dir."
+            ) from error
         write_toml(config, folder.config)
         return folder
 

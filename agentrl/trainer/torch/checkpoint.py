@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+
+from agentrl.weights.quiet import quiet_transformers
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
@@ -23,21 +22,10 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, direc
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in (coming, going):
         shutil.rmtree(leftover, ignore_errors=True)
-    with _no_progress_bars():
+    with quiet_transformers():
         model.save_pretrained(coming)
     tokenizer.save_pretrained(coming)
     if target.exists():
         os.replace(target, going)
     os.replace(coming, target)
     shutil.rmtree(going, ignore_errors=True)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
