@@ -9,45 +9,16 @@ Three arms for each seed:
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
-from agentrl.config import Section
+from agentrl.bench.config import QuickstartBench
+from agentrl.bench.machine import machine
 from agentrl.types import JSON
-
-
-def _split_at_commas(value: JSON) -> JSON:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-
-class QuickstartBench(Section):
-    """What is run and how it is scored."""
-
-    run_file: str = "examples/hop_search/run.toml"
-    """Run that is measured (TOML)."""
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_split_at_commas)] = (0, 1, 2, 3, 4)
-    """Seeds, separated by commas."""
-    split: str = "test"
-    """Held-out split that is scored."""
-    episodes: Annotated[int, Field(ge=1)] = 2048
-    """Episodes of every score (count)."""
-    controls: bool = True
-    """Also run shuffled rewards, and the warm start simply continued."""
-    output_dir: str = "runs/bench"
-    """Where the runs are kept; finished ones are not run again (folder)."""
-    jobs: Annotated[int, Field(ge=1)] = 1
-    """Runs at once, each on one core (count). Wall times mean what they say only for 1 on a quiet
-    machine; CPU-seconds always do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +60,7 @@ def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
     return {
         "benchmark": "quickstart",
         "settings": bench.model_dump(mode="json"),
-        "versions": _versions(),
+        "machine": machine(),
         "summary": {kind: _summary(results) for kind, results in arms.items()},
         "runs": {kind: list(results.values()) for kind, results in arms.items()},
     }
@@ -97,7 +68,7 @@ def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
 
 def run_arm(arm: Arm) -> dict[str, JSON]:
     """Train one arm and score its checkpoints, or read what an earlier call left behind."""
-    from agentrl.evaluation import evaluate
+    from agentrl.evaluation.model import evaluate
     from agentrl.run import train
 
     kept = Path(arm.bench.output_dir) / arm.name / "bench.json"
@@ -170,15 +141,3 @@ def _number(value: JSON) -> float:
 
 def _dicts(value: JSON) -> list[dict[str, JSON]]:
     return [item for item in (value if isinstance(value, list) else []) if isinstance(item, dict)]
-
-
-def _versions() -> dict[str, JSON]:
-    packages: dict[str, JSON] = {
-        name: version(name) for name in ("agentrl", "torch", "transformers", "numpy")
-    }
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        **packages,
-    }

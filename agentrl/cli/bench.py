@@ -6,7 +6,7 @@ import json
 
 import rich_click as click
 
-from agentrl.bench.quickstart import QuickstartBench, bench_quickstart
+from agentrl.bench.config import QuickstartBench
 from agentrl.cli.flags import config_flags, given
 from agentrl.config import Section, parse, place
 from agentrl.types import JSON
@@ -26,6 +26,8 @@ class _Quickstart(Section):
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def quickstart_command(as_json: bool, **flags: str | bool | None) -> None:
     """How well an agent learns: over seeds, on held-out tasks, against two controls."""
+    from agentrl.bench.quickstart import bench_quickstart
+
     values = place(_Quickstart, given(flags, _Quickstart))
     _print(bench_quickstart(parse(_Quickstart, values, source="the flags").bench), as_json)
 

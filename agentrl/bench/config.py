@@ -1,0 +1,34 @@
+"""Settings of the benchmarks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from agentrl.config import Section
+from agentrl.types import JSON
+
+
+def _split_at_commas(value: JSON) -> JSON:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class QuickstartBench(Section):
+    """What is run and how it is scored."""
+
+    run_file: str = "examples/hop_search/run.toml"
+    """Run that is measured (TOML)."""
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_split_at_commas)] = (0, 1, 2, 3, 4)
+    """Seeds, separated by commas."""
+    split: str = "test"
+    """Held-out split that is scored."""
+    episodes: Annotated[int, Field(ge=1)] = 2048
+    """Episodes of every score (count)."""
+    controls: bool = True
+    """Also run shuffled rewards, and the warm start simply continued."""
+    output_dir: str = "runs/bench"
+    """Where the runs are kept; finished ones are not run again (folder)."""
+    jobs: Annotated[int, Field(ge=1)] = 1
+    """Runs at once, each on one core (count). Wall times mean what they say only for 1 on a quiet
+    machine; CPU-seconds always do."""
