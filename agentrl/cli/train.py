@@ -5,6 +5,7 @@ from __future__ import annotations
 import rich_click as click
 
 from agentrl.build.config import RunConfig
+from agentrl.build.load import load_config
 from agentrl.cli.flags import config_flags, given
 
 
@@ -18,8 +19,11 @@ def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None)
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
     """
+    settings = given(flags, RunConfig)
+    # A mistake is told at once, not after the seconds that importing torch takes.
+    load_config(run_file, settings)
     from agentrl.run import train
 
-    result = train(run_file, quiet=quiet, **given(flags, RunConfig))
+    result = train(run_file, quiet=quiet, **settings)
     if quiet:
         click.echo(str(result.folder))

@@ -116,3 +116,19 @@ class Untyped(Bandit):
     """Its tool has no type hints."""
 
     tools = (press_untyped,)
+
+
+class Bookless(Bandit):
+    """Has no expert to learn from."""
+
+    def expert(self, task):
+        return ToolEnv.expert(self, task)
+
+    def demonstrator(self, task, rng):
+        return self.expert(task)
+
+
+class Endless(Bandit):
+    """Bounds no episode's tokens."""
+
+    limits = Limits(max_turns=3, max_tokens=None)

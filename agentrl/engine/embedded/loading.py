@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 from typing import cast
 
 import torch
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.weights.quiet import quiet_transformers
+
+_LONGEST_REASON = 300
 
 
 def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -26,13 +29,22 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
     try:
         with quiet_transformers():
             opened = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, local_files_only=True, output_loading_info=True
+                path,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = shorten(str(error), _LONGEST_REASON) or type(error).__name__
         raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, list[str]]]", opened)
     # transformers only warns, and goes on with random numbers.
+    if report["mismatched_keys"]:
+        raise ModelLoadError(
+            f"the model in {path} has {len(report['mismatched_keys'])} tensors of another shape than its "
+            "config.json says; copy both from one place again."
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelLoadError(
