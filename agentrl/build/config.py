@@ -84,8 +84,14 @@ class WarmStartSection(Section):
     """Peak learning rate of the warm start; it follows a cosine down to 0."""
     warm_start_split: str = "train"
     """Split whose tasks are demonstrated."""
-    num_demonstrations: Count = 8192
-    """Episodes that the demonstrator plays; the steps go through them in a shuffled order (count)."""
+    num_demonstrations: Count | None = None
+    """Episodes that the demonstrator plays; the steps go through them in a shuffled order (count).
+    Left out, as many as the steps take, so that none is seen twice."""
+
+    @property
+    def demonstrations(self) -> int:
+        """Episodes that the demonstrator plays, derived where it was left out."""
+        return self.num_demonstrations or self.warm_start_steps * self.warm_start_batch_size
 
 
 class EvalSection(Section):

@@ -30,7 +30,7 @@ from agentrl.view.console import RunConsole
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
 RL, EVALUATION = "RL", "evaluation"
 GREEDY, SAMPLED = "greedy", "sampled"
-_UNTRAINED_EPISODES = 64
+_UNTRAINED_EPISODES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Session:
         """Imitate demonstrations, then publish and keep the result beside the checkpoint."""
         section = self.config.warm_start
         seed = self.config.run.seed
-        number = section.num_demonstrations
+        number = section.demonstrations
         with self.watch.stage(DEMONSTRATIONS, number), self.console.stage(DEMONSTRATIONS, number) as bar:
             tasks = self.make_env().tasks(section.warm_start_split)
             samples = await demonstrate(
