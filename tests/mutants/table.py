@@ -12,17 +12,13 @@ TABLE = Path(__file__).parent / "mutants.toml"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug: in `file`, the only place that reads `old` reads `new`, and a test of `tests` turns red.
-
-    hangs: the bug takes a deadline away, so a test that never ends has noticed it as well.
-    """
+    """One bug: in `file`, the only place that reads `old` reads `new`, and a test of `tests` turns red."""
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
-    hangs: bool = False
 
 
 class StaleMutantError(Exception):
