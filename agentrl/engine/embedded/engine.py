@@ -174,7 +174,8 @@ class EmbeddedEngine:
         """Abort, then free the cache. A closed engine refuses requests."""
         await self.abort()
         self._closed = True
-        if self._pump is not None:
+        # A pump that is done may belong to an event loop of the past.
+        if self._pump is not None and not self._pump.done():
             await asyncio.wait([self._pump])
         self._decoder.free()
 
