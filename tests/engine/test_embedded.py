@@ -194,6 +194,7 @@ def test_an_engine_serves_one_event_loop_after_another() -> None:
     for session in "ab":
         got = asyncio.run(engine.generate([1, 2], Sampling(3), session=session))
         assert len(got.token_ids) == 3
+    asyncio.run(engine.close())
 
 
 async def test_training_the_model_does_not_show_until_it_is_published() -> None:
