@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,8 @@ async def warm_start(
             order = epoch + order
         batch, order = order[-batch_size:], order[:-batch_size]
         progress(await trainer.update(_imitation(batch)))
+        # A trainer need not give way; here a cancellation (Ctrl-C) comes in between two steps.
+        await asyncio.sleep(0)
 
 
 def _imitation(samples: Sequence[Sample]) -> TrainBatch:
