@@ -21,6 +21,7 @@ from agentrl.protocols import Stops, ToolSchema
 from agentrl.types import JSON, Message, Observation, ToolCall
 
 _CACHED_TEXTS = 16_384
+_DEEPEST = 64
 
 
 class InlineRenderer:
@@ -161,4 +162,10 @@ def _json_or_text(text: str) -> JSON:
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text.strip()
-    return value
+    # What is nested deeper than any argument would overflow the stack of who checks or stores it.
+    return value if _is_nested_at_most(_DEEPEST, value) else text.strip()
+
+
+def _is_nested_at_most(depth: int, value: JSON) -> bool:
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(_is_nested_at_most(depth - 1, inner) for inner in below)

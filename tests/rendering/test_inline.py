@@ -231,9 +231,16 @@ def test_text_is_left_as_text_and_numbers_become_numbers(kind):
 
 
 @every
-@pytest.mark.parametrize("inner", ["[" * 5000, '{"a":' * 3000, "1" * 9000])
+@pytest.mark.parametrize("inner", ["[" * 5000, '{"a":' * 3000, "1" * 9000, "[" * 980 + "]" * 980])
 def test_json_that_python_cannot_read_is_text(kind, inner):
     assert only_call(read(kind, f"<pick>{inner}</pick>")).arguments == {"items": inner}
+
+
+@every
+@pytest.mark.parametrize(("depth", "read_as"), [(60, list), (70, str)])
+def test_lists_may_be_nested_but_not_without_end(kind, depth, read_as):
+    items = only_call(read(kind, f"<pick>{'[' * depth}{']' * depth}</pick>")).arguments["items"]
+    assert type(items) is read_as
 
 
 @every
