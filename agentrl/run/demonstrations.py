@@ -27,7 +27,7 @@ async def demonstrate(
 
     Raises:
         UserError: the environment has no expert.
-        WorldBrokenError: a demonstration failed.
+        WorldBrokenError: a demonstration failed, or none reached an end.
     """
     samples: list[Sample] = []
     order: list[Task] = []
@@ -48,6 +48,11 @@ async def demonstrate(
         if episode.ending is Ending.COMPLETED:
             samples.append(_written(episode, renderer, env.tool_schemas))
         progress(1)
+    if not samples:
+        raise WorldBrokenError(
+            f"none of {n} demonstrations reached an end within the limits; raise max_turns, or let the "
+            "demonstrator give a final answer."
+        )
     return samples
 
 

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentrl import Script, Task, ToolEnv, call, say
+from agentrl.errors import WorldBrokenError
+from agentrl.rendering.fresh_tokenizer import train_tokenizer
+from agentrl.rendering.inline import InlineRenderer
+from agentrl.run.demonstrations import demonstrate
+from agentrl.types import Author
+
+TAGS = [f"<{slash}{name}>" for name in ("echo", "result", "answer") for slash in ("", "/")]
+
+
+def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+class Echo(ToolEnv):
+    tools = (echo,)
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task.ask(word, f"Say {word}", word) for word in ("one", "two", "six")]
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(answer == task.answer)
+
+    def expert(self, task: Task) -> Script:
+        heard = yield call("echo", text=task.id)
+        yield say(heard)
+
+
+class Endless(Echo):
+    def expert(self, task: Task) -> Script:
+        while True:
+            yield call("echo", text=task.id)
+
+
+class Broken(Echo):
+    def reward(self, task: Task, answer: str) -> float:
+        raise OSError("the disk is gone")
+
+
+def renderer() -> InlineRenderer:
+    tokenizer = train_tokenizer(["Say one two six"], special_tokens=TAGS, vocab_size=400)
+    return InlineRenderer(tokenizer, Echo().dialect)
+
+
+async def test_a_demonstration_is_what_the_script_did_and_only_its_actions_are_learned() -> None:
+    words = renderer()
+    samples = await demonstrate(Echo, words, Echo().tasks("train"), 7, seed=3, progress=lambda _: None)
+    assert len(samples) == 7
+    for sample in samples:
+        learned = words.decode(sample.token_ids[sample.loss_mask].tolist())
+        shown = words.decode(sample.token_ids.tolist())
+        word = shown.removeprefix("<|user|> Say ").split("<")[0]
+        assert learned == f"<echo> {word}</echo><answer> {word}</answer>"
+        assert shown.endswith(f"<echo> {word}</echo><result> {word}</result><answer> {word}</answer>")
+        assert set(sample.author[sample.loss_mask].tolist()) == {int(Author.DEMO)}
+
+
+async def test_every_task_is_demonstrated_before_one_is_repeated() -> None:
+    words = renderer()
+    samples = await demonstrate(Echo, words, Echo().tasks("train"), 6, seed=0, progress=lambda _: None)
+    texts = [words.decode(sample.token_ids.tolist()) for sample in samples]
+    assert len(set(texts[:3])) == len(set(texts[3:])) == 3
+
+
+async def test_a_demonstrator_that_never_ends_is_told_of() -> None:
+    with pytest.raises(WorldBrokenError, match="none of 4 demonstrations"):
+        await demonstrate(Endless, renderer(), Echo().tasks("train"), 4, seed=0, progress=lambda _: None)
+
+
+async def test_a_world_that_breaks_under_its_own_expert_is_told_of() -> None:
+    with pytest.raises(WorldBrokenError, match="reward: OSError: the disk is gone"):
+        await demonstrate(Broken, renderer(), Echo().tasks("train"), 4, seed=0, progress=lambda _: None)
+
+
+def test_the_demonstrators_noise_comes_from_the_generator_it_is_given() -> None:
+    env = Echo()
+    script = env.demonstrator(env.tasks("train")[0], random.Random(0))
+    assert next(script).tool_calls[0].arguments == {"text": "one"}
