@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import CRITICAL
 
 from transformers.utils import logging
 
@@ -13,7 +14,7 @@ def quiet_transformers() -> Iterator[None]:
     """Silence inside, as before afterwards."""
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(CRITICAL)
     try:
         yield
     finally:
