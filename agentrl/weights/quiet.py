@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as python_logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
