@@ -84,3 +84,19 @@ def test_a_token_that_cannot_be_is_never_drawn() -> None:
     tokens, logprobs = sample(logits, rules(5_000))
     assert set(tokens.tolist()) == {3}
     assert set(logprobs.tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("size", [1024, 1025, 4000])
+def test_large_vocabularies_are_drawn_from_by_block_and_by_token(size: int) -> None:
+    """A vocabulary that is, and one that is not, a multiple of the block; mass in few places."""
+    draws = 30_000
+    logits = np.full(size, -40.0)
+    places = [0, 127, 128, 700, size - 1]
+    logits[places] = [1.0, 0.0, 2.0, 1.5, 0.5]
+    tokens, logprobs = sample(torch.tensor(logits, dtype=torch.float32).expand(draws, -1), rules(draws))
+    probs = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(logprobs, np.log(probs)[tokens], atol=1e-5)
+    counts = np.bincount(tokens, minlength=size)[places]
+    assert counts.sum() == draws
+    spread = np.sqrt(draws * probs[places] * (1 - probs[places]))
+    assert (np.abs(counts - draws * probs[places]) / spread).max() < 4.5

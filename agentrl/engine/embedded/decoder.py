@@ -96,7 +96,7 @@ class Decoder:
             x = self._attend(layer, index, x, shared)
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
             x = layer.down.add_to(x, functional.silu(gate).mul_(up))
-        if len(batch.pick) != len(x):
+        if batch.pick.size != batch.tokens.size:
             x = x[torch.from_numpy(batch.pick)]
         return parameters.head(self._norm(x, parameters.norm)).float()
 
@@ -129,11 +129,11 @@ class Decoder:
     def _attend(self, layer: LayerParameters, index: int, x_NC: Tensor, shared: _Shared) -> Tensor:
         a = self._architecture
         num_heads, num_kv = a.num_heads, a.num_kv_heads
-        heads = layer.qkv(self._norm(x_NC, layer.input_norm)).view(len(x_NC), -1, a.head_dim)
+        heads = layer.qkv(self._norm(x_NC, layer.input_norm)).view(x_NC.shape[0], -1, a.head_dim)
         qk = heads[:, :-num_kv]
         turned = qk.float()
         if layer.qk_norm is not None:
-            turned = rms_norm(turned, None, a.rms_norm_eps) * layer.qk_norm
+            turned = rms_norm(turned, layer.qk_norm, a.rms_norm_eps)
         _turn(turned, shared.turns)
         if turned is not qk:
             qk.copy_(turned)
@@ -145,7 +145,7 @@ class Decoder:
             attn_mask=shared.mask,
             enable_gqa=num_heads > num_kv,
         )
-        return layer.out.add_to(x_NC, mixed.transpose(1, 2).reshape(len(x_NC), -1))
+        return layer.out.add_to(x_NC, mixed.transpose(1, 2).reshape(x_NC.shape[0], -1))
 
     def _write(self, layer: int, new_N2KD: Tensor, shared: _Shared) -> Tensor:
         """Store the new columns, return all that are attended to: [R, 2K, L, D]."""

@@ -32,6 +32,8 @@ from agentrl.weights import named_weights
 
 Decode = Callable[[Sequence[int]], str]
 
+# Visits of the event loop between two steps: how many in a row may bring no request, how many in all.
+_PATIENCE = 3
 _MAX_YIELDS = 8
 _DEFAULT_CONTEXT = 512
 
@@ -222,23 +224,26 @@ class EmbeddedEngine:
             self._pump.add_done_callback(self._settle)
 
     async def _run(self) -> None:
+        patience = _PATIENCE
         while True:
-            await self._gather()
+            await self._gather(patience)
             self._admit()
             if not self._slots.active.any():
                 return
-            for request, completion in self._stepper.step():
+            finished = self._stepper.step()
+            for request, completion in finished:
                 if not request.answer.done():
                     request.answer.set_result(completion)
+            patience = _PATIENCE if finished else 1
 
-    async def _gather(self) -> None:
-        """Let finished requests come back as new ones before the next step."""
+    async def _gather(self, patience: int) -> None:
+        """Let finished requests come back as new ones, until `patience` visits brought none."""
         quiet = 0
         for _ in range(_MAX_YIELDS):
             before = len(self._waiting)
             await asyncio.sleep(0)
             quiet = quiet + 1 if len(self._waiting) == before else 0
-            if quiet == 3:
+            if quiet >= patience:
                 return
 
     def _admit(self) -> None:

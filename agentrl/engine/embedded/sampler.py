@@ -17,6 +17,7 @@ from torch.nn import functional
 
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BLOCK = 128
+_ONE_BLOCK = 1024
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -67,15 +68,19 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _draw(weights_BV: Tensor, rules: Rules) -> Tensor:
     """Tokens [B] with probability proportional to their weights.
 
-    In two steps, a block of the vocabulary and a token in it, so that only one block per row is
-    added up token by token.
+    From a large vocabulary in two steps, a block of it and a token in the block, so that only one
+    block per row is added up token by token.
     """
+    uniform_B1 = torch.from_numpy(uniform(rules.seeds, rules.indices))[:, None]
+    if weights_BV.shape[-1] <= _ONE_BLOCK:
+        ends_BV = weights_BV.cumsum(-1, dtype=torch.float64)
+        return _first_above(ends_BV, uniform_B1 * ends_BV[:, -1:])[:, 0]
     padding = -weights_BV.shape[-1] % _BLOCK
     weights = functional.pad(weights_BV, (0, padding)) if padding else weights_BV
     blocks_BKW = weights.view(len(weights), -1, _BLOCK)
     mass_BK = blocks_BKW.sum(-1).double()
     ends_BK = mass_BK.cumsum(-1)
-    target_B1 = torch.from_numpy(uniform(rules.seeds, rules.indices))[:, None] * ends_BK[:, -1:]
+    target_B1 = uniform_B1 * ends_BK[:, -1:]
     block_B1 = _first_above(ends_BK, target_B1)
     rest_B1 = target_B1 - (ends_BK - mass_BK).gather(-1, block_B1)
     chosen_BW = blocks_BKW[torch.arange(len(weights)), block_B1[:, 0]]
