@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging as python_logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
