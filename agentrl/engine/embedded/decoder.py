@@ -10,6 +10,7 @@ Padding writes to a scratch column behind the cache's last one, and is never rea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,9 @@ from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.linear import rms_norm
 from agentrl.engine.embedded.parameters import LayerParameters, Parameters
 
+# Lengths attended to are multiples of this: the attention kernel works on whole vectors.
 _COLUMNS_STEP = 16
+_SEEN, _HIDDEN = np.float32(0), np.float32("-inf")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,15 +43,18 @@ class Batch:
     pick: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shared:
-    """What all layers of one forward pass share."""
+class _Writing(NamedTuple):
+    """Where the batch's tokens go. turns: complex [N, 1, D / 2]. places: [N x 2K], rows of the flat cache."""
 
-    rows: slice | Tensor
-    length: int
-    num_rows: int
     turns: Tensor
-    write: Tensor
+    places: Tensor
+
+
+class _Reading(NamedTuple):
+    """What queries see: the first `length` columns of `slots`, less what the mask [R, 1, S, L] hides."""
+
+    slots: slice | Tensor
+    length: int
     mask: Tensor
 
 
@@ -66,8 +72,7 @@ class Decoder:
         )
         angles = torch.outer(torch.arange(context_len + 1, dtype=torch.float32), a.inv_freq)
         self._turns = torch.polar(torch.full_like(angles, a.rope_scale), angles)
-        self._columns = torch.arange(context_len + 1)
-        self._heads = torch.arange(2 * a.num_kv_heads)
+        self._eps = torch.tensor(a.rms_norm_eps)
 
     @property
     def num_bytes(self) -> int:
@@ -91,70 +96,79 @@ class Decoder:
     def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Write the batch's keys and values; float32 logits [P, vocabulary] of the picked tokens."""
         x = functional.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding).float()
-        shared = self._share(batch)
+        pick = torch.from_numpy(batch.pick)
+        writing = self._writing(batch)
+        reading = self._reading(batch.slots, batch.columns, batch.length)
+        last = len(parameters.layers) - 1
+        num_new = batch.tokens.shape[1]
         for index, layer in enumerate(parameters.layers):
-            x = self._attend(layer, index, x, shared)
+            heads = self._project(layer, index, x, writing)
+            if index == last and not batch.pick.size:
+                return x.new_empty(0, self._architecture.vocab_size)
+            if index == last and num_new > 1:
+                # Nothing reads what the last layer makes of the other tokens.
+                x, heads = x[pick], heads[pick]
+                columns = batch.columns.reshape(-1, 1)[batch.pick]
+                reading = self._reading(batch.slots[batch.pick // num_new], columns, batch.length)
+            x = self._attend(layer, index, x, heads, reading)
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
             x = layer.down.add_to(x, functional.silu(gate).mul_(up))
-        if batch.pick.size != batch.tokens.size:
-            x = x[torch.from_numpy(batch.pick)]
+        if x.shape[0] != pick.shape[0]:
+            x = x[pick]
         return parameters.head(self._norm(x, parameters.norm)).float()
 
-    def _share(self, batch: Batch) -> _Shared:
-        a = self._architecture
-        columns = torch.from_numpy(batch.columns)
-        slots = torch.from_numpy(batch.slots)
-        # Few distinct lengths keep the kernels' shapes, and with them the results, stable.
-        length = min(-(-batch.length // _COLUMNS_STEP) * _COLUMNS_STEP, self.scratch)
-        seen = self._columns[:length] <= columns[:, :, None]
-        mask = torch.zeros(seen.shape, dtype=self._kv.dtype).masked_fill_(~seen, float("-inf"))
-        num_rows = len(batch.slots)
-        first = int(batch.slots[0])
-        dense = int(batch.slots[-1]) - first + 1 == num_rows
-        heads = slots[:, None] * 2 * a.num_kv_heads + self._heads
-        write = heads[:, None, :] * (self.scratch + 1) + columns[:, :, None]
-        flat = columns.reshape(-1)
-        return _Shared(
-            rows=slice(first, first + num_rows) if dense else slots,
-            length=length,
-            num_rows=num_rows,
-            turns=self._turns[flat].unsqueeze(1),
-            write=write.reshape(-1),
-            mask=mask.unsqueeze(1),
-        )
+    def _writing(self, batch: Batch) -> _Writing:
+        num_kv = 2 * self._architecture.num_kv_heads
+        heads = batch.slots[:, None] * num_kv + np.arange(num_kv)
+        places = heads[:, None, :] * (self.scratch + 1) + batch.columns[:, :, None]
+        columns = torch.from_numpy(batch.columns.reshape(-1))
+        return _Writing(self._turns[columns].unsqueeze(1), torch.from_numpy(places.reshape(-1)))
+
+    def _reading(self, slots: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], length: int) -> _Reading:
+        length = min(-(-length // _COLUMNS_STEP) * _COLUMNS_STEP, self.scratch)
+        seen = np.arange(length) <= columns[:, None, :, None]
+        mask = torch.from_numpy(np.where(seen, _SEEN, _HIDDEN)).to(self._kv.dtype)
+        dense = slots[-1] - slots[0] + 1 == len(slots)
+        rows = slice(int(slots[0]), int(slots[-1]) + 1) if dense else torch.from_numpy(slots)
+        return _Reading(rows, length, mask)
 
     def _norm(self, x_NC: Tensor, weight_C: Tensor) -> Tensor:
-        return rms_norm(x_NC, weight_C, self._architecture.rms_norm_eps).to(self._kv.dtype)
+        return rms_norm(x_NC, weight_C, self._eps).to(self._kv.dtype)
 
-    def _attend(self, layer: LayerParameters, index: int, x_NC: Tensor, shared: _Shared) -> Tensor:
+    def _project(self, layer: LayerParameters, index: int, x_NC: Tensor, writing: _Writing) -> Tensor:
+        """Queries, keys and values, rotated to their positions, [N, H + 2K, D]; caches the latter two."""
         a = self._architecture
-        num_heads, num_kv = a.num_heads, a.num_kv_heads
         heads = layer.qkv(self._norm(x_NC, layer.input_norm)).view(x_NC.shape[0], -1, a.head_dim)
-        qk = heads[:, :-num_kv]
+        qk = heads[:, : -a.num_kv_heads]
         turned = qk.float()
         if layer.qk_norm is not None:
-            turned = rms_norm(turned, layer.qk_norm, a.rms_norm_eps)
-        _turn(turned, shared.turns)
+            turned = rms_norm(turned, layer.qk_norm, self._eps)
+        _turn(turned, writing.turns)
         if turned is not qk:
             qk.copy_(turned)
-        cache = self._write(index, heads[:, num_heads:], shared)
+        new = heads[:, a.num_heads :].reshape(-1, a.head_dim)
+        self._kv[index].view(-1, a.head_dim).index_copy_(0, writing.places, new)
+        return heads
+
+    def _attend(
+        self, layer: LayerParameters, index: int, x_NC: Tensor, heads: Tensor, reading: _Reading
+    ) -> Tensor:
+        """Add to x what its queries find in the cache."""
+        a = self._architecture
+        cache = self._kv[index]
+        if isinstance(reading.slots, slice):
+            cache = cache[reading.slots, :, : reading.length]
+        else:
+            cache = cache[:, :, : reading.length].index_select(0, reading.slots)
+        queries = heads[:, : a.num_heads].view(cache.shape[0], -1, a.num_heads, a.head_dim)
         mixed = functional.scaled_dot_product_attention(
-            heads[:, :num_heads].view(shared.num_rows, -1, num_heads, a.head_dim).transpose(1, 2),
-            cache[:, :num_kv],
-            cache[:, num_kv:],
-            attn_mask=shared.mask,
-            enable_gqa=num_heads > num_kv,
+            queries.transpose(1, 2),
+            cache[:, : a.num_kv_heads],
+            cache[:, a.num_kv_heads :],
+            attn_mask=reading.mask,
+            enable_gqa=a.num_heads > a.num_kv_heads,
         )
         return layer.out.add_to(x_NC, mixed.transpose(1, 2).reshape(x_NC.shape[0], -1))
-
-    def _write(self, layer: int, new_N2KD: Tensor, shared: _Shared) -> Tensor:
-        """Store the new columns, return all that are attended to: [R, 2K, L, D]."""
-        cache = self._kv[layer]
-        head_dim = self._architecture.head_dim
-        cache.view(-1, head_dim).index_copy_(0, shared.write, new_N2KD.reshape(-1, head_dim))
-        if isinstance(shared.rows, slice):
-            return cache[shared.rows, :, : shared.length]
-        return cache[:, :, : shared.length].index_select(0, shared.rows)
 
 
 def _turn(x_NHD: Tensor, turns: Tensor) -> None:

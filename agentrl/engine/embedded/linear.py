@@ -54,11 +54,11 @@ def _packs(weight_OI: Tensor) -> bool:
     return weight_OI.dtype == torch.float32 and weight_OI.numel() >= _PACKED_FROM
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
 
     Written out, because torch's own takes twice as long on a CPU.
     """
-    scale: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale = scale.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
     return (x * scale).mul_(weight)

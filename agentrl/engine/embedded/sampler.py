@@ -53,9 +53,12 @@ def sample(logits_BV: Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.
 
 
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, index): the SplitMix64 finaliser (Steele et al., 2014), twice."""
-    bits = _mix(_mix(seeds) + indices * _GOLDEN) >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
+    """A number in [0, 1 - 2^-40] for each (seed, index): SplitMix64's finaliser (Steele et al., 2014), twice.
+
+    Far enough below 1 that times a total, rounded, it stays below the total.
+    """
+    bits = _mix(_mix(seeds) + indices * _GOLDEN) >> np.uint64(24)
+    return bits.astype(np.float64) * 2.0**-40
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -73,27 +76,24 @@ def _draw(weights_BV: Tensor, rules: Rules) -> Tensor:
     """
     uniform_B1 = torch.from_numpy(uniform(rules.seeds, rules.indices))[:, None]
     if weights_BV.shape[-1] <= _ONE_BLOCK:
-        ends_BV = weights_BV.cumsum(-1, dtype=torch.float64)
-        return _first_above(ends_BV, uniform_B1 * ends_BV[:, -1:])[:, 0]
+        return _pick(weights_BV, uniform_B1)[:, 0]
     padding = -weights_BV.shape[-1] % _BLOCK
-    weights = functional.pad(weights_BV, (0, padding)) if padding else weights_BV
-    blocks_BKW = weights.view(len(weights), -1, _BLOCK)
-    mass_BK = blocks_BKW.sum(-1).double()
-    ends_BK = mass_BK.cumsum(-1)
-    target_B1 = uniform_B1 * ends_BK[:, -1:]
-    block_B1 = _first_above(ends_BK, target_B1)
-    rest_B1 = target_B1 - (ends_BK - mass_BK).gather(-1, block_B1)
-    chosen_BW = blocks_BKW[torch.arange(len(weights)), block_B1[:, 0]]
-    inside_B1 = _first_above(chosen_BW.cumsum(-1, dtype=torch.float64), rest_B1.clamp_min(0))
+    weights_BV = functional.pad(weights_BV, (0, padding)) if padding else weights_BV
+    blocks_BKW = weights_BV.view(weights_BV.shape[0], -1, _BLOCK)
+    mass_BK = blocks_BKW.sum(-1, dtype=torch.float64)
+    block_B1 = _pick(mass_BK, uniform_B1)
+    # Where in the chosen block the number fell, as a fraction of that block.
+    before_B1 = (mass_BK.cumsum(-1) - mass_BK).gather(-1, block_B1)
+    fallen_B1 = uniform_B1 * mass_BK.sum(-1, keepdim=True) - before_B1
+    fraction_B1 = (fallen_B1 / mass_BK.gather(-1, block_B1)).clamp(0, 1 - 2.0**-40)
+    inside_B1 = _pick(blocks_BKW[torch.arange(blocks_BKW.shape[0]), block_B1[:, 0]], fraction_B1)
     return (block_B1 * _BLOCK + inside_B1)[:, 0]
 
 
-def _first_above(ends_BN: Tensor, target_B1: Tensor) -> Tensor:
-    """The first index whose end lies above the target; such an entry has a weight above 0."""
-    # Rounding may lift the target to the last end itself, behind which there is nothing.
-    last_B1 = ends_BN[:, -1:]
-    target_B1 = torch.minimum(target_B1, torch.nextafter(last_B1, torch.zeros_like(last_B1)))
-    return torch.searchsorted(ends_BN, target_B1, right=True)
+def _pick(weights_BN: Tensor, fraction_B1: Tensor) -> Tensor:
+    """[B, 1]: where the running sum first exceeds this fraction of the total; such a weight is above 0."""
+    ends_BN = weights_BN.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(ends_BN, fraction_B1 * ends_BN[:, -1:], right=True)
 
 
 def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
