@@ -50,6 +50,7 @@ class Producer:
         self._version = 0
         self._num_started = 0
         self._num_broken_in_a_row = 0
+        self._untaken: list[GroupOutcome] = []
         self._in_flight: deque[asyncio.Task[GroupOutcome]] = deque()
 
     def published(self, version: int) -> None:
@@ -58,26 +59,30 @@ class Producer:
 
     async def take(self) -> list[GroupOutcome]:
         """The next batch: `batch_size` whole groups, and the broken ones met on the way."""
-        taken: list[GroupOutcome] = []
-        missing = self._batch_size
         self._admit()
-        while missing:
+        while sum(outcome.group is not None for outcome in self._untaken) < self._batch_size:
             outcome = await self._in_flight[0]
             self._in_flight.popleft()
-            taken.append(outcome)
+            self._untaken.append(outcome)
             if outcome.group is not None:
-                missing -= 1
                 self._num_broken_in_a_row = 0
             else:
                 self._replace(outcome)
+        taken, self._untaken = self._untaken, []
         return taken
 
-    async def close(self) -> None:
-        """Cancel every group in flight and wait until each has cleaned up."""
+    async def close(self) -> list[GroupOutcome]:
+        """Cancel every group in flight and wait until each has cleaned up.
+
+        Returns the groups that had ended and that no `take` has handed out.
+        """
         for task in self._in_flight:
             task.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        ended = await asyncio.gather(*self._in_flight, return_exceptions=True)
+        left = self._untaken + [outcome for outcome in ended if isinstance(outcome, GroupOutcome)]
         self._in_flight.clear()
+        self._untaken = []
+        return left
 
     def _admit(self) -> None:
         allowed = (self._version + self._max_staleness + 1) * self._batch_size

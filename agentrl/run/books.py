@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Entry, Outcome
+from agentrl.rollout.group import GroupOutcome
 from agentrl.run.loop import Iteration
 from agentrl.types import Episode, Group
 
 NO_SIGNAL = "zero_std"
 BROKEN_GROUP = "group_incomplete"
+STOPPED = "run_stopped"
 
 
 def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
@@ -23,6 +25,14 @@ def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
                 yield Entry(episode, None, Outcome.DROPPED, BROKEN_GROUP)
         else:
             yield from _group(outcome.group, outcome.group.id in trained)
+
+
+def leftover_entries(outcomes: Iterable[GroupOutcome]) -> Iterator[Entry]:
+    """Groups that had ended when the run stopped, before they were trained on."""
+    for outcome in outcomes:
+        yield from _failed(outcome.failed)
+        for episode in outcome.finished:
+            yield Entry(episode, None, Outcome.DROPPED, STOPPED)
 
 
 def evaluation_entries(evaluation: Evaluation) -> Iterator[Entry]:

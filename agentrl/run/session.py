@@ -19,7 +19,7 @@ from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.data import TaskStream
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer
-from agentrl.run.books import evaluation_entries, iteration_entries
+from agentrl.run.books import evaluation_entries, iteration_entries, leftover_entries
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.folder import RunFolder
 from agentrl.run.loop import Iteration, Loop
@@ -153,7 +153,9 @@ class Session:
                         await self.evaluate(f"iteration {step + 1}", in_table=False)
                     bar.advance(1, **self._shown(iteration))
         finally:
-            await producer.close()
+            leftovers = await producer.close()
+            if leftovers:
+                self.journal.write_step(self.step + 1, leftover_entries(leftovers))
 
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""

@@ -223,3 +223,13 @@ async def test_an_exception_of_a_group_reaches_who_takes_and_the_rest_can_be_clo
         await taking
     await producer.close()
     assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
+
+
+async def test_groups_that_had_ended_are_handed_back_when_the_producer_closes():
+    yard = Yard(ticks=[0], bad={1, 2, 3})
+    producer = yard.producer(2)
+    with pytest.raises(WorldBrokenError):
+        await producer.take()
+    left = await producer.close()
+    assert [index_of(outcome) for outcome in left] == [0, 1, 2, 3]
+    assert await producer.close() == []

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.observe import Journal, Outcome, reconcile
+from agentrl.rollout.group import GroupOutcome
+from agentrl.run.books import iteration_entries, leftover_entries
+from agentrl.run.loop import Iteration
+from agentrl.types import Ending, Episode, Failure, Group, Limits, Task, Verdict
+
+TASK = Task.ask("t", "?")
+DOWN = Failure("reset", "error", "the database is down")
+
+
+def episode(id: str, failure: Failure | None = None) -> Episode:
+    ending = Ending.FAILED if failure else Ending.COMPLETED
+    return Episode(id, "E-v0", TASK, 0, Limits(), (), (1.0,), ending, failure)
+
+
+def whole(name: str, failed: tuple[Episode, ...] = ()) -> GroupOutcome:
+    episodes = (episode(f"{name}-0"), episode(f"{name}-1"))
+    verdicts = tuple(Verdict(e.id, "env", float(k)) for k, e in enumerate(episodes))
+    return GroupOutcome(Group(name, TASK, 0, episodes, verdicts), failed, episodes)
+
+
+def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp_path: Path) -> None:
+    learned, flat = whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1")
+    broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
+    assert learned.group
+    assert flat.group
+    iteration = Iteration(0, (learned, flat, broken), (learned.group,), (flat.group,), {})
+    entries = list(iteration_entries(iteration))
+    Journal(tmp_path).write_step(1, entries)
+    books = reconcile(tmp_path, played=7)
+    assert not books.problems
+    assert books.trained == 2
+    assert books.dropped == {"zero_std": 2, "reset_error": 2, "group_incomplete": 1}
+    assert {e.episode.id for e in entries if e.outcome is Outcome.TRAINED} == {"g0-0", "g0-1"}
+
+
+def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: Path) -> None:
+    Journal(tmp_path).write_step(1, leftover_entries([whole("g0", (episode("g0-0-retry1", DOWN),))]))
+    books = reconcile(tmp_path, played=3)
+    assert not books.problems
+    assert books.trained == 0
+    assert books.dropped == {"run_stopped": 2, "reset_error": 1}
