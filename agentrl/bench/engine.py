@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,8 +25,6 @@ from agentrl.bench.machine import machine
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.protocols import Sampling
 from agentrl.types import JSON
-
-_TARGETS = {"tiny": 2.0, "135M": 1.8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,7 @@ class Workload:
     temperature: float = 1.0
     turns: int = 1
     world: int = 16
+    is_target: bool = False
 
     @property
     def context_len(self) -> int:
@@ -50,21 +49,35 @@ class Workload:
         return self.prompt[1] + self.turns * self.new[1] + (self.turns - 1) * self.world
 
 
-EQUAL = Workload("equal")
-RAGGED = Workload("ragged", prompt=(8, 56), new=(16, 112))
+RAGGED = Workload("ragged", prompt=(8, 56), new=(16, 112), is_target=True)
 GREEDY = Workload("equal, greedy", temperature=0.0)
 TURNS = Workload("four short turns", new=(10, 10), turns=4)
 ALONE = Workload("one request alone", concurrency=1)
-WORKLOADS = (EQUAL, RAGGED, GREEDY, TURNS, ALONE)
-"""The frozen workloads. The last one hurts: a batch of one gives batching nothing to gain."""
+"""This one hurts: a batch of one gives batching nothing to gain."""
+
+TINY_WORKLOADS = (
+    Workload("equal", new=(192, 192), is_target=True),
+    Workload("equal, 64 tokens"),
+    RAGGED,
+    GREEDY,
+    TURNS,
+    ALONE,
+)
+"""Frozen. `equal` fills the context that the quickstart's episodes have."""
+
+SMALL_WORKLOADS = (Workload("equal", is_target=True), RAGGED, GREEDY, TURNS, ALONE)
+"""Frozen."""
 
 
-class Served(NamedTuple):
-    """A model under test."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model under test. target: the ratio to reach in the workloads that are targets."""
 
     name: str
     dtype: torch.dtype
     make: Callable[[], PreTrainedModel]
+    workloads: tuple[Workload, ...]
+    target: float
 
 
 def tiny_model() -> PreTrainedModel:
@@ -105,19 +118,13 @@ def small_model() -> PreTrainedModel:
 
 
 SERVED = (
-    Served("tiny", torch.float32, tiny_model),
-    Served("135M", torch.bfloat16, small_model),
-    Served("135M", torch.float32, small_model),
+    Served("tiny", torch.float32, tiny_model, TINY_WORKLOADS, 2.0),
+    Served("135M", torch.bfloat16, small_model, SMALL_WORKLOADS, 1.8),
+    Served("135M", torch.float32, small_model, SMALL_WORKLOADS[:2], 1.8),
 )
 
 
-def bench_engine(
-    *,
-    served: Sequence[Served] = SERVED,
-    workloads: Sequence[Workload] = WORKLOADS,
-    repeats: int = 5,
-    threads: int = 1,
-) -> dict[str, JSON]:
+def bench_engine(*, served: Sequence[Served] = SERVED, repeats: int = 5, threads: int = 1) -> dict[str, JSON]:
     """Tokens per second of both sides for every model and workload.
 
     Returns:
@@ -127,23 +134,23 @@ def bench_engine(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rows = [row for one in served for row in _bench_model(one, workloads, repeats)]
+        rows = [row for one in served for row in _bench_model(one, repeats)]
     finally:
         torch.set_num_threads(before)
     return {
         "summary": {str(row["name"]): row["line"] for row in rows},
         "rows": list(rows),
-        "settings": _settings(workloads, repeats, threads),
+        "settings": _settings(served, repeats, threads),
     }
 
 
-def _bench_model(served: Served, workloads: Sequence[Workload], repeats: int) -> list[dict[str, JSON]]:
+def _bench_model(served: Served, repeats: int) -> list[dict[str, JSON]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = served.make().eval()
         # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
         nn.Module.to(model, served.dtype)
-        return [_bench_row(served, model, workload, repeats) for workload in workloads]
+        return [_bench_row(served, model, workload, repeats) for workload in served.workloads]
 
 
 def _bench_row(served: Served, model: PreTrainedModel, workload: Workload, repeats: int) -> dict[str, JSON]:
@@ -167,18 +174,16 @@ def _bench_row(served: Served, model: PreTrainedModel, workload: Workload, repea
             cpu_rates[side].append(requests.num_tokens / (time.process_time() - cpu))
     asyncio.run(engine.close())
     dtype = str(served.dtype).removeprefix("torch.")
-    return {"name": f"{served.name} {dtype}, {workload.name}"} | _figures(
-        served.name, workload, rates, cpu_rates
-    )
+    target = served.target if workload.is_target else None
+    return {"name": f"{served.name} {dtype}, {workload.name}"} | _figures(target, rates, cpu_rates)
 
 
 def _figures(
-    model: str, workload: Workload, rates: dict[str, list[float]], cpu_rates: dict[str, list[float]]
+    target: float | None, rates: dict[str, list[float]], cpu_rates: dict[str, list[float]]
 ) -> dict[str, JSON]:
     medians = {side: statistics.median(of) for side, of in rates.items()}
     ratio = medians["embedded"] / medians["transformers"]
     cpu_medians = [statistics.median(cpu_rates[side]) for side in ("embedded", "transformers")]
-    target = _TARGETS[model] if workload in (EQUAL, RAGGED) else None
     line = f"{ratio:.2f}x ({medians['embedded']:.0f} against {medians['transformers']:.0f} tokens/s)"
     return {
         "line": line if target is None else f"{line}, target {target}x",
@@ -268,7 +273,7 @@ def _generate_settings(requests: _Requests) -> dict[str, int | float | bool | No
     return common | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def _settings(workloads: Sequence[Workload], repeats: int, threads: int) -> dict[str, JSON]:
+def _settings(served: Sequence[Served], repeats: int, threads: int) -> dict[str, JSON]:
     return {
         "repeats": repeats,
         "threads": threads,
@@ -276,8 +281,11 @@ def _settings(workloads: Sequence[Workload], repeats: int, threads: int) -> dict
         "machine": machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "baseline": "generate() with its dynamic cache and default attention (sdpa), under inference_mode",
-        "workloads": [
-            {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(w).items()}
-            for w in workloads
-        ],
+        "workloads": {one.name: [_described(workload) for workload in one.workloads] for one in served},
+    }
+
+
+def _described(workload: Workload) -> dict[str, JSON]:
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(workload).items()
     }

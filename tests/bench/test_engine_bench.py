@@ -24,7 +24,8 @@ SMALL = {"concurrency": 3, "prompt": (4, 4), "new": (5, 5)}
 )
 def test_both_sides_are_timed_on_the_same_requests(workload: Workload) -> None:
     threads = torch.get_num_threads()
-    result = bench_engine(served=[Served("tiny", torch.float32, tiny_model)], workloads=[workload], repeats=2)
+    served = Served("tiny", torch.float32, tiny_model, (workload,), 2.0)
+    result = bench_engine(served=[served], repeats=2)
     assert torch.get_num_threads() == threads
     assert json.loads(json.dumps(result)) == result
     (row,) = result["rows"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agentrl.engine.embedded.architecture import Architecture
-from agentrl.engine.embedded.linear import rms_norm
+from agentrl.engine.embedded.linear import rms_norm, rms_norm_
 from agentrl.engine.embedded.parameters import LayerParameters, Parameters
 
 # Lengths attended to are multiples of this: the attention kernel works on whole vectors.
@@ -140,9 +140,10 @@ class Decoder:
         a = self._architecture
         heads = layer.qkv(self._norm(x_NC, layer.input_norm)).view(x_NC.shape[0], -1, a.head_dim)
         qk = heads[:, : -a.num_kv_heads]
+        # In fp32 these are the same memory, and all of this happens in place.
         turned = qk.float()
         if layer.qk_norm is not None:
-            turned = rms_norm(turned, layer.qk_norm, self._eps)
+            rms_norm_(turned, layer.qk_norm, self._eps)
         _turn(turned, writing.turns)
         if turned is not qk:
             qk.copy_(turned)

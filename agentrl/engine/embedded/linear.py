@@ -59,6 +59,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
 
     Written out, because torch's own takes twice as long on a CPU.
     """
+    return (x * _rms_scale(x, eps)).mul_(weight)
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: Tensor) -> None:
+    """The same, in place."""
+    x.mul_(_rms_scale(x, eps)).mul_(weight)
+
+
+def _rms_scale(x: Tensor, eps: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale = torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-    return (x * scale).mul_(weight)
+    return torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
