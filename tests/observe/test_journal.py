@@ -107,7 +107,9 @@ def test_a_lie_is_refused_at_birth(make, sentence):
 
 
 WRITER = """
-import sys, pathlib
+import sys, pathlib, signal
+# A process started in the background inherits that SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from agentrl.observe import Entry, Journal, Outcome
 from tests.observe.episodes import simple_episode
 from agentrl.types import Verdict
