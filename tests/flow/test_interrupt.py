@@ -27,8 +27,19 @@ def started(folder, *, world="Slow", **settings):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [Path(sys.executable).with_name("agentrl"), "train", *flags]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A process started in the background inherits that SIGINT is ignored.
+        preexec_fn=hear_interrupts,
     )
+
+
+def hear_interrupts():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(process, condition):
