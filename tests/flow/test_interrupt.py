@@ -21,11 +21,20 @@ ENDLESS = {**TINY, **WARM, "num_rollout": 100_000, "eval_interval": 100_000, "ev
 PATIENCE_S = 90.0
 
 
+# A process started in the background inherits that SIGINT is ignored.
+HEARING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from agentrl.cli import main
+main(sys.argv[1:])
+"""
+
+
 def started(folder, *, world="Slow", **settings):
     options = {**ENDLESS, "env": f"tests.flow.worlds:{world}", "output_dir": folder, "name": "x", **settings}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [Path(sys.executable).with_name("agentrl"), "train", *flags]
+    command = [sys.executable, "-c", HEARING, "train", *flags]
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -33,13 +42,7 @@ def started(folder, *, world="Slow", **settings):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A process started in the background inherits that SIGINT is ignored.
-        preexec_fn=hear_interrupts,
     )
-
-
-def hear_interrupts():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(process, condition):
