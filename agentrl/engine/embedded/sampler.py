@@ -80,7 +80,7 @@ def _draw(weights_BV: Tensor, rules: Rules) -> Tensor:
     padding = -weights_BV.shape[-1] % _BLOCK
     weights_BV = functional.pad(weights_BV, (0, padding)) if padding else weights_BV
     blocks_BKW = weights_BV.view(weights_BV.shape[0], -1, _BLOCK)
-    mass_BK = blocks_BKW.sum(-1, dtype=torch.float64)
+    mass_BK = blocks_BKW.sum(-1).double()
     block_B1 = _pick(mass_BK, uniform_B1)
     # Where in the chosen block the number fell, as a fraction of that block.
     before_B1 = (mass_BK.cumsum(-1) - mass_BK).gather(-1, block_B1)
