@@ -19,12 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from agentrl.engine.embedded.architecture import Architecture
-from agentrl.engine.embedded.linear import rms_norm, rms_norm_
+from agentrl.engine.embedded.memory import zeros
+from agentrl.engine.embedded.norm import RmsNorm
 from agentrl.engine.embedded.parameters import LayerParameters, Parameters
-
-# Lengths attended to are multiples of this: the attention kernel works on whole vectors.
-_COLUMNS_STEP = 16
-_SEEN, _HIDDEN = np.float32(0), np.float32("-inf")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,12 +64,16 @@ class Decoder:
         a = architecture
         self._architecture = a
         self.scratch = context_len
-        self._kv = torch.zeros(
+        self._kv = zeros(
             a.num_layers, num_slots, 2 * a.num_kv_heads, context_len + 1, a.head_dim, dtype=dtype
         )
         angles = torch.outer(torch.arange(context_len + 1, dtype=torch.float32), a.inv_freq)
         self._turns = torch.polar(torch.full_like(angles, a.rope_scale), angles)
-        self._eps = torch.tensor(a.rms_norm_eps)
+        heads = np.arange(num_slots * 2 * a.num_kv_heads).reshape(num_slots, -1)
+        self._first_rows = heads * (context_len + 1)
+        # A query in column c sees what is zero in the window that begins c before the first -inf.
+        self._horizon = torch.zeros(2 * (context_len + 1), dtype=dtype)
+        self._horizon[context_len + 1 :] = float("-inf")
 
     @property
     def num_bytes(self) -> int:
@@ -110,30 +111,28 @@ class Decoder:
                 x, heads = x[pick], heads[pick]
                 columns = batch.columns.reshape(-1, 1)[batch.pick]
                 reading = self._reading(batch.slots[batch.pick // num_new], columns, batch.length)
-            x = self._attend(layer, index, x, heads, reading)
+            layer.out.add_to_(x, self._attend(index, heads, reading))
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
-            x = layer.down.add_to(x, functional.silu(gate).mul_(up))
+            layer.down.add_to_(x, functional.silu(gate, inplace=True).mul_(up))
         if x.shape[0] != pick.shape[0]:
             x = x[pick]
         return parameters.head(self._norm(x, parameters.norm)).float()
 
     def _writing(self, batch: Batch) -> _Writing:
-        num_kv = 2 * self._architecture.num_kv_heads
-        heads = batch.slots[:, None] * num_kv + np.arange(num_kv)
-        places = heads[:, None, :] * (self.scratch + 1) + batch.columns[:, :, None]
+        places = self._first_rows[batch.slots][:, None, :] + batch.columns[:, :, None]
         columns = torch.from_numpy(batch.columns.reshape(-1))
-        return _Writing(self._turns[columns].unsqueeze(1), torch.from_numpy(places.reshape(-1)))
+        turns = self._turns.index_select(0, columns).unsqueeze(1)
+        return _Writing(turns, torch.from_numpy(places.reshape(-1)))
 
     def _reading(self, slots: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], length: int) -> _Reading:
-        length = min(-(-length // _COLUMNS_STEP) * _COLUMNS_STEP, self.scratch)
-        seen = np.arange(length) <= columns[:, None, :, None]
-        mask = torch.from_numpy(np.where(seen, _SEEN, _HIDDEN)).to(self._kv.dtype)
+        starts = torch.from_numpy(self.scratch - columns.reshape(-1))
+        mask = self._horizon.unfold(0, length, 1).index_select(0, starts)
         dense = slots[-1] - slots[0] + 1 == len(slots)
         rows = slice(int(slots[0]), int(slots[-1]) + 1) if dense else torch.from_numpy(slots)
-        return _Reading(rows, length, mask)
+        return _Reading(rows, length, mask.view(columns.shape[0], 1, -1, length))
 
-    def _norm(self, x_NC: Tensor, weight_C: Tensor) -> Tensor:
-        return rms_norm(x_NC, weight_C, self._eps).to(self._kv.dtype)
+    def _norm(self, x_NC: Tensor, norm: RmsNorm) -> Tensor:
+        return norm(x_NC).to(self._kv.dtype)
 
     def _project(self, layer: LayerParameters, index: int, x_NC: Tensor, writing: _Writing) -> Tensor:
         """Queries, keys and values, rotated to their positions, [N, H + 2K, D]; caches the latter two."""
@@ -143,7 +142,7 @@ class Decoder:
         # In fp32 these are the same memory, and all of this happens in place.
         turned = qk.float()
         if layer.qk_norm is not None:
-            rms_norm_(turned, layer.qk_norm, self._eps)
+            layer.qk_norm.apply_(turned)
         _turn(turned, writing.turns)
         if turned is not qk:
             qk.copy_(turned)
@@ -151,10 +150,8 @@ class Decoder:
         self._kv[index].view(-1, a.head_dim).index_copy_(0, writing.places, new)
         return heads
 
-    def _attend(
-        self, layer: LayerParameters, index: int, x_NC: Tensor, heads: Tensor, reading: _Reading
-    ) -> Tensor:
-        """Add to x what its queries find in the cache."""
+    def _attend(self, index: int, heads: Tensor, reading: _Reading) -> Tensor:
+        """What the queries of [N, H + 2K, D] find in the cache, [N, H x D]."""
         a = self._architecture
         cache = self._kv[index]
         if isinstance(reading.slots, slice):
@@ -169,7 +166,7 @@ class Decoder:
             attn_mask=reading.mask,
             enable_gqa=a.num_heads > a.num_kv_heads,
         )
-        return layer.out.add_to(x_NC, mixed.transpose(1, 2).reshape(x_NC.shape[0], -1))
+        return mixed.transpose(1, 2).reshape(heads.shape[0], -1)
 
 
 def _turn(x_NHD: Tensor, turns: Tensor) -> None:

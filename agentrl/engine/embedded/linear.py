@@ -34,11 +34,12 @@ class Linear:
             return torch.addmm(self.bias_O, x_NI, self._weight)
         return torch.mm(x_NI, self._weight)
 
-    def add_to(self, base_NO: Tensor, x_NI: Tensor) -> Tensor:
-        """base + x W^T + b."""
+    def add_to_(self, base_NO: Tensor, x_NI: Tensor) -> None:
+        """Add x W^T + b to base, in place."""
         if self._packed or self.bias_O is not None:
-            return base_NO + self(x_NI)
-        return torch.addmm(base_NO, x_NI, self._weight)
+            base_NO.add_(self(x_NI))
+        else:
+            base_NO.addmm_(x_NI, self._weight)
 
     def dense(self) -> Tensor:
         """W as [outputs, inputs], read back from the layout it is multiplied in."""
@@ -52,21 +53,3 @@ def _packs(weight_OI: Tensor) -> bool:
     if weight_OI.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight_OI.dtype == torch.float32 and weight_OI.numel() >= _PACKED_FROM
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
-
-    Written out, because torch's own takes twice as long on a CPU.
-    """
-    return (x * _rms_scale(x, eps)).mul_(weight)
-
-
-def rms_norm_(x: Tensor, weight: Tensor, eps: Tensor) -> None:
-    """The same, in place."""
-    x.mul_(_rms_scale(x, eps)).mul_(weight)
-
-
-def _rms_scale(x: Tensor, eps: Tensor) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.linear import Linear
+from agentrl.engine.embedded.norm import RmsNorm
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _TURNED = _QKV[:2]
@@ -20,13 +21,13 @@ _DOWN = ("mlp.down_proj",)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParameters:
-    """One layer. qk_norm: [query and key heads, head_dim], or None where the model has none."""
+    """One layer. qk_norm's weight: [query and key heads, head_dim]; None where the model has none."""
 
-    input_norm: Tensor
+    input_norm: RmsNorm
     qkv: Linear
-    qk_norm: Tensor | None
+    qk_norm: RmsNorm | None
     out: Linear
-    post_norm: Tensor
+    post_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -41,7 +42,7 @@ class Parameters:
     architecture: Architecture
     embedding: Tensor
     layers: tuple[LayerParameters, ...]
-    norm: Tensor
+    norm: RmsNorm
     head: Linear
 
     @classmethod
@@ -53,7 +54,7 @@ class Parameters:
             architecture,
             embedding,
             tuple(_layer(architecture, named, dtype, n) for n in range(architecture.num_layers)),
-            _rounded(named["model.norm.weight"], dtype),
+            RmsNorm(_rounded(named["model.norm.weight"], dtype), architecture.rms_norm_eps),
             Linear(head),
         )
 
@@ -61,7 +62,7 @@ class Parameters:
         """Every tensor by its Hugging Face name, read back from what the decoder multiplies with."""
         dtype = self.embedding.dtype
         yield "model.embed_tokens.weight", self.embedding
-        yield "model.norm.weight", self.norm.to(dtype)
+        yield "model.norm.weight", self.norm.weight.to(dtype)
         yield "lm_head.weight", self.head.dense()
         for n, layer in enumerate(self.layers):
             for name, tensor in _named_layer(self.architecture, layer):
@@ -94,18 +95,25 @@ def _layer(
     def turned(name: str, tensor: Tensor) -> Tensor:
         return pair_up(tensor, architecture.head_dim) if name in _TURNED else tensor
 
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(rounded(name), architecture.rms_norm_eps)
+
+    def rounded(name: str) -> Tensor:
+        return _rounded(named[f"{prefix}{name}.weight"], dtype)
+
     qk_norm = None
     if architecture.qk_norm:
-        q, k = (_rounded(named[f"{prefix}self_attn.{which}_norm.weight"], dtype) for which in "qk")
+        q, k = rounded("self_attn.q_norm"), rounded("self_attn.k_norm")
         heads = (architecture.num_heads, architecture.num_kv_heads)
         paired = (pair_up(q, architecture.head_dim), pair_up(k, architecture.head_dim))
-        qk_norm = torch.cat([w.expand(n, -1) for w, n in zip(paired, heads, strict=True)])
+        weight = torch.cat([w.expand(n, -1) for w, n in zip(paired, heads, strict=True)])
+        qk_norm = RmsNorm(weight, architecture.rms_norm_eps)
     return LayerParameters(
-        input_norm=_rounded(named[prefix + "input_layernorm.weight"], dtype),
+        input_norm=norm("input_layernorm"),
         qkv=fuse(_QKV),
         qk_norm=qk_norm,
         out=fuse(_OUT),
-        post_norm=_rounded(named[prefix + "post_attention_layernorm.weight"], dtype),
+        post_norm=norm("post_attention_layernorm"),
         gate_up=fuse(_GATE_UP),
         down=fuse(_DOWN),
     )
@@ -126,12 +134,12 @@ def undo_pairs(tensor: Tensor, head_dim: int) -> Tensor:
 
 
 def _named_layer(architecture: Architecture, layer: LayerParameters) -> Iterator[tuple[str, Tensor]]:
-    yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.post_norm
+    yield "input_layernorm.weight", layer.input_norm.weight
+    yield "post_attention_layernorm.weight", layer.post_norm.weight
     head_dim = architecture.head_dim
     if layer.qk_norm is not None:
-        yield "self_attn.q_norm.weight", undo_pairs(layer.qk_norm[0], head_dim)
-        yield "self_attn.k_norm.weight", undo_pairs(layer.qk_norm[architecture.num_heads], head_dim)
+        yield "self_attn.q_norm.weight", undo_pairs(layer.qk_norm.weight[0], head_dim)
+        yield "self_attn.k_norm.weight", undo_pairs(layer.qk_norm.weight[architecture.num_heads], head_dim)
     shapes = architecture.shapes()
     fused = ((_QKV, layer.qkv), (_OUT, layer.out), (_GATE_UP, layer.gate_up), (_DOWN, layer.down))
     for names, linear in fused:

@@ -35,19 +35,21 @@ class Rules:
 def sample(logits_BV: Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Tokens [B] and their logprobs [B], after temperature and before top-p and top-k.
 
-    Temperature 0 takes the likeliest token; its logprob is that of temperature 1.
+    Temperature 0 takes the likeliest token; its logprob is that of temperature 1. The logits are
+    overwritten: a second array of that size costs more, page by page, than the softmax itself.
     """
     greedy = rules.temperature == 0
     divisor = np.where(greedy, np.float32(1), rules.temperature)
     if np.any(divisor != 1):
-        logits_BV = logits_BV / torch.from_numpy(divisor)[:, None]
-    probs_BV = torch.softmax(logits_BV, -1)
-    if greedy.all():
-        tokens = logits_BV.argmax(-1)
-    else:
+        logits_BV.div_(torch.from_numpy(divisor)[:, None])
+    likeliest = logits_BV.argmax(-1) if greedy.any() else None
+    probs_BV = torch.softmax(logits_BV, -1, out=logits_BV)
+    if likeliest is None:
         tokens = _draw(_cut(probs_BV, rules), rules)
-        if greedy.any():
-            tokens = torch.where(torch.from_numpy(greedy), logits_BV.argmax(-1), tokens)
+    elif greedy.all():
+        tokens = likeliest
+    else:
+        tokens = torch.where(torch.from_numpy(greedy), likeliest, _draw(_cut(probs_BV, rules), rules))
     logprobs = probs_BV.gather(-1, tokens[:, None])[:, 0].log()
     return tokens.numpy(), logprobs.numpy()
 

@@ -1,0 +1,30 @@
+"""RMSNorm in passes that rows of a few hundred numbers can afford."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
+
+    Written out, because torch's own takes twice as long on a CPU; rounded where transformers rounds.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self._eps = torch.tensor(eps)
+        self._one_over_size = 1 / weight.shape[-1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed x, in memory of its own."""
+        return torch.mul(x, self._scale(x)).mul_(self.weight)
+
+    def apply_(self, x: Tensor) -> None:
+        """Norm x in place."""
+        x.mul_(self._scale(x)).mul_(self.weight)
+
+    def _scale(self, x: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.addcmul(self._eps, norm, norm, value=self._one_over_size).rsqrt_()
