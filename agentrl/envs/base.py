@@ -26,8 +26,12 @@ class Env(ABC):
     """One episode of one world.
 
     Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `expert`,
-    `demonstrator`, `corpus`, `close`, and `breakdown`, the key of Task.metadata by which reports
-    split the mean.
+    `demonstrator`, `corpus`, `close`, and
+
+    breakdown: the key of Task.metadata by which reports split the mean.
+    splits: the names that `tasks` knows.
+    expert_score, chance_score: the mean score of the expert, and of a policy that knows nothing: a
+        game of luck has no full marks, multiple choice has a chance level. Checks hold it to both.
 
     All chance comes from `self.rng`, which reset() seeds: siblings of a group share task and
     seed, and therefore see the same world. What is expensive to build belongs to the module
@@ -36,6 +40,9 @@ class Env(ABC):
 
     id: str = ""
     breakdown: str | None = None
+    splits: tuple[str, ...] = ("train", "test")
+    expert_score: float = 1.0
+    chance_score: float = 0.0
     limits: Limits = Limits()
     dialect: Tags = Tags()
 

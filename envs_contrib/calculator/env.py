@@ -29,6 +29,7 @@ class Calculator(ToolEnv):
     """Word problems of one to three steps; each step is one call, on the result of the one before."""
 
     breakdown = "calls"
+    splits = ("demo", "train", "validation", "test")
     limits = Limits(max_turns=5, max_tokens=224)
     tools = (calc,)
 

@@ -32,6 +32,7 @@ class HopSearch(ToolEnv):
     """
 
     breakdown = "hops"
+    splits = ("demo", "train", "validation", "test")
     limits = Limits(max_turns=5, max_tokens=224)
     dialect = Tags(result="information")
 

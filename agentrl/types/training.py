@@ -1,0 +1,93 @@
+"""What a trainer sees: numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types.arrays import NO_VERSION, Author, BoolArray, FloatArray, IntArray, freeze
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One trajectory as arrays of one length T: all that a trainer needs to know.
+
+    author: int8 [T], an Author each. loss_mask: bool [T], a choice inside it.
+    logprobs: float32 [T], 0 where no policy wrote. versions: int32 [T], NO_VERSION there.
+    temperature: what the policy sampled at; the trainer divides its logits by the same.
+
+    Raises:
+        ValueError: misaligned arrays, a trainable first token, a trainable world token,
+            or a policy token without a logprob or a version.
+    """
+
+    token_ids: IntArray
+    author: npt.NDArray[np.int8]
+    loss_mask: BoolArray
+    logprobs: FloatArray
+    versions: IntArray
+    temperature: float
+    rollout_id: str
+
+    def __post_init__(self) -> None:
+        arrays = (self.token_ids, self.author, self.loss_mask, self.logprobs, self.versions)
+        if len({a.shape for a in arrays}) != 1 or self.token_ids.ndim != 1:
+            raise ValueError(f"a Sample's arrays must share one length, got {[a.shape for a in arrays]}")
+        if not len(self.token_ids) or self.loss_mask[0]:
+            raise ValueError("a Sample needs a first token, and it is never trained on")
+        if np.any(self.loss_mask & (self.author == Author.WORLD)):
+            raise ValueError("the loss mask covers tokens that the world wrote")
+        policy = self.author == Author.POLICY
+        if np.any(policy != (self.versions != NO_VERSION)):
+            raise ValueError("exactly the policy's tokens carry a version")
+        if not np.all(np.isfinite(self.logprobs)) or np.any(self.logprobs[~policy] != 0):
+            raise ValueError("every policy token needs a finite logprob, every other token has 0")
+        for array in arrays:
+            freeze(array)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What the trainer computed on samples, one float32 [T] array for each of them."""
+
+    logprobs: tuple[FloatArray, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credit:
+    """Advantages and loss weights, one float32 [T] array for each sample.
+
+    weights are made once for the whole optimizer step, so that no way of splitting the
+    batch can change the gradient: loss = sum over all tokens of weight x term.
+    """
+
+    advantages: tuple[FloatArray, ...]
+    weights: tuple[FloatArray, ...]
+
+    def __post_init__(self) -> None:
+        if [a.shape for a in self.advantages] != [w.shape for w in self.weights]:
+            raise ValueError("advantages and weights must have the same shapes, sample by sample")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainBatch:
+    """Everything one optimizer step needs. `old` holds the behaviour policy's logprobs."""
+
+    samples: tuple[Sample, ...]
+    credit: Credit
+    old: Scores
+
+    def __post_init__(self) -> None:
+        counts = (len(self.samples), len(self.credit.weights), len(self.old.logprobs))
+        if len(set(counts)) != 1:
+            raise ValueError(f"samples, credit and old logprobs must match one to one, got {counts}")
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens that the loss covers."""
+        return int(sum(s.loss_mask.sum() for s in self.samples))
