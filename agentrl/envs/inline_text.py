@@ -1,0 +1,120 @@
+"""The inline dialect in text: what the model wrote becomes a Message, and back.
+
+    <search>Kalor Mendos born</search>    a call: one argument as plain text, several as a JSON object
+    <answer>Tirak</answer>                the final answer
+
+Rendering does the same over tokens, and the Gymnasium face over strings; both read and write here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from agentrl.envs.dialect import Tags, closing, opening
+from agentrl.protocols import ToolSchema
+from agentrl.types import JSON, Message, ToolCall
+
+_DEEPEST = 64
+
+
+def read(text: str, tools: Sequence[ToolSchema], tags: Tags) -> Message:
+    """The first complete tag of a turn; what stands before it is reasoning. Never raises.
+
+    A turn without one comes back as a ToolCall with an error for the model to read.
+    """
+    names = tuple(tool.name for tool in tools)
+    known = "|".join(map(re.escape, (*names, tags.answer)))
+    found = re.search(rf"<({known})>(.*?)</\1>", text, re.DOTALL)
+    if found is None:
+        return Message("assistant", tool_calls=(_malformed(text, (*names, tags.answer)),))
+    reasoning = text[: found.start()].strip() or None
+    name, inner = found[1], found[2]
+    if name == tags.answer:
+        return Message("assistant", inner.strip(), reasoning=reasoning)
+    schema = next(tool for tool in tools if tool.name == name)
+    return Message("assistant", reasoning=reasoning, tool_calls=(_read_call(schema, inner, found[0]),))
+
+
+def write(message: Message, tools: Sequence[ToolSchema], tags: Tags) -> str:
+    """The text of an action as a policy would have written it, closing tag included.
+
+    Raises:
+        ValueError: a call whose arguments could not be read has no canonical form.
+    """
+    parts = [message.reasoning or ""]
+    schemas = {tool.name: tool for tool in tools}
+    for tool_call in message.tool_calls:
+        if tool_call.arguments is None:
+            raise ValueError(f"cannot write the malformed call {tool_call.raw!r}")
+        parts.append(between(tool_call.name, _write_arguments(tool_call, schemas)))
+    if not message.tool_calls:
+        parts.append(between(tags.answer, message.content))
+    return "".join(parts)
+
+
+def between(tag: str, text: str) -> str:
+    """`<tag> text</tag>`."""
+    # The blank lets most tokenizers write the first word with the token it has in running text.
+    return f"{opening(tag)} {text}{closing(tag)}"
+
+
+def _malformed(text: str, names: Sequence[str]) -> ToolCall:
+    forms = " or ".join(between(name, "...") for name in names)
+    return ToolCall("", None, raw=text, error=f"Nothing to do was found in that; write {forms}.")
+
+
+def _write_arguments(tool_call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str:
+    arguments = tool_call.arguments or {}
+    if not arguments:
+        return ""
+    schema = schemas.get(tool_call.name)
+    if len(arguments) == 1 and (schema is None or len(_parameters(schema)) == 1):
+        (value,) = arguments.values()
+        return value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def _parameters(schema: ToolSchema) -> Mapping[str, JSON]:
+    properties = schema.parameters.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _takes_text(definition: JSON) -> bool:
+    if not isinstance(definition, dict):
+        return False
+    choices = definition.get("anyOf")
+    return definition.get("type") == "string" or (
+        isinstance(choices, list) and any(map(_takes_text, choices))
+    )
+
+
+def _read_call(schema: ToolSchema, inner: str, raw: str) -> ToolCall:
+    parameters = _parameters(schema)
+    if len(parameters) == 1 and (inner.strip() or schema.parameters.get("required")):
+        ((name, definition),) = parameters.items()
+        value = inner.strip() if _takes_text(definition) else _json_or_text(inner)
+        return ToolCall(schema.name, {name: value}, raw=raw)
+    value = _json_or_text(inner) if inner.strip() else {}
+    if isinstance(value, dict):
+        return ToolCall(schema.name, value, raw=raw)
+    wanted = ", ".join(parameters)
+    error = f"<{schema.name}> takes a JSON object with {wanted or 'no fields'}, not {inner.strip()[:80]!r}."
+    return ToolCall(schema.name, None, raw=raw, error=error)
+
+
+def _json_or_text(text: str) -> JSON:
+    try:
+        value: JSON = json.loads(text)
+        # Half a surrogate pair can be escaped in JSON, but neither encoded nor written to a file.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return text.strip()
+    # What is nested deeper than any argument would overflow the stack of who checks or stores it.
+    return value if _is_nested_at_most(_DEEPEST, value) else text.strip()
+
+
+def _is_nested_at_most(depth: int, value: JSON) -> bool:
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(_is_nested_at_most(depth - 1, inner) for inner in below)
