@@ -46,8 +46,8 @@ def test_what_stands_before_the_first_tag_is_reasoning_and_what_follows_is_nothi
 def test_text_without_a_tag_is_a_malformed_call_that_names_the_forms():
     (only,) = inline_text.read("Zürich", TOOLS, TAGS).tool_calls
     assert (only.arguments, only.raw) == (None, "Zürich")
-    assert only.error == (
-        "Nothing to do was found in that; write <echo> ...</echo> or <add> ...</add> or <answer> ...</answer>."
+    assert only.error == "Nothing to do was found in that; write " + " or ".join(
+        ["<echo> ...</echo>", "<add> ...</add>", "<answer> ...</answer>."]
     )
 
 
