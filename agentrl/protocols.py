@@ -21,6 +21,7 @@ from agentrl.types import (
     Limits,
     Message,
     Observation,
+    Restart,
     Sample,
     Scores,
     Step,
@@ -68,19 +69,24 @@ class Session:
 
     id: names the episode to the engine, so that its turns meet the same cache.
     seed: seeds the sampling of this turn.
-    tokens_left: how many more tokens of any author the episode may hold; None = no limit.
+    max_tokens: how many tokens of any author one trajectory may hold; None = no limit.
     """
 
     id: str
     seed: int
-    tokens_left: int | None
+    max_tokens: int | None
 
 
 class Act(NamedTuple):
-    """An agent's move. tokens is None for agents that have none (scripts, people, remote APIs)."""
+    """An agent's move. tokens is None for agents that have none (scripts, people, remote APIs).
+
+    restart: why the agent did not go on from what it had seen, but from a prompt that its world_ids
+    hold whole; None = it went on.
+    """
 
     message: Message
     tokens: TurnTokens | None
+    restart: Restart | None = None
 
 
 class Agent(Protocol):
@@ -100,11 +106,25 @@ class Stops(NamedTuple):
     token_ids: tuple[int, ...]
 
 
+class Seen(NamedTuple):
+    """What a model has seen and said so far in one unbroken prefix.
+
+    prompt_ids: everything before its last turn. completion_ids: its last turn, as sampled.
+    """
+
+    messages: Observation
+    tools: Sequence[ToolSchema]
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+
+
 class Renderer(Protocol):
     """Words to tokens and back, for one tokenizer and one dialect.
 
     The prefix law: render(), then any sequence of sampled ids and extend(), concatenated,
-    is exactly what the model sees; nothing sampled is ever encoded a second time.
+    is exactly what the model sees; nothing sampled is ever encoded a second time. Where the dialect
+    would have to take something back (tools, reasoning), extend() says so, and the caller begins
+    a new prefix with render().
     """
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
@@ -113,8 +133,10 @@ class Renderer(Protocol):
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """The first prompt, up to where the policy begins to write."""
 
-    def extend(self, observation: Observation) -> list[int]:
-        """What the world adds after a turn, up to where the policy writes again."""
+    def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """What the world adds after a turn, up to where the policy writes again; or why it cannot."""
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Message:
         """Read a sampled turn. Never raises: a malformed call is a ToolCall with an error."""

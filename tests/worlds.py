@@ -103,8 +103,11 @@ def raising(error: BaseException) -> Callable:
 class Speaker:
     """An agent that says what it is given, with as many tokens as it is told, and counts its ends."""
 
-    def __init__(self, *actions: Message, tokens: Sequence[TurnTokens] = (), on_close=None) -> None:
+    def __init__(
+        self, *actions: Message, tokens: Sequence[TurnTokens] = (), restarts=None, on_close=None
+    ) -> None:
         self.actions = list(actions)
+        self.restarts = restarts or {}
         self.tokens = list(tokens)
         self.sessions: list[Session] = []
         self.closed: list[str] = []
@@ -113,7 +116,8 @@ class Speaker:
     async def act(self, observation, *, tools, session):
         self.sessions.append(session)
         action = self.actions.pop(0) if self.actions else Message("assistant", "nothing")
-        return Act(action, self.tokens.pop(0) if self.tokens else None)
+        restart = self.restarts.get(len(self.sessions) - 1)
+        return Act(action, self.tokens.pop(0) if self.tokens else None, restart)
 
     async def close(self, session_id):
         self.closed.append(session_id)

@@ -9,8 +9,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import StageError, stage
-from agentrl.protocols import Act, Agent, Env, Session
-from agentrl.types import Ending, Episode, Failure, Finish, Step, Task, Trajectory, Turn
+from agentrl.protocols import Agent, Env, Session
+from agentrl.types import Ending, Episode, Failure, Finish, Restart, Step, Task, Trajectory, Turn
 
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -19,9 +19,21 @@ _CLOSE_TIMEOUT_S = 10.0
 class _Record:
     """What has happened so far; frozen into an Episode at the end."""
 
-    turns: list[Turn] = field(default_factory=list)
+    trajectories: list[tuple[Restart | None, list[Turn]]] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
-    num_tokens: int = 0
+
+    def add(self, turn: Turn, restart: Restart | None) -> None:
+        """Append a turn; where the agent began anew, to a trajectory of its own."""
+        if restart is not None or not self.trajectories:
+            self.trajectories.append((restart, []))
+        self.trajectories[-1][1].append(turn)
+
+    def frozen(self) -> tuple[Trajectory, ...]:
+        """The trajectories; each but the first continues the one before it."""
+        return tuple(
+            Trajectory(tuple(turns)) if restart is None else Trajectory(tuple(turns), index - 1, restart)
+            for index, (restart, turns) in enumerate(self.trajectories)
+        )
 
 
 async def play(
@@ -61,7 +73,7 @@ async def play(
         task=task,
         seed=seed,
         limits=env.limits,
-        trajectories=(Trajectory(tuple(record.turns)),) if record.turns else (),
+        trajectories=record.frozen(),
         step_rewards=tuple(record.rewards),
         ending=Ending.FAILED if failure else ending,
         failure=failure,
@@ -76,8 +88,8 @@ async def _run(env: Env, agent: Agent, task: Task, seed: int, session: Session, 
         observation, _ = await env.reset(task, seed=seed)
     for turn in range(limits.max_turns):
         async with stage("act", None):
-            act = await agent.act(observation, tools=env.tool_schemas, session=_turn(session, turn, record))
-        _remember(record, Turn(observation, act.message, act.tokens), act)
+            act = await agent.act(observation, tools=env.tool_schemas, session=_turn(session, turn))
+        record.add(Turn(observation, act.message, act.tokens), act.restart)
         if act.tokens is not None and act.tokens.completion.finish is not Finish.STOP:
             # An unfinished message is never shown to the world: its end is missing.
             aborted = act.tokens.completion.finish is Finish.ABORT
@@ -94,16 +106,8 @@ async def _run(env: Env, agent: Agent, task: Task, seed: int, session: Session, 
     return Ending.TRUNCATED
 
 
-def _turn(session: Session, turn: int, record: _Record) -> Session:
-    left = None if session.tokens_left is None else session.tokens_left - record.num_tokens
-    seed = zlib.crc32(f"{session.seed}/{turn}".encode())
-    return replace(session, seed=seed, tokens_left=left)
-
-
-def _remember(record: _Record, turn: Turn, act: Act) -> None:
-    record.turns.append(turn)
-    if act.tokens is not None:
-        record.num_tokens += len(act.tokens.world_ids) + len(act.tokens.completion.token_ids)
+def _turn(session: Session, turn: int) -> Session:
+    return replace(session, seed=zlib.crc32(f"{session.seed}/{turn}".encode()))
 
 
 def _check_reward(step: Step) -> None:

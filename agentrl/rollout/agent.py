@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.protocols import Act, Policy, Renderer, Sampling, Session, ToolSchema
+from agentrl.rollout.conversation import Conversation
 from agentrl.types import Completion, Finish, Message, Observation, TurnTokens
 
 
@@ -28,45 +29,50 @@ class TokenAgent:
         self._policy = policy
         self._renderer = renderer
         self._settings = settings
-        self._prefix: list[int] = []
+        self._conversation = Conversation(renderer)
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """Append what the world showed, sample a turn, read it.
 
-        Where the episode has no room left for a single token the turn is empty, its finish is
-        `length`, and what the world showed is cut at the episode's limit.
+        Where the trajectory has no room left for a single token the turn is empty, its finish is
+        `length`, and what the world showed is cut at the trajectory's limit.
         """
-        renderer = self._renderer
-        world = renderer.extend(observation) if self._prefix else renderer.render(observation, tools)
-        room = self._room(session, len(world))
+        conversation = self._conversation
+        world, restart = conversation.show(observation, tools)
+        room = self._room(session, len(conversation.prefix))
         if room < 1:
             # A tool may answer with a book: what no policy will read must not make a Sample of any length.
-            left = max(session.tokens_left or 0, 0)
-            return Act(Message("assistant"), TurnTokens(_int32(world[:left]), _nothing()))
-        self._prefix += world
-        stops = renderer.stops(tools)
-        sampling = Sampling(
+            before = len(conversation.prefix) - len(world)
+            left = max((session.max_tokens or 0) - before, 0)
+            return Act(Message("assistant"), TurnTokens(_int32(world[:left]), _nothing()), restart)
+        completion = await self._policy.generate(
+            conversation.prefix, self._sampling(room, tools, session.seed), session=session.id
+        )
+        sampled: list[int] = completion.token_ids.tolist()
+        message = self._renderer.parse(sampled, tools)
+        conversation.said(sampled, message)
+        return Act(message, TurnTokens(_int32(world), completion), restart)
+
+    async def close(self, session_id: str) -> None:
+        """Free the engine's cache for this episode."""
+        await self._policy.close_session(session_id)
+
+    def _sampling(self, room: int, tools: Sequence[ToolSchema], seed: int) -> Sampling:
+        stops = self._renderer.stops(tools)
+        return Sampling(
             max_new_tokens=room,
             temperature=self._settings.temperature,
             top_p=self._settings.top_p,
             top_k=self._settings.top_k,
             stop=stops.strings,
             stop_token_ids=stops.token_ids,
-            seed=session.seed,
+            seed=seed,
         )
-        completion = await self._policy.generate(self._prefix, sampling, session=session.id)
-        sampled: list[int] = completion.token_ids.tolist()
-        self._prefix += sampled
-        return Act(renderer.parse(sampled, tools), TurnTokens(_int32(world), completion))
 
-    async def close(self, session_id: str) -> None:
-        """Free the engine's cache for this episode."""
-        await self._policy.close_session(session_id)
-
-    def _room(self, session: Session, num_world: int) -> int:
+    def _room(self, session: Session, num_seen: int) -> int:
         bounds = [self._settings.max_response_len]
-        if session.tokens_left is not None:
-            bounds.append(session.tokens_left - num_world)
+        if session.max_tokens is not None:
+            bounds.append(session.max_tokens - num_seen)
         given = [bound for bound in bounds if bound is not None]
         if not given:
             raise ValueError("a token agent needs max_tokens in the episode's limits or max_response_len")

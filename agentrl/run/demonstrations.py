@@ -9,6 +9,7 @@ from agentrl.algorithms.samples import demonstration
 from agentrl.envs import Env, ScriptedAgent, play
 from agentrl.errors import WorldBrokenError
 from agentrl.protocols import Renderer, ToolSchema
+from agentrl.rollout.conversation import Conversation
 from agentrl.types import Author, Ending, Episode, Sample, Task
 
 
@@ -46,7 +47,7 @@ async def demonstrate(
                 "mend the environment or its demonstrator."
             )
         if episode.ending is Ending.COMPLETED:
-            samples.append(_written(episode, renderer, env.tool_schemas))
+            samples += _written(episode, renderer, env.tool_schemas)
         progress(1)
     if not samples:
         raise WorldBrokenError(
@@ -56,10 +57,15 @@ async def demonstrate(
     return samples
 
 
-def _written(episode: Episode, renderer: Renderer, tools: Sequence[ToolSchema]) -> Sample:
-    parts: list[tuple[Author, Sequence[int]]] = []
-    for index, turn in enumerate(episode.turns):
-        shown = turn.observation
-        parts.append((Author.WORLD, renderer.extend(shown) if index else renderer.render(shown, tools)))
-        parts.append((Author.DEMO, renderer.write(turn.action, tools)))
-    return demonstration(parts, episode.id)
+def _written(episode: Episode, renderer: Renderer, tools: Sequence[ToolSchema]) -> list[Sample]:
+    """One Sample for each unbroken prefix."""
+    conversation = Conversation(renderer)
+    prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
+    for turn in episode.turns:
+        world, restart = conversation.show(turn.observation, tools)
+        if restart is not None:
+            prefixes.append([])
+        said = renderer.write(turn.action, tools)
+        conversation.said(said, turn.action)
+        prefixes[-1] += [(Author.WORLD, world), (Author.DEMO, said)]
+    return [demonstration(parts, episode.id) for parts in prefixes]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from agentrl import Limits, Message, ScriptedAgent, Step, Task, ToolEnv, UserError, call, play, say
-from agentrl.types import Ending, Finish
+from agentrl.types import Ending, Finish, Restart
 from tests.worlds import ASK, QUICK, Hang, Parrot, Speaker, Talk, raising, turn_tokens
 
 SHORT_S = 0.02
@@ -88,16 +88,24 @@ async def test_an_unfinished_message_ends_the_episode_and_never_reaches_the_worl
     assert episode.step_rewards == (None,)
 
 
-async def test_tokens_left_count_down_by_what_every_author_wrote():
-    agent = Speaker(tokens=[turn_tokens(10, 4), turn_tokens(3, 5), turn_tokens(1, 1)])
-    await play(talking(Talk(), limits(max_tokens=100, max_turns=3)), agent, ASK)
-    assert [session.tokens_left for session in agent.sessions] == [100, 86, 78]
+@pytest.mark.parametrize("most", [100, None])
+async def test_the_agent_is_told_how_long_a_trajectory_may_get(most):
+    agent = Speaker(tokens=[turn_tokens(10, 4), turn_tokens(3, 5)])
+    await play(talking(Talk(), limits(max_tokens=most, max_turns=2)), agent, ASK)
+    assert [session.max_tokens for session in agent.sessions] == [most, most]
 
 
-async def test_without_a_limit_of_tokens_none_are_counted():
-    agent = Speaker(tokens=[turn_tokens(10, 4)])
-    await play(talking(Talk(), limits(max_turns=2)), agent, ASK)
-    assert [session.tokens_left for session in agent.sessions] == [None, None]
+async def test_an_agent_that_begins_anew_begins_another_trajectory_that_names_its_reason():
+    restarts = {1: Restart.TOOLS_CHANGED, 3: Restart.REASONING_STRIPPED}
+    agent = Speaker(tokens=[turn_tokens(n + 1, 4) for n in range(5)], restarts=restarts)
+    episode = await play(talking(Talk(), limits(max_turns=5)), agent, ASK)
+    sizes = [[len(turn.tokens.world_ids) for turn in one.turns] for one in episode.trajectories]
+    assert sizes == [[1], [2, 3], [4, 5]]
+    assert [(one.parent, one.reason) for one in episode.trajectories] == [
+        (None, None),
+        (0, Restart.TOOLS_CHANGED),
+        (1, Restart.REASONING_STRIPPED),
+    ]
 
 
 async def test_every_turn_samples_with_its_own_seed_and_the_same_seeds_come_again():

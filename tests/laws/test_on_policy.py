@@ -56,7 +56,7 @@ class Bytes:
     def render(self, messages, tools):
         return [ord(letter) % VOCAB for message in messages for letter in message.content]
 
-    def extend(self, observation):
+    def extend(self, seen, observation, tools):
         return self.render(observation, ())
 
     def parse(self, ids, tools):

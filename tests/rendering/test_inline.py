@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Message, Tags, ToolCall, call, say, tool
+from agentrl.protocols import Seen
 from agentrl.rendering.fresh_tokenizer import END, train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.tools import Tool
@@ -71,6 +72,9 @@ TOOLS = tuple(Tool.of(f).schema for f in (search, power, scale, pick, maybe, lev
 DIALECT = Tags(result="information")
 NAMES = DIALECT.names(schema.name for schema in TOOLS)
 SPECIAL = [form for name in NAMES for form in (f"<{name}>", f"</{name}>")]
+
+
+NOTHING_SEEN = Seen((), (), (), ())
 
 
 def renderer(special, *, template=True):
@@ -280,7 +284,7 @@ def test_only_the_tools_on_offer_end_a_turn_and_are_read():
 def test_what_the_world_says_stands_between_the_result_tags(kind, text):
     inline = BOTH[kind][0]
     shown = (Message("tool", text, name="search"), Message("tool", "b"))
-    assert inline.decode(inline.extend(shown)) == (
+    assert inline.decode(inline.extend(NOTHING_SEEN, shown, TOOLS)) == (
         f"<information> {text}</information><information> b</information>"
     )
 
@@ -306,7 +310,10 @@ def test_without_a_chat_template_the_prompt_is_its_lines():
 def test_a_tokenizer_that_adds_markers_by_itself_adds_none_here():
     inline, tokenizer = renderer(True)
     tokenizer.add_bos_token = True
-    assert inline.decode(inline.extend((Message("tool", "x"),))) == "<information> x</information>"
+    assert (
+        inline.decode(inline.extend(NOTHING_SEEN, (Message("tool", "x"),), TOOLS))
+        == "<information> x</information>"
+    )
 
 
 def test_a_tools_name_may_hold_any_character():
@@ -323,7 +330,7 @@ def test_a_tools_name_may_hold_any_character():
 def test_what_is_returned_may_be_changed_without_changing_what_comes_next():
     inline = BOTH["tags are tokens"][0]
     shown = (Message("tool", "born in Tirak"),)
-    first = inline.extend(shown)
+    first = inline.extend(NOTHING_SEEN, shown, TOOLS)
     expected = list(first)
     first.clear()
-    assert inline.extend(shown) == expected
+    assert inline.extend(NOTHING_SEEN, shown, TOOLS) == expected

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agentrl import Message
-from agentrl.protocols import Session, Stops
+from agentrl import Message, Step, Task, play
+from agentrl.algorithms.samples import samples_of
+from agentrl.protocols import Seen, Session, Stops, ToolSchema
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
-from agentrl.types import Finish
-from tests.worlds import Reciter
+from agentrl.types import Finish, History, Restart
+from tests.worlds import Reciter, Talk
 
 PROMPT = (Message("user", "abc"),)
 ANSWER = (Message("tool", "de"),)
+LOOK = (ToolSchema("look", "Look.", {}),)
 
 
 class Letters:
@@ -20,6 +22,7 @@ class Letters:
 
     def __init__(self):
         self.parsed = []
+        self.seen = []
 
     def stops(self, tools):
         return Stops(("</x>",), (7, 9))
@@ -27,12 +30,18 @@ class Letters:
     def render(self, messages, tools):
         return [1, *(ord(c) for m in messages for c in m.content)]
 
-    def extend(self, observation):
+    def extend(self, seen, observation, tools):
+        self.seen.append(seen)
+        if tools != seen.tools:
+            return Restart.TOOLS_CHANGED
         return [2, *(ord(c) for m in observation for c in m.content)]
 
     def parse(self, ids, tools):
         self.parsed.append(list(ids))
         return Message("assistant", str(len(ids)))
+
+    def write(self, action, tools):
+        return [ord(c) for c in action.content]
 
 
 def session(left=100, seed=3):
@@ -86,6 +95,70 @@ async def test_a_turn_gets_the_room_that_is_left(left, most, room):
     agent, policy = agent_over([50], settings=SamplingSettings(max_response_len=most))
     await agent.act(PROMPT, tools=(), session=session(left=left))
     assert policy.samplings[0].max_new_tokens == room
+
+
+async def test_the_whole_prefix_counts_against_the_room():
+    agent, policy = agent_over([50, 51], [60])
+    await agent.act(PROMPT, tools=(), session=session(left=30))
+    await agent.act(ANSWER, tools=(), session=session(left=30))
+    assert [sampling.max_new_tokens for sampling in policy.samplings] == [26, 21]
+
+
+async def test_the_renderer_is_told_what_the_model_has_seen_and_said():
+    renderer = Letters()
+    agent, _ = agent_over([50, 51], [60], [70], renderer=renderer)
+    for shown in (PROMPT, ANSWER, ANSWER):
+        await agent.act(shown, tools=(), session=session())
+    first = [1, *b"abc"]
+    assert renderer.seen == [
+        Seen((*PROMPT, Message("assistant", "2")), (), first, [50, 51]),
+        Seen(
+            (*PROMPT, Message("assistant", "2"), *ANSWER, Message("assistant", "1")),
+            (),
+            [*first, 50, 51, 2, *b"de"],
+            [60],
+        ),
+    ]
+
+
+async def test_where_the_prefix_does_not_hold_the_whole_conversation_is_shown_anew():
+    agent, policy = agent_over([50, 51], [60], [70])
+    acts = [
+        await agent.act(PROMPT, tools=(), session=session(left=40)),
+        await agent.act(ANSWER, tools=LOOK, session=session(left=40)),
+        await agent.act(ANSWER, tools=LOOK, session=session(left=40)),
+    ]
+    # What the policy said comes back as the renderer writes it, not as it was sampled.
+    anew = [1, *b"abc", *b"2", *b"de"]
+    assert policy.prompts == [[1, *b"abc"], anew, [*anew, 60, 2, *b"de"]]
+    assert [act.restart for act in acts] == [None, Restart.TOOLS_CHANGED, None]
+    assert acts[1].tokens.world_ids.tolist() == anew
+    assert [sampling.max_new_tokens for sampling in policy.samplings] == [36, 33, 29]
+
+
+async def test_a_history_from_the_world_replaces_everything_said_before():
+    renderer = Letters()
+    agent, policy = agent_over([50, 51], [60], [70], renderer=renderer)
+    short = History((Message("user", "ab"), Message("assistant", "x")), Restart.COMPACTED)
+    acts = [await agent.act(shown, tools=(), session=session()) for shown in (PROMPT, short, ANSWER)]
+    assert policy.prompts == [[1, *b"abc"], [1, *b"abx"], [1, *b"abx", 60, 2, *b"de"]]
+    assert [act.restart for act in acts] == [None, Restart.COMPACTED, None]
+    assert renderer.seen[-1].messages == (*short, Message("assistant", "1"))
+
+
+async def test_three_turns_and_two_samples():
+    """The worked example of `Conversation`."""
+    compacted = Step.restarted(Message("user", "fg"), reason=Restart.COMPACTED)
+    env = Talk(steps=[Step.going(*ANSWER), compacted, Step.finished(reward=1.0)])
+    agent, _ = agent_over([50, 51], [60], [70, 71], settings=SamplingSettings(max_response_len=9))
+    episode = await play(env, agent, Task("t", PROMPT), episode_id="e")
+    first, second = samples_of(episode, temperature=1.0)
+    assert first.token_ids.tolist() == [1, *b"abc", 50, 51, 2, *b"de", 60]
+    assert first.loss_mask.tolist() == [False] * 4 + [True] * 2 + [False] * 3 + [True]
+    assert second.token_ids.tolist() == [1, *b"fg", 70, 71]
+    assert second.loss_mask.tolist() == [False] * 3 + [True] * 2
+    assert first.rollout_id == second.rollout_id == "e"
+    assert [one.reason for one in episode.trajectories] == [None, Restart.COMPACTED]
 
 
 @pytest.mark.parametrize("left", [4, 3, 0, -5])
