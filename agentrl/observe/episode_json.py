@@ -17,7 +17,7 @@ float32 back. Fields at their defaults are left out of messages, calls, tasks an
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from agentrl.types import (
     FloatArray,
     Limits,
     Message,
+    RewardParts,
     Role,
     Task,
     ToolCall,
@@ -120,6 +121,7 @@ class LimitsJSON(TypedDict):
     step_timeout_s: float | None
     reward_timeout_s: float | None
     episode_timeout_s: float | None
+    max_tool_chars: int | None
 
 
 class FailureJSON(TypedDict):
@@ -128,6 +130,10 @@ class FailureJSON(TypedDict):
     stage: str
     kind: str
     detail: str
+
+
+StepRewardJSON: TypeAlias = float | dict[str, float] | None
+"""A step's reward: a number, its named parts, or null where the step was not scored."""
 
 
 class EpisodeJSON(TypedDict):
@@ -139,7 +145,7 @@ class EpisodeJSON(TypedDict):
     seed: int
     limits: LimitsJSON
     trajectories: list[TrajectoryJSON]
-    step_rewards: list[float | None]
+    step_rewards: list[StepRewardJSON]
     ending: str
     failure: FailureJSON | None
     counts: dict[str, int]
@@ -168,7 +174,7 @@ def episode_to_json(episode: Episode) -> EpisodeJSON:
             {"turns": [_turn_to_json(turn) for turn in trajectory.turns]}
             for trajectory in episode.trajectories
         ],
-        "step_rewards": list(episode.step_rewards),
+        "step_rewards": [_reward_to_json(reward) for reward in episode.step_rewards],
         "ending": episode.ending.value,
         "failure": _failure_to_json(episode.failure) if episode.failure else None,
         "counts": dict(episode.counts),
@@ -194,7 +200,7 @@ def episode_from_json(found: EpisodeJSON) -> Episode:
             Trajectory(tuple(_turn_from_json(turn) for turn in trajectory["turns"]))
             for trajectory in found["trajectories"]
         ),
-        step_rewards=tuple(found["step_rewards"]),
+        step_rewards=tuple(_reward_from_json(reward) for reward in found["step_rewards"]),
         ending=Ending(found["ending"]),
         failure=None if failure is None else Failure(**failure),
         counts=found["counts"],
@@ -225,6 +231,14 @@ def verdict_from_json(found: VerdictJSON) -> Verdict:
     )
 
 
+def _reward_to_json(reward: float | None) -> StepRewardJSON:
+    return dict(reward.parts) if isinstance(reward, RewardParts) else reward
+
+
+def _reward_from_json(found: StepRewardJSON) -> float | None:
+    return RewardParts(found) if isinstance(found, dict) else found
+
+
 def _failure_to_json(failure: Failure) -> FailureJSON:
     return {"stage": failure.stage, "kind": failure.kind, "detail": failure.detail}
 
@@ -238,6 +252,7 @@ def _limits_to_json(limits: Limits) -> LimitsJSON:
         "step_timeout_s": limits.step_timeout_s,
         "reward_timeout_s": limits.reward_timeout_s,
         "episode_timeout_s": limits.episode_timeout_s,
+        "max_tool_chars": limits.max_tool_chars,
     }
 
 

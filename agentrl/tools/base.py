@@ -13,22 +13,19 @@ model. Anything else that escapes is the world's failure.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import inspect
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType, MethodType
 from typing import TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from jsonschema.protocols import Validator
-
-from agentrl.errors import ToolDefinitionError, ToolRejected
+from agentrl.errors import ToolDefinitionError
 from agentrl.protocols import ToolSchema
-from agentrl.tools.schema import compile_validator, describe, explain
+from agentrl.tools.arguments import Reader
+from agentrl.tools.running import inline as inlined
+from agentrl.tools.running import is_inline, run
+from agentrl.tools.schema import builders, compile_validator, describe
 from agentrl.types import JSON
 
 ToolFunction = Callable[..., str] | Callable[..., Awaitable[str]]
@@ -40,7 +37,6 @@ _OPTIONS = "__agentrl_tool__"
 class _Options:
     name: str | None = None
     description: str | None = None
-    inline: bool = False
 
 
 @overload
@@ -64,12 +60,13 @@ def tool(
     """Override what a model is told about a function, or promise that it is quick.
 
     inline: the function returns within microseconds, so it runs on the event loop itself; no
-        deadline can interrupt it. Other synchronous functions run in a thread of their own.
+        deadline can interrupt it (see `agentrl.tools.inline`). Other synchronous functions run in a
+        thread of their own.
     """
 
     def mark(target: _F) -> _F:
-        vars(target)[_OPTIONS] = _Options(name, description, inline)
-        return target
+        vars(target)[_OPTIONS] = _Options(name, description)
+        return inlined(target) if inline else target
 
     return mark if function is None else mark(function)
 
@@ -80,12 +77,7 @@ class Tool:
 
     schema: ToolSchema
     function: ToolFunction
-    inline: bool = False
-    validator: Validator | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.validator is None:
-            object.__setattr__(self, "validator", compile_validator(self.schema))
+    reader: Reader = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, function: ToolFunction) -> Tool:
@@ -98,8 +90,8 @@ class Tool:
             raise ToolDefinitionError(
                 f"{function!r} is not a function or a method; wrap it in a typed function with a docstring"
             )
-        schema, validator = _described(function)
-        return cls(schema, function, _options(function).inline, validator)
+        reader = _described(function)
+        return cls(reader.schema, function, reader)
 
     @property
     def name(self) -> str:
@@ -112,25 +104,26 @@ class Tool:
         return self.schema.description
 
     async def invoke(self, arguments: Mapping[str, JSON]) -> str:
-        """Check the arguments, call the function, return the text for the model.
-
-        Cancelling it returns at once; a synchronous function that is not inline then runs on in
-        its daemon thread, and what it returns is dropped.
+        """Check the arguments, strictly, call the function, return the text for the model.
 
         Raises:
             ToolRejected: the arguments do not fit the schema, or the tool says no.
             TypeError: the tool returned something that is not a string.
         """
-        given = dict(arguments)
-        assert self.validator is not None
-        if not self.validator.is_valid(given):
-            raise ToolRejected(explain(self.schema, self.validator, given))
-        if self.inline or inspect.iscoroutinefunction(self.function):
-            result = self.function(**given)
-        else:
-            result = await _in_thread(lambda: self.function(**given), self.name)
-        if inspect.isawaitable(result):
-            result = await result
+        return await self.call(self.reader.read(arguments).values)
+
+    async def call(self, values: Mapping[str, object]) -> str:
+        """Call the function with arguments that its reader has made.
+
+        Cancelling it returns at once; a synchronous function that is not inline then runs on in
+        its daemon thread, and what it returns is dropped.
+
+        Raises:
+            ToolRejected: the tool says no.
+            TypeError: the tool returned something that is not a string.
+        """
+        thread = None if is_inline(self.function) else f"tool {self.name}"
+        result = await run(partial(self.function, **values), thread=thread)
         if not isinstance(result, str):
             raise TypeError(f"tool `{self.name}` returned {type(result).__name__}; it must return a str")
         return result
@@ -141,63 +134,18 @@ def _options(function: FunctionType | MethodType) -> _Options:
     return options if isinstance(options, _Options) else _Options()
 
 
-_Described = tuple[ToolSchema, Validator]
 # Environments live for one episode and describe the same few functions every time. Weak keys: functions
 # made inside an episode must not outlive it. Two tables: as a method, a function has no `self` to describe.
-_functions: WeakKeyDictionary[Callable[..., object], _Described] = WeakKeyDictionary()
-_methods: WeakKeyDictionary[Callable[..., object], _Described] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[Callable[..., object], Reader] = WeakKeyDictionary()
+_methods: WeakKeyDictionary[Callable[..., object], Reader] = WeakKeyDictionary()
 
 
-def _described(function: FunctionType | MethodType) -> _Described:
+def _described(function: FunctionType | MethodType) -> Reader:
     table, key = _functions, cast(Callable[..., object], function)
     if isinstance(function, MethodType):
         table, key = _methods, function.__func__
     if key not in table:
         options = _options(function)
         schema = describe(function, name=options.name, description=options.description)
-        table[key] = schema, compile_validator(schema)
+        table[key] = Reader(schema, compile_validator(schema), builders(function))
     return table[key]
-
-
-_Result = str | Awaitable[str]
-
-
-async def _in_thread(work: Callable[[], _Result], name: str) -> _Result:
-    """Run `work` in a daemon thread.
-
-    Waits for: the thread. Unblocked by: its end, or cancellation. On shutdown: the thread is left
-    behind. A pool would not do: tools that never return would fill it, and block the exit.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Callable[[], _Result]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(outcome: Callable[[], _Result]) -> None:
-        if not done.done():
-            done.set_result(outcome)
-
-    def run() -> None:
-        outcome = _outcome(lambda: context.run(work), name)
-        # The loop may be closed by now: then nobody waits for this result.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, outcome)
-
-    threading.Thread(target=run, name=f"tool {name}", daemon=True).start()
-    return (await done)()
-
-
-def _outcome(work: Callable[[], _Result], name: str) -> Callable[[], _Result]:
-    """Do the work and return what replays its result or its exception, whatever was raised."""
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001  (whatever it raises, exit() included, its caller is waiting)
-        cause = error
-    else:
-        return lambda: result
-
-    def fail() -> _Result:
-        if isinstance(cause, Exception):
-            raise cause
-        raise RuntimeError(f"tool `{name}` raised {type(cause).__name__}") from cause
-
-    return fail

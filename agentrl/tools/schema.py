@@ -1,35 +1,52 @@
-"""From a typed function to what a model is told about it, and from a wrong call to one sentence.
+"""From a typed function to what a model is told about it.
 
-Parameters may be str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict, unions of
-these, and `Annotated[type, pydantic.Field(ge=..., description=...)]`: exactly what JSON can carry unchanged.
-Arguments reach the function as the model wrote them; nothing is coerced.
+Parameters may be str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict, an Enum, a
+dataclass, a pydantic model, unions of these, and `Annotated[type, pydantic.Field(ge=..., description=...)]`:
+
+    class Unit(StrEnum):
+        CELSIUS = "celsius"
+        KELVIN = "kelvin"
+
+    class Place(pydantic.BaseModel):
+        city: str
+        country: str | None = None
+
+    def forecast(places: list[Place], unit: Unit = Unit.CELSIUS) -> str:
+        '''Tomorrow's temperature.'''
+
+The model sees the values of an Enum and the fields of a dataclass or a pydantic model; the function
+receives the member and the instance. All else arrives as the model wrote it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import json
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from enum import Enum
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import is_typeddict
 
-from agentrl.errors import ToolDefinitionError, did_you_mean
+from agentrl.errors import ToolDefinitionError
 from agentrl.protocols import ToolSchema
 from agentrl.types import JSON
 
-_ALLOWED = "str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict or a union of these"
-_SHOWN_CHARACTERS = 80
+_ALLOWED = (
+    "str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict, an Enum of such values, a "
+    "dataclass, a pydantic model or a union of these"
+)
 _ARGUMENT_LINE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
@@ -111,19 +128,53 @@ def _check_parameter(name: str, parameter: inspect.Parameter, hints: Mapping[str
         raise ToolDefinitionError(f"{where} has the type {hints[parameter.name]!r}; use {_ALLOWED}")
 
 
-def _is_json_type(hint: object) -> bool:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint in (str, int, float, bool, type(None), list, dict):
+def _fields(hint: object) -> tuple[object, ...] | None:
+    """The types of the fields of a TypedDict, a dataclass or a pydantic model; None for anything else."""
+    if not isinstance(hint, type):
+        return None
+    if issubclass(hint, BaseModel):
+        return tuple(field.annotation for field in hint.model_fields.values())
+    if is_typeddict(hint) or dataclasses.is_dataclass(hint):
+        return tuple(typing.get_type_hints(hint, include_extras=True).values())
+    return None
+
+
+def _is_json_type(hint: object, inside: tuple[object, ...] = ()) -> bool:
+    origin = get_origin(hint)
+    arguments: tuple[object, ...] | None = get_args(hint)
+    if hint in (str, int, float, bool, type(None), list, dict, *inside):
         return True
-    if is_typeddict(hint) and isinstance(hint, type):
-        return all(map(_is_json_type, typing.get_type_hints(hint, include_extras=True).values()))
-    if origin in (Annotated, typing.Required, typing.NotRequired):
-        return _is_json_type(arguments[0])
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _are_json(member.value for member in hint)
     if origin is Literal:
-        return all(isinstance(value, str | int | bool | None) for value in arguments)
-    if origin in (Union, types.UnionType, list):
-        return all(map(_is_json_type, arguments))
-    return origin is dict and arguments[0] is str and _is_json_type(arguments[1])
+        return _are_json(get_args(hint))
+    if origin in (Annotated, typing.Required, typing.NotRequired):
+        return _is_json_type(get_args(hint)[0], inside)
+    if origin is dict:
+        key, below = get_args(hint)
+        return key is str and _is_json_type(below, inside)
+    if origin not in (Union, types.UnionType, list):
+        arguments, inside = _fields(hint), (*inside, hint)
+    return arguments is not None and all(_is_json_type(below, inside) for below in arguments)
+
+
+def _are_json(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str | int | float | None) for value in values)
+
+
+def _is_built(hint: object, inside: tuple[object, ...] = ()) -> bool:
+    """Whether an instance has to be made of what the model writes."""
+    if hint in inside:
+        return False
+    if isinstance(hint, type) and not is_typeddict(hint):
+        return issubclass(hint, Enum | BaseModel) or dataclasses.is_dataclass(hint)
+    return any(_is_built(below, (*inside, hint)) for below in _fields(hint) or get_args(hint))
+
+
+def builders(function: Callable[..., object]) -> dict[str, TypeAdapter[object]]:
+    """What builds the arguments of a described function from JSON, for parameters that are more than JSON."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {key: TypeAdapter(hint) for key, hint in hints.items() if key != "return" and _is_built(hint)}
 
 
 def _object_schema(
@@ -147,8 +198,10 @@ def _object_schema(
         schema = dict(schemas[key, "validation"])
         if key in said:
             schema.setdefault("description", said[key])
-        if isinstance(parameter.default, str | int | float | list | dict | None):
-            schema["default"] = parameter.default
+        if parameter.default is not parameter.empty:
+            # One that cannot be written as JSON stays unsaid: the model need not write it either.
+            with suppress(PydanticSerializationError):
+                schema["default"] = to_jsonable_python(parameter.default)
         properties[key] = schema
     required: list[JSON] = [key for key, p in parameters.items() if p.default is p.empty]
     whole: dict[str, JSON] = {"type": "object", "properties": properties, "required": required}
@@ -175,64 +228,3 @@ def argument_descriptions(documentation: str) -> dict[str, str]:
         elif current:
             said[current] = f"{said[current]} {line.strip()}".strip()
     return said
-
-
-def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> str:
-    """One sentence for the model: which parameter is wrong, its value, and what is expected."""
-    error = best_match(validator.iter_errors(arguments))
-    assert error is not None, "explain() is for calls that failed validation"
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
-    where = f"parameter `{where.lstrip('.')}`"
-    if error.validator in ("required", "additionalProperties"):
-        return f"{schema.name}: {_wrong_keys(error, error.instance, where if error.absolute_path else '')}"
-    if error.validator in ("type", "enum", "const", "anyOf"):
-        expected = f"must be {_expected(_schema_of(error))}"
-    else:
-        expected = f"must satisfy {error.validator} = {_shown(error.validator_value)}"
-    return f"{schema.name}: {where} {expected}, but got {_shown(error.instance)}."
-
-
-def _wrong_keys(error: ValidationError, given: Mapping[str, JSON], where: str) -> str:
-    schema = _schema_of(error)
-    known = _objects(schema.get("properties"))
-    inside = f" in {where}" if where else ""
-    if error.validator == "required":
-        required = schema["required"]
-        assert isinstance(required, list)
-        key = next(str(key) for key in required if key not in given)
-        return f"parameter `{key}` is missing{inside}; it must be {_expected(known[key])}."
-    key = next(key for key in given if key not in known)
-    takes = ", ".join(f"`{name}`" for name in known) or "no parameters"
-    return (
-        f"there is no parameter `{_clip(key)}`{inside} (got {_shown(given[key])}); "
-        f"it takes {takes}.{did_you_mean(key, known)}"
-    )
-
-
-def _schema_of(error: ValidationError) -> Mapping[str, JSON]:
-    return error.schema if isinstance(error.schema, Mapping) else {}
-
-
-def _objects(value: JSON) -> dict[str, dict[str, JSON]]:
-    table = value if isinstance(value, dict) else {}
-    return {key: below for key, below in table.items() if isinstance(below, dict)}
-
-
-def _expected(schema: Mapping[str, JSON]) -> str:
-    if isinstance(choices := schema.get("anyOf"), list):
-        return " or ".join(_expected(choice) for choice in choices if isinstance(choice, dict))
-    if isinstance(values := schema.get("enum"), list):
-        return "one of " + ", ".join(_shown(value) for value in values)
-    if "const" in schema:
-        return _shown(schema["const"])
-    words = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "true or false"}
-    words |= {"array": "a list", "object": "an object", "null": "null"}
-    return words.get(str(schema.get("type")), "an object")
-
-
-def _shown(value: JSON) -> str:
-    return _clip(json.dumps(value, ensure_ascii=False, default=repr))
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -107,6 +107,25 @@ class Task:
         return cls(id, (Message("user", question),), answer, metadata)
 
 
+class RewardParts(float):
+    """A step's reward that is the sum of named parts, which verdicts then tell apart.
+
+    RewardParts({"correct": 1.0, "style": 0.25}) == 1.25
+    """
+
+    parts: Mapping[str, float]
+
+    def __new__(cls, parts: Mapping[str, float]) -> RewardParts:
+        """The sum of the parts, in their order."""
+        whole = super().__new__(cls, sum(parts.values()))
+        whole.parts = dict(parts)
+        return whole
+
+    def __reduce__(self) -> tuple[type[RewardParts], tuple[Mapping[str, float]]]:
+        """What a copy is made from."""
+        return RewardParts, (self.parts,)
+
+
 class Step(NamedTuple):
     """Gymnasium's five values. reward None = not scored, 0.0 = scored and worth nothing."""
 
@@ -144,6 +163,7 @@ class Limits:
     """What an episode may use. Seconds are wall time; None = no limit of this kind.
 
     max_turns: assistant messages. max_tokens: prompt, world and policy tokens together.
+    max_tool_chars: characters of one tool's answer; what goes beyond is left out, visibly.
 
     Raises:
         ValueError: a limit that leaves no room for anything.
@@ -156,6 +176,7 @@ class Limits:
     step_timeout_s: float | None = 60.0
     reward_timeout_s: float | None = 30.0
     episode_timeout_s: float | None = 600.0
+    max_tool_chars: int | None = 20_000
 
     def __post_init__(self) -> None:
         for limit in fields(self):

@@ -10,7 +10,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from agentrl.errors import ToolDefinitionError
-from agentrl.tools.schema import argument_descriptions, compile_validator, describe, explain
+from agentrl.tools.arguments import explain
+from agentrl.tools.schema import argument_descriptions, compile_validator, describe
 
 
 class Box(TypedDict):

@@ -1,0 +1,173 @@
+"""From what a model wrote to what a function receives, or to one sentence that says what is wrong.
+
+A call's arguments are checked against the tool's schema by `jsonschema`. Then enums, dataclasses and
+pydantic models are built from them; everything else reaches the function as the model wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.protocols import Validator
+from pydantic import TypeAdapter
+from pydantic import ValidationError as BuildError
+
+from agentrl.errors import ToolRejected, did_you_mean
+from agentrl.protocols import ToolSchema
+from agentrl.tools.coercion import coerced
+from agentrl.types import JSON
+
+ArgumentPolicy = Literal["strict", "coerce"]
+_SHOWN_CHARACTERS = 80
+
+
+class ArgumentsRejected(ToolRejected):
+    """The arguments do not fit the schema. kind: the JSON Schema keyword that they break.
+
+    Where the schema is content and a model's own validator is not, the kind is `value`.
+    """
+
+    def __init__(self, sentence: str, kind: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Arguments as the function takes them. coerced: they did not fit as the model wrote them."""
+
+    values: Mapping[str, object]
+    coerced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads the calls of one tool. builders: for the parameters that are more than JSON."""
+
+    schema: ToolSchema
+    validator: Validator
+    builders: Mapping[str, TypeAdapter[object]]
+
+    def read(self, arguments: Mapping[str, JSON], policy: ArgumentPolicy = "strict") -> Reading:
+        """Check arguments and build what the function takes; `coerce` tries to mend them first.
+
+        What `coerce` does stands at `agentrl.tools.coercion.coerced`.
+
+        Raises:
+            ArgumentsRejected: they do not fit; the sentence names the parameter.
+        """
+        given = dict(arguments)
+        mended = False
+        if not self.validator.is_valid(given) and policy == "coerce":
+            given, mended = coerced(given, self.schema.parameters, self.validator), True
+        if not self.validator.is_valid(given):
+            # The model is told of what it wrote, not of what was made of it.
+            raise ArgumentsRejected(*_explained(self.schema, self.validator, dict(arguments)))
+        if not self.builders:
+            return Reading(given, mended)
+        return Reading({key: self._built(key, value) for key, value in given.items()}, mended)
+
+    def _built(self, key: str, value: JSON) -> object:
+        if key not in self.builders:
+            return value
+        try:
+            return self.builders[key].validate_json(json.dumps(value), strict=True)
+        except BuildError as error:
+            first = error.errors(include_url=False)[0]
+            where = _dotted((key, *first["loc"]))
+            raise ArgumentsRejected(
+                f"{self.schema.name}: parameter `{where}` does not fit: {first['msg']}; "
+                f"it got {_shown(first['input'])}.",
+                "value",
+            ) from None
+
+
+def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> str:
+    """One sentence for the model: which parameter is wrong, its value, and what is expected."""
+    return _explained(schema, validator, arguments)[0]
+
+
+def _explained(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> tuple[str, str]:
+    error = best_match(validator.iter_errors(arguments))
+    assert error is not None, "only calls that failed validation are explained"
+    kind = str(error.validator)
+    where = f"parameter `{_dotted(tuple(error.absolute_path))}`"
+    if kind in ("required", "additionalProperties"):
+        known = _Known(schema, error)
+        said = known.wrong_keys(error.instance, where if error.absolute_path else "")
+        return f"{schema.name}: {said}", kind
+    if kind in ("type", "enum", "const", "anyOf"):
+        expected = f"must be {_Known(schema, error).expected(error.schema)}"
+    else:
+        expected = f"must satisfy {kind} = {_shown(error.validator_value)}"
+    return f"{schema.name}: {where} {expected}, but got {_shown(error.instance)}.", kind
+
+
+class _Known:
+    """What a schema says of the place where an error is."""
+
+    def __init__(self, schema: ToolSchema, error: ValidationError) -> None:
+        self._shared = _objects(schema.parameters.get("$defs"))
+        self._error = error
+        self._schema: Mapping[str, JSON] = error.schema if isinstance(error.schema, Mapping) else {}
+
+    def wrong_keys(self, given: Mapping[str, JSON], where: str) -> str:
+        known = _objects(self._schema.get("properties"))
+        inside = f" in {where}" if where else ""
+        if self._error.validator == "required":
+            required = self._schema["required"]
+            assert isinstance(required, list)
+            key = next(str(key) for key in required if key not in given)
+            return f"parameter `{key}` is missing{inside}; it must be {self.expected(known[key])}."
+        key = next(key for key in given if key not in known)
+        takes = ", ".join(f"`{name}`" for name in known) or "no parameters"
+        return (
+            f"there is no parameter `{_clip(key)}`{inside} (got {_shown(given[key])}); "
+            f"it takes {takes}.{did_you_mean(key, known)}"
+        )
+
+    def expected(self, schema: JSON) -> str:
+        if not isinstance(schema, dict):
+            return "an object"
+        if isinstance(reference := schema.get("$ref"), str):
+            return self.expected(self._shared.get(reference.rpartition("/")[2], {}))
+        if isinstance(choices := schema.get("anyOf"), list):
+            return " or ".join(self.expected(choice) for choice in choices)
+        if isinstance(values := schema.get("enum"), list):
+            return "one of " + ", ".join(_shown(value) for value in values)
+        if "const" in schema:
+            return _shown(schema["const"])
+        return _WORDS.get(str(schema.get("type")), "an object")
+
+
+_WORDS = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return _clip(where.lstrip("."))
+
+
+def _objects(value: JSON) -> dict[str, dict[str, JSON]]:
+    table = value if isinstance(value, dict) else {}
+    return {key: below for key, below in table.items() if isinstance(below, dict)}
+
+
+def _shown(value: object) -> str:
+    return _clip(json.dumps(value, ensure_ascii=False, default=repr))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

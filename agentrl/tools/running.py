@@ -1,0 +1,89 @@
+"""Calling functions that others wrote, synchronous or not, so that none of them stops the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., object])
+_INLINE = "__agentrl_inline__"
+
+
+def inline(function: _F) -> _F:
+    """Promise that a synchronous function returns within microseconds.
+
+    It then runs on the event loop itself, where no deadline can interrupt it; every other synchronous
+    tool, reward or grade runs in a thread of its own.
+
+        @inline
+        def reward(self, task, answer):
+            return float(answer == task.answer)
+    """
+    vars(function)[_INLINE] = True
+    return function
+
+
+def is_inline(function: Callable[..., object]) -> bool:
+    """Whether a call may be made on the event loop: the function is async, or promised to be quick."""
+    return bool(getattr(function, _INLINE, False)) or inspect.iscoroutinefunction(function)
+
+
+async def run(work: Callable[[], object], *, thread: str | None) -> object:
+    """Call `work` and return its result, awaited where it is awaitable.
+
+    thread: the name of the daemon thread to call it in; None = on the event loop.
+    Cancelling it returns at once; a thread then runs on, and what it returns is dropped.
+
+    Raises:
+        Exception: whatever `work` raised.
+        RuntimeError: what it raised in its thread was no Exception (exit() and the like).
+    """
+    result = work() if thread is None else await _in_thread(work, thread)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(work: Callable[[], object], name: str) -> object:
+    """Run `work` in a daemon thread.
+
+    Waits for: the thread. Unblocked by: its end, or cancellation. On shutdown: the thread is left
+    behind. A pool would not do: functions that never return would fill it, and block the exit.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Callable[[], object]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(outcome: Callable[[], object]) -> None:
+        if not done.done():
+            done.set_result(outcome)
+
+    def begin() -> None:
+        outcome = _outcome(lambda: context.run(work), name)
+        # The loop may be closed by now: then nobody waits for this result.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=begin, name=name, daemon=True).start()
+    return (await done)()
+
+
+def _outcome(work: Callable[[], object], name: str) -> Callable[[], object]:
+    """Do the work and return what replays its result or its exception, whatever was raised."""
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001  (whatever it raises, exit() included, its caller is waiting)
+        cause = error
+    else:
+        return lambda: result
+
+    def fail() -> object:
+        # A coroutine cannot let StopIteration through.
+        if isinstance(cause, Exception) and not isinstance(cause, StopIteration):
+            raise cause
+        raise RuntimeError(f"{name} raised {type(cause).__name__}") from cause
+
+    return fail
