@@ -21,6 +21,7 @@ from agentrl.envs import (
     register,
     sum_of_steps,
 )
+from agentrl.envs.registry import tell_gymnasium_of_all
 from agentrl.errors import AgentRLError, ToolRejected, UserError
 from agentrl.tools import tool
 from agentrl.types import Episode, Limits, Message, Step, Task, ToolCall, Verdict, call, say
@@ -57,6 +58,8 @@ __all__ = [
     "tool",
     "train",
 ]
+
+tell_gymnasium_of_all()
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """Worlds: what an author writes, the registry that names them, and the one loop that plays them."""
 
 from agentrl.envs.agents import ScriptedAgent
-from agentrl.envs.base import Env, Script
+from agentrl.envs.base import Env, Script, tasks_of
 from agentrl.envs.dialect import Tags
 from agentrl.envs.play import play
 from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
@@ -23,4 +23,5 @@ __all__ = [
     "register",
     "squad_normalize",
     "sum_of_steps",
+    "tasks_of",
 ]

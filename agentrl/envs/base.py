@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from agentrl.envs.dialect import Tags
-from agentrl.errors import UserError
+from agentrl.errors import UserError, did_you_mean
 from agentrl.protocols import ToolSchema
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task
 
@@ -93,3 +93,17 @@ class Env(ABC):
     def seed_rng(self, seed: int) -> None:
         """Give the episode its own random generator."""
         self.rng = random.Random(seed)
+
+
+def tasks_of(env: Env, split: str) -> Sequence[Task]:
+    """The tasks of a split that `env` declares.
+
+    Raises:
+        UserError: it declares no such split.
+    """
+    if split not in env.splits:
+        name = env.id or type(env).__name__
+        raise UserError(
+            f"{name} has no split `{split}`.{did_you_mean(split, env.splits)} It has {', '.join(env.splits)}."
+        )
+    return env.tasks(split)

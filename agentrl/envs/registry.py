@@ -1,7 +1,15 @@
 """Names for environments: `NAME-vN`, registered in code or by an installed package.
 
-A package offers environments through the entry point group `agentrl.envs`; they are imported
-when they are first asked for. `package.module:Class` names an unregistered one.
+A package offers environments through the entry point group `agentrl.envs`: an id, and the class
+or the EnvSpec (what `register` returns) behind it. They are imported when they are first asked for.
+
+    [project.entry-points."agentrl.envs"]
+    "Maze-v0" = "my_mazes:Maze"
+    "BigMaze-v0" = "my_mazes:big"        # my_mazes.py: big = register("BigMaze-v0", Maze, size=50)
+
+`package.module:Class` names an unregistered one. Gymnasium knows every id as `agentrl/NAME-vN`; the
+slash of a namespace is a dot there. Since Gymnasium 1.0 nothing is loaded that nobody imported, but
+`gymnasium.make("agentrl:agentrl/NAME-vN")` imports this package by itself.
 """
 
 from __future__ import annotations
@@ -12,12 +20,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+import gymnasium
 
 from agentrl.envs.base import Env
 from agentrl.errors import UnknownEnvError, UserError, did_you_mean
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
 _GROUP = "agentrl.envs"
+_FACE = "agentrl.envs.gym.face:GymnasiumFace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ def register(id: str, env_class: type[Env], **kwargs: object) -> EnvSpec:
     if not (isinstance(env_class, type) and issubclass(env_class, Env)):
         raise UserError(f"{id}: register a subclass of agentrl.Env, got {env_class!r}.")
     _registered[id] = EnvSpec(id, env_class, kwargs)
+    _tell_gymnasium(id)
     return _registered[id]
 
 
@@ -86,7 +99,7 @@ def find(id: str) -> EnvSpec:
         return _registered[id]
     offered = _offered()
     if id in offered:
-        return register(id, _loaded(offered[id]))
+        return _register_offered(offered[id])
     if ":" in id:
         return _by_path(id)
     names = env_ids()
@@ -114,15 +127,30 @@ def _offered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_GROUP)}
 
 
-def _loaded(point: EntryPoint) -> type[Env]:
+def _register_offered(point: EntryPoint) -> EnvSpec:
     try:
-        env_class: type[Env] = point.load()
+        found: object = point.load()
     except (ImportError, AttributeError, SyntaxError) as error:
         raise UnknownEnvError(
             f"`{point.name}` is offered by {point.value}, which cannot be imported: {error}; "
             "mend or reinstall that package."
         ) from error
-    return env_class
+    if isinstance(found, EnvSpec):
+        return register(point.name, found.env_class, **found.kwargs)
+    return register(point.name, cast(type[Env], found))
+
+
+def tell_gymnasium_of_all() -> None:
+    """Make every installed environment known to Gymnasium; none is imported for it."""
+    for id in filter(_ID.fullmatch, env_ids()):
+        _tell_gymnasium(id)
+
+
+def _tell_gymnasium(id: str) -> None:
+    name = f"agentrl/{id.replace('/', '.')}"
+    # Gymnasium warns of a name that is registered twice; here the last one counts.
+    gymnasium.registry.pop(name, None)
+    gymnasium.register(name, entry_point=_FACE, kwargs={"env_id": id})
 
 
 def _by_path(path: str) -> EnvSpec:

@@ -8,7 +8,7 @@ from agentrl.build.env import env_factory
 from agentrl.build.model import open_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.config import parse, place
-from agentrl.envs import sum_of_steps
+from agentrl.envs import sum_of_steps, tasks_of
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalReport, EvalSetting
@@ -54,6 +54,6 @@ async def _evaluate(env_id: str, directory: str, config: EvalConfig, console: Ru
                 setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
                 progress=bar.advance,
             )
-            return await evaluator.run(env.tasks(section.split), section.n, seed=section.seed)
+            return await evaluator.run(tasks_of(env, section.split), section.n, seed=section.seed)
     finally:
         await engine.close()

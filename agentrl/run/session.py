@@ -10,7 +10,7 @@ from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
-from agentrl.envs import sum_of_steps
+from agentrl.envs import sum_of_steps, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
@@ -111,7 +111,7 @@ class Session:
         seed = self.config.run.seed
         number = section.demonstrations
         with self.watch.stage(DEMONSTRATIONS, number), self.console.stage(DEMONSTRATIONS, number) as bar:
-            tasks = self.make_env().tasks(section.warm_start_split)
+            tasks = tasks_of(self.make_env(), section.warm_start_split)
             samples = await demonstrate(
                 self.make_env, self.renderer, tasks, number, seed=seed, progress=bar.advance
             )
@@ -184,7 +184,7 @@ class Session:
             score=sum_of_steps,
             setting=EvalSetting(env.id, section.eval_split, temperature, env.breakdown),
         )
-        return await evaluator.run(env.tasks(section.eval_split), number, seed=self.config.run.seed)
+        return await evaluator.run(tasks_of(env, section.eval_split), number, seed=self.config.run.seed)
 
     def _producer(self) -> Producer:
         config = self.config
@@ -199,7 +199,7 @@ class Session:
             seed=config.run.seed,
             shuffle_rewards=config.rollout.shuffle_rewards,
         )
-        stream = TaskStream(self.make_env().tasks(config.env.train_split), seed=config.run.seed)
+        stream = TaskStream(tasks_of(self.make_env(), config.env.train_split), seed=config.run.seed)
         return Producer(stream.next, player.play, batch_size=config.rollout.prompts)
 
     def _sampling(self, temperature: float) -> SamplingSettings:

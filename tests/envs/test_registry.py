@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from importlib.metadata import EntryPoint
 
+import gymnasium
 import pytest
 
 from agentrl import UserError, env_ids, make, register
-from agentrl.envs import find, registry
+from agentrl.envs import find, registry, tasks_of
 from agentrl.errors import UnknownEnvError
 from tests.worlds import Parrot, Talk
 
@@ -25,6 +26,10 @@ class Sized(Parrot):
 def _own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    before = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
 
 
 def offer(monkeypatch, **points):
@@ -148,3 +153,39 @@ def test_what_was_registered_goes_before_what_is_offered(monkeypatch):
     register("Sized-v0", Sized)
     assert make("Sized-v0").size == 1
     assert env_ids() == ["Sized-v0"]
+
+
+def test_an_entry_point_may_lead_to_a_spec_so_that_one_class_offers_several_ids(tmp_path, monkeypatch):
+    (tmp_path / "sized_worlds.py").write_text(
+        "from agentrl import register\n"
+        "from tests.envs.test_registry import Sized\n"
+        "small, big = (register(id, Sized, size=n) for id, n in {'Small-v0': 1, 'Big-v0': 50}.items())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    offer(monkeypatch, **{"Big-v0": "sized_worlds:big", "Small-v0": "sized_worlds:small"})
+    assert env_ids() == ["Big-v0", "Small-v0"]
+    assert (make("Big-v0").size, make("Small-v0").size) == (50, 1)
+    assert make("Big-v0", size=7).size == 7
+    assert make("Big-v0").id == "Big-v0"
+
+
+def test_an_entry_point_that_leads_to_something_else_is_one_sentence(monkeypatch):
+    offer(monkeypatch, **{"Echo-v0": "tests.worlds:echo"})
+    with pytest.raises(UserError, match=r"Echo-v0: register a subclass of agentrl\.Env, got <function echo"):
+        make("Echo-v0")
+
+
+def test_gymnasium_is_told_of_everything_installed_without_importing_it(monkeypatch):
+    offer(monkeypatch, **{"Broken-v0": "no_such_module:World", "no version": "no_such_module:World"})
+    register("Sized-v0", Sized)
+    registry.tell_gymnasium_of_all()
+    assert {"agentrl/Broken-v0", "agentrl/Sized-v0"} <= set(gymnasium.registry)
+    assert "agentrl/no version" not in gymnasium.registry
+
+
+def test_a_declared_split_gives_its_tasks_and_any_other_is_one_sentence():
+    env = Parrot()
+    assert tasks_of(env, "test") == env.tasks("test")
+    with pytest.raises(UserError) as caught:
+        tasks_of(env, "trian")
+    assert str(caught.value) == "Parrot-v0 has no split `trian`. Did you mean `train`? It has train, test."

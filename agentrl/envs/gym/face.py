@@ -1,0 +1,186 @@
+"""The Gymnasium face: a registered environment as a synchronous `gymnasium.Env` over text.
+
+    env = gymnasium.make("agentrl:agentrl/HopSearch-v0", split="test")
+    observation, info = env.reset(seed=0)                                   # the task's prompt
+    observation, reward, terminated, truncated, info = env.step("<search> Kalor Mendos born</search>")
+    env.step("<answer> Tirak</answer>")
+
+An action is what a model would write in the environment's inline dialect; an observation is what
+the world says. Deadlines of reset and step hold as everywhere; the time between two actions is the
+caller's own, so no deadline of the whole episode does, and text has no tokens to limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import SupportsFloat, TypeVar
+
+import gymnasium
+
+from agentrl.envs import inline_text
+from agentrl.envs.base import Env, tasks_of
+from agentrl.envs.dialect import closing, opening
+from agentrl.envs.gym.spaces import TextSpace
+from agentrl.envs.registry import find
+from agentrl.errors import UserError, did_you_mean, stage
+from agentrl.types import JSON, Message, Observation, Step, Task
+
+_T = TypeVar("_T")
+_OPTIONS = ("task", "split")
+_METADATA: dict[str, object] = {"render_modes": ["ansi"], "render_fps": 1}
+
+
+class GymnasiumFace(gymnasium.Env[str, str]):
+    """One registered environment, episode after episode.
+
+    split: where reset() draws a task from, with this environment's own generator.
+    reset(options={"task": ...}) names one instead: its number in the split, its id, or a Task;
+    {"split": ...} draws from another split this once.
+    render_mode: None or "ansi": render() then returns the episode so far.
+    kwargs: the environment's own arguments.
+
+    Raises:
+        UserError: no such environment, argument, split or task, or a step without a reset.
+    """
+
+    metadata = _METADATA
+
+    def __init__(
+        self, env_id: str, *, split: str = "train", render_mode: str | None = None, **kwargs: object
+    ) -> None:
+        self._fresh = find(env_id).factory(**kwargs)
+        self._plain = self._fresh()
+        self._open: Env | None = None
+        self._loop = _Loop()
+        self._num_turns = 0
+        self._transcript: list[str] = []
+        self.split = split
+        self.render_mode = render_mode
+        self.observation_space = TextSpace()
+        self.action_space = TextSpace(_forms(self._plain))
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[str, dict[str, object]]:
+        """Begin an episode: the same seed and options give the same one.
+
+        The info holds the task's id, the tools on offer, and what the environment itself says.
+        """
+        super().reset(seed=seed)
+        task = self._task(options or {})
+        self._end()
+        env = self._open = self._fresh()
+        observation, info = self._loop.run(_reset(env, task, int(self.np_random.integers(2**31))))
+        self._num_turns = 0
+        self._transcript = []
+        tools = [{**tool._asdict(), "parameters": dict(tool.parameters)} for tool in env.tool_schemas]
+        return self._shown(observation), deepcopy({**info, "task": task.id, "tools": tools})
+
+    def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, object]]:
+        """Let the world answer. A turn that the world does not score is worth 0.0.
+
+        At the environment's limit of turns the episode is truncated.
+        """
+        env = self._open
+        if env is None:
+            raise UserError("there is no episode to step in; call reset() first.")
+        message = inline_text.read(str(action), env.tool_schemas, env.dialect)
+        self._transcript.append(str(action))
+        step = self._loop.run(_step(env, message))
+        self._num_turns += 1
+        truncated = step.truncated or (not step.terminated and self._num_turns >= env.limits.max_turns)
+        if step.terminated or truncated:
+            self._end()
+        reward = 0.0 if step.reward is None else float(step.reward)
+        return self._shown(step.observation), reward, step.terminated, truncated, deepcopy(dict(step.info))
+
+    def render(self) -> str | None:
+        """The episode so far, in render mode "ansi"."""
+        return "\n".join(self._transcript) if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Close the episode and the event loop. Closing twice is fine."""
+        self._end()
+        self._loop.close()
+
+    def _task(self, options: Mapping[str, object]) -> Task:
+        if unknown := sorted(options.keys() - set(_OPTIONS)):
+            near = did_you_mean(unknown[0], _OPTIONS)
+            raise UserError(f"reset() has no option `{unknown[0]}`.{near} It has {', '.join(_OPTIONS)}.")
+        wanted = options.get("task")
+        if isinstance(wanted, Task):
+            return wanted
+        split = str(options.get("split", self.split))
+        tasks = tasks_of(self._plain, split)
+        if wanted is None and tasks:
+            return tasks[int(self.np_random.integers(len(tasks)))]
+        if isinstance(wanted, int) and 0 <= wanted < len(tasks):
+            return tasks[wanted]
+        named = {task.id: task for task in tasks}
+        if isinstance(wanted, str) and wanted in named:
+            return named[wanted]
+        raise UserError(
+            f"split `{split}` of {self._plain.id} has no task {wanted!r}.{did_you_mean(str(wanted), named)} "
+            f"Name one by its id, or by its number from 0 to {len(tasks) - 1}."
+        )
+
+    def _shown(self, observation: Observation) -> str:
+        text = "\n".join(message.content for message in observation)
+        self._transcript.append(text)
+        return text
+
+    def _end(self) -> None:
+        env, self._open = self._open, None
+        if env is not None:
+            self._loop.run(env.close())
+
+
+class _Loop:
+    """An event loop of one's own that runs only while somebody waits for it.
+
+    Waits for: the coroutine. Inside another running loop (a notebook's) it runs in a thread, which
+    is gone when the coroutine is done. On shutdown: close() cancels what is left in the loop; a
+    closed one opens again when it is next used.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def run(self, work: Coroutine[object, object, _T]) -> _T:
+        if self._runner is None:
+            # The factory keeps the runner from becoming the thread's own current loop.
+            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        runner = self._runner
+        return _outside_of_loops(lambda: runner.run(work))
+
+    def close(self) -> None:
+        if self._runner is not None:
+            _outside_of_loops(self._runner.close)
+        self._runner = None
+
+
+def _outside_of_loops(work: Callable[[], _T]) -> _T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+async def _reset(env: Env, task: Task, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
+    async with stage("reset", env.limits.reset_timeout_s):
+        return await env.reset(task, seed=seed)
+
+
+async def _step(env: Env, action: Message) -> Step:
+    async with stage("step", env.limits.step_timeout_s):
+        return await env.step(action)
+
+
+def _forms(env: Env) -> list[str]:
+    names = [*(tool.name for tool in env.tool_schemas), env.dialect.answer]
+    return [f"{opening(name)} {{}}{closing(name)}" for name in names]
