@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from agentrl.envs import (
     Env,
+    GroupReward,
+    Reward,
     Script,
     ScriptedAgent,
+    SingleTurnEnv,
     Tags,
     ToolEnv,
     env_ids,
@@ -19,7 +22,6 @@ from agentrl.envs import (
     make,
     play,
     register,
-    sum_of_steps,
 )
 from agentrl.envs.registry import tell_gymnasium_of_all
 from agentrl.errors import AgentRLError, ToolRejected, UserError
@@ -34,10 +36,13 @@ __all__ = [
     "AgentRLError",
     "Env",
     "Episode",
+    "GroupReward",
     "Limits",
     "Message",
+    "Reward",
     "Script",
     "ScriptedAgent",
+    "SingleTurnEnv",
     "Step",
     "Tags",
     "Task",
@@ -54,7 +59,6 @@ __all__ = [
     "play",
     "register",
     "say",
-    "sum_of_steps",
     "tool",
     "train",
 ]

@@ -5,14 +5,20 @@ from agentrl.envs.base import Env, Script, tasks_of
 from agentrl.envs.dialect import Tags
 from agentrl.envs.play import play
 from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
-from agentrl.envs.scoring import exact_match, squad_normalize, sum_of_steps
+from agentrl.envs.scoring import GroupReward, Reward, Scored, Scorer, exact_match, score, squad_normalize
+from agentrl.envs.single_turn import SingleTurnEnv
 from agentrl.envs.tool_env import ToolEnv
 
 __all__ = [
     "Env",
     "EnvSpec",
+    "GroupReward",
+    "Reward",
+    "Scored",
+    "Scorer",
     "Script",
     "ScriptedAgent",
+    "SingleTurnEnv",
     "Tags",
     "ToolEnv",
     "env_ids",
@@ -21,7 +27,7 @@ __all__ = [
     "make",
     "play",
     "register",
+    "score",
     "squad_normalize",
-    "sum_of_steps",
     "tasks_of",
 ]

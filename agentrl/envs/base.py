@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from agentrl.envs.dialect import Tags
+from agentrl.envs.scoring import GroupReward, Reward
 from agentrl.errors import UserError, did_you_mean
 from agentrl.protocols import ToolSchema
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task
@@ -28,6 +29,7 @@ class Env(ABC):
     Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `expert`,
     `demonstrator`, `corpus`, `close`, and
 
+    rewards: what episodes are worth beside the rewards of their steps, see `Reward` and `GroupReward`.
     breakdown: the key of Task.metadata by which reports split the mean.
     splits: the names that `tasks` knows.
     expert_score, chance_score: the mean score of the expert, and of a policy that knows nothing: a
@@ -45,6 +47,7 @@ class Env(ABC):
     chance_score: float = 0.0
     limits: Limits = Limits()
     dialect: Tags = Tags()
+    rewards: Sequence[Reward | GroupReward] = ()
 
     def __init__(self) -> None:
         self.rng = random.Random(0)

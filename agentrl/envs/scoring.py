@@ -1,24 +1,306 @@
-"""From what happened to what it was worth. Scoring stands beside the episode, never inside it."""
+"""From what happened to what it was worth. Scoring stands beside the episode, never inside it.
+
+An episode is worth what its steps gave, plus the weighted rewards that its environment declares:
+
+    def brevity(episode):
+        return 1 / (1 + len(episode.turns[-1].action.content))
+
+    async def rank(siblings):
+        return await preferences_among([episode.turns[-1].action.content for episode in siblings])
+
+    class Essays(SingleTurnEnv):
+        rewards = (Reward(brevity, weight=0.1), GroupReward(rank), ...)
+
+    Verdict.total = sum of the step rewards + sum of weight x part
+    Verdict.parts = {"env": sum of the step rewards, "brevity": ..., "rank": ...}, as they were returned
+
+Rewards see what the world and the policy did and change nothing of it, so that finished episodes can be
+scored again: `await score(episodes, rewards)`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 import string
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
 
-from agentrl.types import Episode, Verdict
+from agentrl.errors import StageError, UserError, stage
+from agentrl.tools import is_inline, run
+from agentrl.types import Ending, Episode, Failure, Limits, RewardParts, Task, Verdict
 
+UNUSABLE = (Ending.FAILED, Ending.ABORTED)
+"""Endings after which an episode is neither scored nor trained on."""
+
+ENV = "env"
+"""The part of a verdict that the environment's own steps gave."""
+
+_RESCORED_AT_ONCE = 64
+_NAME = re.compile(r"\w[\w.-]*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One measure of an episode: a function of it, sync or async, that returns a finite number.
+
+    weight: what a unit of it adds to the total; 0 = only measured and journalled.
+    name: the part's, left out: the function's.
+
+    A synchronous function runs in a thread of its own unless it is marked `agentrl.tools.inline`;
+    `Limits.reward_timeout_s` is its deadline. Where it raises, overruns or returns something else than a
+    finite number, the episode has failed: it is replaced, never trained on as a zero. Episodes that a
+    limit cut short are measured as well; `episode.ending` tells them apart.
+
+    Raises:
+        UserError: it is no function, or its name or weight is none.
+    """
+
+    function: Callable[[Episode], float | Awaitable[float]]
+    weight: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _checked_name(self))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReward:
+    """One measure of siblings beside each other: from a group's episodes to one finite number for each.
+
+    All else is as for `Reward`; where it breaks, the whole group is replaced. Siblings played one task in
+    one world; an evaluation that plays a task once has groups of one.
+
+    Raises:
+        UserError: it is no function, or its name or weight is none.
+    """
+
+    function: Callable[[Sequence[Episode]], Sequence[float] | Awaitable[Sequence[float]]]
+    weight: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _checked_name(self))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marked:
+    """An episode and what its own rewards returned; where one of them broke, the episode has failed."""
+
+    episode: Episode
+    parts: Mapping[str, float]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be scored and trained on."""
+        return self.episode.ending not in UNUSABLE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Episodes in their order, and the verdicts of those that are usable, in the same order."""
+
+    episodes: tuple[Episode, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """Scores by what the steps gave and by `rewards`; without any it costs microseconds.
+
+    Raises:
+        UserError: rewards are of another kind, or two have one name.
+    """
+
+    rewards: Sequence[Reward | GroupReward] = ()
+    name: str = ENV
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rewards, list | tuple):
+            raise UserError(f"`rewards` is {self.rewards!r}; write a tuple, `rewards = (Reward(...),)`.")
+        for reward in self.rewards:
+            if not isinstance(reward, Reward | GroupReward):
+                raise UserError(f"`rewards` holds {reward!r}; wrap it in Reward(...) or GroupReward(...).")
+        names = [reward.name for reward in self.rewards]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"two rewards are called `{twice[0]}`; give one another `name=`.")
+
+    async def mark(self, episode: Episode) -> Marked:
+        """Run the rewards of single episodes, one after another, on one that has ended.
+
+        Waits for: each reward. Unblocked by: its end or its deadline. On cancellation: a synchronous
+        reward's thread is left behind.
+        """
+        parts: dict[str, float] = {}
+        if episode.ending in UNUSABLE:
+            return Marked(episode, parts)
+        try:
+            for reward in self.rewards:
+                if isinstance(reward, Reward):
+                    given = await _returned(reward, partial(reward.function, episode), episode.limits)
+                    parts[reward.name] = _finite(given, f"`{reward.name}`")
+        except StageError as error:
+            return Marked(failed(episode, error), {})
+        return Marked(episode, parts)
+
+    async def judge(self, siblings: Sequence[Marked]) -> list[Verdict]:
+        """Run the rewards of groups on usable siblings and give each its verdict.
+
+        Raises:
+            StageError: a reward broke; nobody of the group can be blamed for it, or be scored.
+        """
+        parts = [dict(marked.parts) for marked in siblings]
+        episodes = tuple(marked.episode for marked in siblings)
+        for reward in self.rewards:
+            if isinstance(reward, GroupReward):
+                work = partial(reward.function, episodes)
+                given = await _returned(reward, work, episodes[0].limits)
+                for own, value in zip(parts, _one_for_each(given, reward, len(episodes)), strict=True):
+                    own[reward.name] = value
+        return [self._verdict(episode, own) for episode, own in zip(episodes, parts, strict=True)]
+
+    async def judge_all(self, marked: Sequence[Marked]) -> Scored:
+        """Give verdicts to any usable episodes, siblings together: those of one task in one world."""
+        groups: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
+        for place, one in enumerate(marked):
+            if one.is_usable:
+                groups[one.episode.env_id, one.episode.task.id, one.episode.seed].append(place)
+        episodes = [one.episode for one in marked]
+        verdicts: dict[int, Verdict] = {}
+        for places in groups.values():
+            try:
+                verdicts |= zip(places, await self.judge([marked[k] for k in places]), strict=True)
+            except StageError as error:
+                for k in places:
+                    episodes[k] = failed(episodes[k], error)
+        return Scored(tuple(episodes), tuple(verdicts[k] for k in sorted(verdicts)))
+
+    def _verdict(self, episode: Episode, parts: Mapping[str, float]) -> Verdict:
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        own = sum_of_steps(episode)
+        total = own.total + sum(weights[name] * part for name, part in parts.items())
+        _finite(total, "the total")
+        return replace(own, scorer=self.name, total=total, parts={**own.parts, **parts})
+
+
+async def score(
+    episodes: Iterable[Episode], rewards: Sequence[Reward | GroupReward], *, name: str = "rescored"
+) -> Scored:
+    """Score finished episodes, fresh ones or those of a journal, by other rewards than they were.
+
+    Nothing is played and no episode is changed: the verdicts are new ones, whose scorer is `name`. An
+    episode that had failed has none; one whose reward breaks now is returned as failed, without one.
+
+        entries = read_journal(path)
+        scored = await score([entry.episode for entry in entries], [Reward(brevity)])
+
+    Raises:
+        UserError: rewards are of another kind, or two have one name.
+    """
+    scorer = Scorer(rewards, name)
+    room = asyncio.Semaphore(_RESCORED_AT_ONCE)
+
+    async def mark(episode: Episode) -> Marked:
+        async with room:
+            return await scorer.mark(episode)
+
+    return await scorer.judge_all(await asyncio.gather(*map(mark, episodes)))
 
 
 def sum_of_steps(episode: Episode) -> Verdict:
     """The environment's own score: the sum of its step rewards.
 
+    parts: it, as `env`, and as `env/NAME` the named parts that step rewards had, summed over steps.
     An episode that a limit cut short before any reward is worth 0.0: not solving a task
     in time is an outcome of the policy, not a missing measurement.
     """
     given = [reward for reward in episode.step_rewards if reward is not None]
-    return Verdict(episode.id, "env", float(sum(given)), turn_rewards=episode.step_rewards)
+    total = float(sum(given))
+    parts = {ENV: total}
+    for reward in given:
+        if isinstance(reward, RewardParts):
+            for name, part in reward.parts.items():
+                parts[f"{ENV}/{name}"] = parts.get(f"{ENV}/{name}", 0.0) + part
+    return Verdict(episode.id, ENV, total, parts, turn_rewards=episode.step_rewards)
+
+
+Grade = float | Mapping[str, float]
+"""What an answer is worth: a number, or named parts whose sum it is worth."""
+
+
+async def graded(
+    function: Callable[[Task, str], Grade | Awaitable[Grade]],
+    task: Task,
+    answer: str,
+    timeout_s: float | None,
+) -> float:
+    """What an environment's own function says that an answer is worth; RewardParts where it names parts.
+
+    Raises:
+        StageError: it raised, overran `timeout_s` or returned anything but finite numbers.
+    """
+    async with stage("reward", timeout_s):
+        given = await run(partial(function, task, answer), thread=None if is_inline(function) else "reward")
+    if not isinstance(given, Mapping):
+        return _finite(given, "the reward")
+    parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in given.items()}
+    whole = RewardParts(parts)
+    _finite(whole, "the reward")
+    return whole
+
+
+def failed(episode: Episode, error: StageError) -> Episode:
+    """The same episode, failed by what came after its end."""
+    failure = Failure(error.stage, error.kind, error.detail)
+    return replace(episode, ending=Ending.FAILED, failure=failure)
+
+
+def _checked_name(reward: Reward | GroupReward) -> str:
+    kind = type(reward).__name__
+    if not callable(reward.function):
+        raise UserError(f"{kind} takes a function, got {reward.function!r}.")
+    name = reward.name or str(getattr(reward.function, "__name__", type(reward.function).__name__))
+    if not _NAME.fullmatch(name) or name == ENV:
+        raise UserError(
+            f"a {kind} cannot be called `{name}`; give it a `name=` of letters, digits and underscores, "
+            f"other than `{ENV}`."
+        )
+    if not math.isfinite(reward.weight):
+        raise UserError(f"{kind} `{name}` has the weight {reward.weight}; give it a finite one.")
+    return name
+
+
+async def _returned(reward: Reward | GroupReward, work: Callable[[], object], limits: Limits) -> object:
+    thread = None if is_inline(reward.function) else f"reward {reward.name}"
+    try:
+        async with stage("reward", limits.reward_timeout_s):
+            return await run(work, thread=thread)
+    except StageError as error:
+        raise StageError("reward", error.kind, f"`{reward.name}` failed: {error.detail}") from error
+
+
+def _one_for_each(given: object, reward: GroupReward, n: int) -> list[float]:
+    values = list(given) if isinstance(given, Iterable) else []
+    if len(values) != n:
+        said = f"`{reward.name}` returned {repr(given)[:80]}; return one number for each of {n} siblings"
+        raise StageError("reward", "invalid", said)
+    return [_finite(value, f"`{reward.name}`") for value in values]
+
+
+def _finite(value: object, what: str) -> float:
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an int beyond every float
+        number = math.inf
+    if not math.isfinite(number):
+        raise StageError("reward", "invalid", f"{what} is {repr(value)[:80]}, return a finite number")
+    return number
 
 
 def squad_normalize(text: str) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import math
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from numbers import Real
 
 from agentrl.envs.base import Env
+from agentrl.envs.scoring import Grade, graded
 from agentrl.errors import StageError, ToolDefinitionError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
-from agentrl.tools import Tool, ToolFunction
+from agentrl.tools import ArgumentPolicy, ArgumentsRejected, Tool, ToolFunction
 from agentrl.types import JSON, Message, Observation, Step, Task, ToolCall
 
 
@@ -31,10 +30,26 @@ class ToolEnv(Env):
                 return float(answer == task.answer)
 
     What the model can cause never fails an episode: a wrong call, an unknown tool, a tool that
-    overruns its deadline come back to it as one sentence, and are counted.
+    overruns its deadline come back to it as one sentence, a huge answer of a tool comes back cut.
+
+    arguments: `strict`, or `coerce` to mend calls that are right in meaning and wrong in type ("5" for 5;
+        all of it stands at `agentrl.tools.coercion.coerced`).
+
+    counts, beside those of all tools (tool_calls, rejected_calls, malformed_calls, unknown_tools,
+    tool_timeouts), each where it happened:
+
+        tool/NAME/calls             calls of this tool
+        tool/NAME/malformed         of which could not be read (broken JSON and the like)
+        tool/NAME/coerced           fitted the schema only after they had been mended
+        tool/NAME/rejected/KIND     broke the schema: `required`, `type`, `enum`, ... (a keyword of JSON
+                                    Schema), `value` (a pydantic model's own check); or `tool`: it said no
+        tool/NAME/timeouts          were stopped at the deadline
+        tool/NAME/truncated         had answers longer than `limits.max_tool_chars`
+        tool/NAME/us                microseconds of wall time, all calls together
     """
 
     tools: Sequence[ToolFunction] = ()
+    arguments: ArgumentPolicy = "strict"
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,10 +62,15 @@ class ToolEnv(Env):
                 "dialect; rename one of them."
             )
         self._toolbox = {tool.name: tool for tool in offered}
+        self._seconds: dict[str, float] = {}
 
     @abstractmethod
-    def reward(self, task: Task, answer: str) -> float | Awaitable[float]:
-        """What the final answer is worth; sync or async, a finite number."""
+    def reward(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
+        """What the final answer is worth, sync or async: a finite number, or named ones to be summed.
+
+        A synchronous one runs in a thread of its own, so that its deadline can strike; where it takes
+        microseconds, mark it `agentrl.tools.inline`.
+        """
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
@@ -71,7 +91,10 @@ class ToolEnv(Env):
         """
         if action.tool_calls:
             return Step.going(*[await self._answer(tool_call) for tool_call in action.tool_calls])
-        return Step.finished(reward=await self._reward(action.content))
+        if self.task is None:
+            raise StageError("step", "invalid", "step() came before reset()")
+        timeout_s = self.limits.reward_timeout_s
+        return Step.finished(reward=await graded(self.reward, self.task, action.content, timeout_s))
 
     def _bound(self, function: ToolFunction) -> Tool:
         name = getattr(function, "__name__", "")
@@ -82,41 +105,67 @@ class ToolEnv(Env):
 
     async def _answer(self, tool_call: ToolCall) -> Message:
         self.counts["tool_calls"] += 1
-        return Message("tool", await self._outcome(tool_call), tool_call_id=tool_call.id, name=tool_call.name)
+        text, name = _encodable(await self._outcome(tool_call)), _encodable(tool_call.name)
+        return Message("tool", text, tool_call_id=tool_call.id, name=name)
 
     async def _outcome(self, tool_call: ToolCall) -> str:
+        # Names that the model made up never become names of counts: there is no end to them.
+        name = tool_call.name if tool_call.name in self._toolbox else ""
+        if name:
+            self._count(name, "calls")
         if tool_call.arguments is None:
             self.counts["malformed_calls"] += 1
+            if name:
+                self._count(name, "malformed")
             return tool_call.error or ""
-        if tool_call.name not in self._toolbox:
+        if not name:
             self.counts["unknown_tools"] += 1
             return (
                 f"There is no tool {tool_call.name[:40]!r}; there are {', '.join(self._toolbox) or 'none'}."
             )
+        began = time.perf_counter()
+        try:
+            return self._bounded(name, await self._stopped_in_time(name, tool_call.arguments))
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+            self.counts[f"tool/{name}/us"] = round(1e6 * self._seconds[name])
+
+    async def _stopped_in_time(self, name: str, arguments: Mapping[str, JSON]) -> str:
         try:
             async with stage("tool", self.limits.tool_timeout_s):
-                return await self._invoke(self._toolbox[tool_call.name], tool_call.arguments)
+                return await self._invoke(self._toolbox[name], arguments)
         except StageError as error:
             # The model chose the arguments: were an overrun a failure, the episode would be
             # replaced, and hanging the tool would be a way out of a hard task.
             if error.kind != "timeout":
                 raise
             self.counts["tool_timeouts"] += 1
-            return f"{tool_call.name} was stopped: it {error.detail}."
+            self._count(name, "timeouts")
+            return f"{name} was stopped: it {error.detail}."
 
     async def _invoke(self, tool: Tool, arguments: Mapping[str, JSON]) -> str:
         try:
-            return await tool.invoke(arguments)
+            reading = tool.reader.read(arguments, self.arguments)
+            if reading.coerced:
+                self._count(tool.name, "coerced")
+            return await tool.call(reading.values)
         except ToolRejected as rejected:
+            kind = rejected.kind if isinstance(rejected, ArgumentsRejected) else "tool"
             self.counts["rejected_calls"] += 1
+            self._count(tool.name, f"rejected/{kind}")
             return str(rejected)
 
-    async def _reward(self, answer: str) -> float:
-        if self.task is None:
-            raise StageError("step", "invalid", "step() came before reset()")
-        async with stage("reward", self.limits.reward_timeout_s):
-            given = self.reward(self.task, answer)
-            reward = await given if inspect.isawaitable(given) else given
-            if not isinstance(reward, Real) or not math.isfinite(reward):
-                raise StageError("reward", "invalid", f"the reward is {reward!r}, return a finite number")
-        return float(reward)
+    def _bounded(self, name: str, text: str) -> str:
+        most = self.limits.max_tool_chars
+        if most is None or len(text) <= most:
+            return text
+        self._count(name, "truncated")
+        return f"{text[:most]}\n... truncated: {len(text) - most:,} of {len(text):,} characters are left out."
+
+    def _count(self, name: str, what: str) -> None:
+        self.counts[f"tool/{name}/{what}"] += 1
+
+
+def _encodable(text: str) -> str:
+    """The same without halves of surrogate pairs: JSON can hold them, no tokenizer and no file takes them."""
+    return text.encode("utf-8", "replace").decode()

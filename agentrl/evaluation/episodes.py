@@ -8,11 +8,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.envs import Env, play
+from agentrl.envs import Env, Scorer, play
+from agentrl.envs.scoring import Marked
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
 from agentrl.protocols import Agent
-from agentrl.rollout.group import UNUSABLE, all_of
+from agentrl.rollout.group import all_of
 from agentrl.types import Episode, Task, Verdict
 
 
@@ -35,7 +36,7 @@ class Evaluator:
 
     make_env: Callable[[], Env]
     make_agent: Callable[[], Agent]
-    score: Callable[[Episode], Verdict]
+    scorer: Scorer
     setting: EvalSetting
     concurrency: int = 256
     progress: Callable[[int], None] = lambda _: None
@@ -45,25 +46,25 @@ class Evaluator:
 
         Raises:
             ConfigError: there are no tasks.
-            WorldBrokenError: every single episode failed.
+            WorldBrokenError: every single episode failed, in play or in scoring.
         """
         if not tasks:
             raise ConfigError(f"{self.setting.env_id} has no tasks in split `{self.setting.split}`.")
         started = time.perf_counter()
         room = asyncio.Semaphore(self.concurrency)
-        played = await all_of([self._one(tasks[i % len(tasks)], i, seed, room) for i in range(n)])
-        scored = [episode for episode in played if episode.ending not in UNUSABLE]
-        if not scored and played:
-            failure = played[0].failure
-            said = f"{failure.stage} failed: {failure.detail}" if failure else str(played[0].ending)
+        marked = await all_of([self._one(tasks[i % len(tasks)], i, seed, room) for i in range(n)])
+        scored = await self.scorer.judge_all(marked)
+        if not scored.verdicts and marked:
+            first = scored.episodes[0]
+            said = f"{first.failure.stage} failed: {first.failure.detail}" if first.failure else first.ending
             raise WorldBrokenError(
                 f"{self.setting.env_id}: all {n} episodes failed (first: {said}); mend the environment."
             )
-        verdicts = tuple(self.score(episode) for episode in scored)
-        report = summarize(played, verdicts, self.setting, seconds=time.perf_counter() - started)
-        return Evaluation(self.setting.breakdown, report, tuple(played), verdicts)
+        seconds = time.perf_counter() - started
+        report = summarize(scored.episodes, scored.verdicts, self.setting, seconds=seconds)
+        return Evaluation(self.setting.breakdown, report, scored.episodes, scored.verdicts)
 
-    async def _one(self, task: Task, index: int, seed: int, room: asyncio.Semaphore) -> Episode:
+    async def _one(self, task: Task, index: int, seed: int, room: asyncio.Semaphore) -> Marked:
         async with room:
             episode = await play(
                 self.make_env(),
@@ -73,5 +74,6 @@ class Evaluator:
                 episode_id=f"e{index}",
                 sampling_seed=zlib.crc32(f"sample/{seed}/{index}".encode()),
             )
+            marked = await self.scorer.mark(episode)
         self.progress(1)
-        return episode
+        return marked

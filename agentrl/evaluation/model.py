@@ -8,7 +8,7 @@ from agentrl.build.env import env_factory
 from agentrl.build.model import open_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.config import parse, place
-from agentrl.envs import sum_of_steps, tasks_of
+from agentrl.envs import Scorer, tasks_of
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalReport, EvalSetting
@@ -50,7 +50,7 @@ async def _evaluate(env_id: str, directory: str, config: EvalConfig, console: Ru
             evaluator = Evaluator(
                 make_env=make_env,
                 make_agent=agent_factory(engine, build_renderer(model, env), sampling),
-                score=sum_of_steps,
+                scorer=Scorer(env.rewards),
                 setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
                 progress=bar.advance,
             )

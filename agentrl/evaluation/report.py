@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from agentrl.rollout.group import UNUSABLE
+from agentrl.envs.scoring import ENV, UNUSABLE
 from agentrl.types import JSON, Ending, Episode, Verdict
+
+_TOOL_TIME = re.compile(r"tool/(.+)/us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,9 @@ class EvalReport:
 
     stderr: standard error of the mean over the scored episodes.
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
+    parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
+    tool_ms: mean milliseconds of a call, by tool.
     """
 
     env_id: str
@@ -27,9 +32,11 @@ class EvalReport:
     mean: float
     stderr: float
     by: Mapping[str, float]
+    parts: Mapping[str, float]
     failures: Mapping[str, int]
     endings: Mapping[str, int]
     counts: Mapping[str, int]
+    tool_ms: Mapping[str, float]
     turns: float
     policy_tokens: float
     seconds: float
@@ -61,14 +68,11 @@ def summarize(
     totals = {verdict.episode_id: verdict.total for verdict in verdicts}
     scored = [episode for episode in episodes if episode.id in totals]
     scores = [totals[episode.id] for episode in scored]
-    parts: defaultdict[str, list[float]] = defaultdict(list)
+    by: defaultdict[str, list[float]] = defaultdict(list)
     if setting.breakdown is not None:
         for episode, score in zip(scored, scores, strict=True):
             value = episode.task.metadata.get(setting.breakdown)
-            parts[f"{setting.breakdown}={value}"].append(score)
-    counts: Counter[str] = Counter()
-    for episode in scored:
-        counts.update(episode.counts)
+            by[f"{setting.breakdown}={value}"].append(score)
     return EvalReport(
         env_id=setting.env_id,
         split=setting.split,
@@ -76,14 +80,47 @@ def summarize(
         n=len(scored),
         mean=_mean(scores),
         stderr=_standard_error(scores),
-        by={key: _mean(parts[key]) for key in sorted(parts)},
+        by={key: _mean(by[key]) for key in sorted(by)},
+        parts=part_means(verdicts),
         failures=_failures(episodes),
         endings=dict(Counter(str(episode.ending) for episode in episodes)),
-        counts=dict(counts),
+        counts=total_counts(scored),
+        tool_ms=tool_ms(scored),
         turns=_mean([len(episode.turns) for episode in scored]),
         policy_tokens=_mean([policy_tokens_of(episode) for episode in scored]),
         seconds=seconds,
     )
+
+
+def part_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The mean of every part that a verdict has, by name; nothing where steps alone were rewarded.
+
+    A part that not every verdict has (a step named it only where it applied) counts as 0 elsewhere.
+    """
+    names = sorted({name for verdict in verdicts for name in verdict.parts})
+    if names == [ENV]:
+        return {}
+    return {name: _mean([verdict.parts.get(name, 0.0) for verdict in verdicts]) for name in names}
+
+
+def total_counts(episodes: Sequence[Episode]) -> dict[str, int]:
+    """What happened how often, over all episodes."""
+    return dict(_summed(episode.events for episode in episodes))
+
+
+def tool_ms(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean milliseconds of a call that could be read, by tool."""
+    total = _summed(episode.counts for episode in episodes)
+    tools = [found[1] for name in sorted(total) if (found := _TOOL_TIME.fullmatch(name))]
+    read = {tool: total[f"tool/{tool}/calls"] - total[f"tool/{tool}/malformed"] for tool in tools}
+    return {tool: total[f"tool/{tool}/us"] / read[tool] / 1e3 for tool in tools}
+
+
+def _summed(several: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counts in several:
+        total.update(counts)
+    return total
 
 
 def _failures(episodes: Sequence[Episode]) -> dict[str, int]:

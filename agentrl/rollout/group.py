@@ -9,13 +9,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from agentrl.envs import Env, play
+from agentrl.envs import Env, Scorer, play
+from agentrl.envs.scoring import Marked, failed
+from agentrl.errors import StageError
 from agentrl.protocols import Agent
 from agentrl.rollout.data import Prompt
-from agentrl.types import Ending, Episode, Group, Verdict
-
-UNUSABLE = (Ending.FAILED, Ending.ABORTED)
-"""Endings after which an episode is neither scored nor trained on."""
+from agentrl.types import Episode, Group, Verdict
 
 _T = TypeVar("_T")
 
@@ -51,12 +50,13 @@ class GroupOutcome:
 class GroupPlayer:
     """Plays groups of `size` siblings; an episode that fails is played again, `retries` times at most.
 
-    A retry keeps the task and the world's seed and takes a new sampling seed.
+    An episode whose reward breaks has failed, too. A retry keeps the task and the world's seed and takes
+    a new sampling seed. Where a reward over the whole group breaks, the group is lost.
     """
 
     make_env: Callable[[], Env]
     make_agent: Callable[[], Agent]
-    score: Callable[[Episode], Verdict]
+    scorer: Scorer
     size: int
     retries: int
     seed: int
@@ -69,32 +69,34 @@ class GroupPlayer:
         cancellation: every sibling is cancelled and its environment closed.
         """
         tries = await all_of([self._sibling(prompt, k) for k in range(self.size)])
-        last = tuple(attempts[-1] for attempts in tries)
-        failed = tuple(e for attempts in tries for e in attempts if e.ending in UNUSABLE)
-        finished = tuple(e for e in last if e.ending not in UNUSABLE)
+        lost = tuple(m.episode for attempts in tries for m in attempts if not m.is_usable)
+        siblings = [attempts[-1] for attempts in tries if attempts[-1].is_usable]
+        finished = tuple(marked.episode for marked in siblings)
         if len(finished) < self.size:
-            return GroupOutcome(None, failed, finished)
-        verdicts = [self.score(episode) for episode in finished]
+            return GroupOutcome(None, lost, finished)
+        try:
+            verdicts = await self.scorer.judge(siblings)
+        except StageError as error:
+            return GroupOutcome(None, lost + tuple(failed(episode, error) for episode in finished), ())
         if self.shuffle_rewards:
             verdicts = _shuffled(verdicts, random.Random(f"{self.seed}/{prompt.index}"))
         group = Group(f"g{prompt.index}", prompt.task, prompt.seed, finished, tuple(verdicts), version)
-        return GroupOutcome(group, failed, finished)
+        return GroupOutcome(group, lost, finished)
 
-    async def _sibling(self, prompt: Prompt, k: int) -> list[Episode]:
-        attempts: list[Episode] = []
+    async def _sibling(self, prompt: Prompt, k: int) -> list[Marked]:
+        attempts: list[Marked] = []
         for attempt in range(self.retries + 1):
             name = f"g{prompt.index}-{k}" + (f"-retry{attempt}" if attempt else "")
-            attempts.append(
-                await play(
-                    self.make_env(),
-                    self.make_agent(),
-                    prompt.task,
-                    seed=prompt.seed,
-                    episode_id=name,
-                    sampling_seed=zlib.crc32(f"{self.seed}/{name}".encode()),
-                )
+            episode = await play(
+                self.make_env(),
+                self.make_agent(),
+                prompt.task,
+                seed=prompt.seed,
+                episode_id=name,
+                sampling_seed=zlib.crc32(f"{self.seed}/{name}".encode()),
             )
-            if attempts[-1].ending not in UNUSABLE:
+            attempts.append(await self.scorer.mark(episode))
+            if attempts[-1].is_usable:
                 break
         return attempts
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.evaluation.report import policy_tokens_of
+from agentrl.evaluation.report import part_means, policy_tokens_of, tool_ms, total_counts
 from agentrl.rollout.group import GroupOutcome
 from agentrl.types import Ending, Episode, Group
 
@@ -14,28 +13,30 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
     """Metrics of a batch of groups; `dropped` are those without signal.
 
     raw_reward is the mean verdict over whole groups, response_len/mean the policy's tokens
-    per episode.
+    per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
+    tool/NAME/latency_ms is the mean of a call.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
-    rewards = [verdict.total for group in groups for verdict in group.verdicts]
+    verdicts = [verdict for group in groups for verdict in group.verdicts]
     failed = [episode for outcome in outcomes for episode in outcome.failed]
     metrics = {
-        "rollout/raw_reward": _mean(rewards),
+        "rollout/raw_reward": _mean([verdict.total for verdict in verdicts]),
         "rollout/response_len/mean": _mean([policy_tokens_of(e) for e in episodes]),
         "rollout/turns/mean": _mean([len(e.turns) for e in episodes]),
         "rollout/truncated_ratio": _mean([float(e.ending is Ending.TRUNCATED) for e in episodes]),
         "rollout/zero_std/ratio": len(dropped) / max(len(groups), 1),
         "rollout/failed_episodes": float(len(failed)),
     }
+    metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     return metrics | _counts(episodes)
 
 
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:
-    total: Counter[str] = Counter()
-    for episode in episodes:
-        total.update(episode.counts)
-    return {f"rollout/{name}/mean": count / len(episodes) for name, count in sorted(total.items())}
+    counts = sorted(total_counts(episodes).items())
+    times = tool_ms(episodes).items()
+    means = {f"rollout/{name}/mean": count / len(episodes) for name, count in counts}
+    return means | {f"rollout/tool/{name}/latency_ms": milliseconds for name, milliseconds in times}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
 from agentrl.build.policy import agent_factory, build_engine, build_renderer
 from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
-from agentrl.envs import sum_of_steps, tasks_of
+from agentrl.envs import Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
@@ -60,6 +60,7 @@ class Session:
     metrics: MetricLog
     journal: Journal
     watch: Stopwatch
+    scorer: Scorer
     milestones: list[Milestone] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
     trainer: Trainer | None = None
@@ -82,6 +83,7 @@ class Session:
                 max_tokens=rollout.rollout_max_context_len,
             )
             env = make_env()
+            scorer = Scorer(env.rewards)
             model = build_model(config.model, env, seed=config.run.seed)
             use_threads(model.network, config.run.num_threads)
             engine = build_engine(model, config.engine, env.limits)
@@ -96,6 +98,7 @@ class Session:
             metrics=MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard),
             journal=Journal(folder.path),
             watch=watch,
+            scorer=scorer,
         )
 
     async def close(self) -> None:
@@ -181,7 +184,7 @@ class Session:
         evaluator = Evaluator(
             make_env=self.make_env,
             make_agent=agent_factory(self.engine, self.renderer, self._sampling(temperature)),
-            score=sum_of_steps,
+            scorer=self.scorer,
             setting=EvalSetting(env.id, section.eval_split, temperature, env.breakdown),
         )
         return await evaluator.run(tasks_of(env, section.eval_split), number, seed=self.config.run.seed)
@@ -193,7 +196,7 @@ class Session:
             make_agent=agent_factory(
                 self.engine, self.renderer, self._sampling(config.rollout.rollout_temperature)
             ),
-            score=sum_of_steps,
+            scorer=self.scorer,
             size=config.rollout.n_samples_per_prompt,
             retries=config.rollout.max_episode_retries,
             seed=config.run.seed,

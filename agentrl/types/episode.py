@@ -111,7 +111,8 @@ class Episode:
     """Only what happened. Scores live in Verdicts.
 
     step_rewards: one per turn that the world answered, in order.
-    counts: how often things happened in the world (tool_calls, rejected_calls, ...).
+    counts: how often things happened in the world (tool_calls, rejected_calls, ...). Names that end in
+        `/us` are microseconds of wall time.
     """
 
     id: str
@@ -129,6 +130,11 @@ class Episode:
     def __post_init__(self) -> None:
         if (self.ending is Ending.FAILED) != (self.failure is not None):
             raise ValueError("an episode carries a failure exactly when its ending is `failed`")
+
+    @property
+    def events(self) -> dict[str, int]:
+        """`counts` without wall time: the same whenever the same episode is played again."""
+        return {name: count for name, count in self.counts.items() if not name.endswith("/us")}
 
     @property
     def turns(self) -> tuple[Turn, ...]:

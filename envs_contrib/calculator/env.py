@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from agentrl import Limits, Message, Script, Task, ToolEnv, UserError, call, say, tool
-from agentrl.tools import calculate
+from agentrl.tools import calculate, inline
 from envs_contrib.calculator.problems import NUM_PROBLEMS, OPERATORS, Problem, problems
 
 NO_TOOL = 0.15
@@ -45,6 +45,7 @@ class Calculator(ToolEnv):
         """
         return _tasks(self.seed, split)
 
+    @inline
     def reward(self, task: Task, answer: str) -> float:
         """1.0 for the right number, written as digits."""
         return float(answer.strip() == task.answer)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from agentrl import Limits, Message, Script, Tags, Task, ToolEnv, UserError, call, exact_match, say, tool
+from agentrl.tools import inline
 from envs_contrib.hop_search.world import PEOPLE, RELATIONS, SYLLABLES_A, SYLLABLES_B, Question, build_world
 
 STOP_AFTER_FIRST_HOP = 0.65
@@ -55,6 +56,7 @@ class HopSearch(ToolEnv):
         """
         return _tasks(self.world.seed, split)
 
+    @inline
     def reward(self, task: Task, answer: str) -> float:
         """1.0 for the right name, however it is capitalised or punctuated."""
         return exact_match(answer, task.answer)

@@ -50,7 +50,7 @@ async def test_the_world_ends_an_episode_and_its_answers_are_kept():
     assert [turn.action for turn in episode.turns] == [call("add", a=2), say("3")]
     assert (episode.id, episode.env_id, episode.task, episode.seed) == ("x", "Parrot-v0", ASK, 5)
     assert episode.limits == QUICK
-    assert episode.counts == {"tool_calls": 1}
+    assert episode.events["tool_calls"] == 1
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ async def test_the_deadline_of_a_tool_is_text_for_the_model_and_the_episode_goes
     episode = await play(env, ScriptedAgent(patient()), ASK)
     assert episode.ending is Ending.COMPLETED
     assert heard == ["wait was stopped: it took longer than 0.02 s."]
-    assert episode.counts == {"tool_calls": 1, "tool_timeouts": 1}
+    assert (episode.counts["tool_calls"], episode.counts["tool_timeouts"]) == (1, 1)
     assert hang.released
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl import Limits, Task, exact_match, sum_of_steps
+from agentrl import Limits, Task, exact_match
 from agentrl.envs import squad_normalize
+from agentrl.envs.scoring import sum_of_steps
 from agentrl.types import Ending, Episode
 
 

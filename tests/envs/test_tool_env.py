@@ -30,6 +30,10 @@ async def started(env, seed=0):
     return env
 
 
+def events(env):
+    return {name: count for name, count in env.counts.items() if not name.endswith("/us")}
+
+
 async def answers(env, action):
     step = await (await started(env)).step(action)
     assert not step.terminated
@@ -70,14 +74,31 @@ async def test_a_final_answer_is_rewarded_and_ends_the_episode():
 @pytest.mark.parametrize(
     ("action", "said", "counted"),
     [
-        (call("add", a="x"), "add: parameter `a` must be an integer, but got", "rejected_calls"),
-        (call("add"), "parameter `a` is missing", "rejected_calls"),
-        (call("add", a=1, c=2), "no parameter `c`", "rejected_calls"),
-        (call("ad", a=1), "There is no tool 'ad'; there are echo, add.", "unknown_tools"),
+        (
+            call("add", a="x"),
+            "add: parameter `a` must be an integer, but got",
+            {"rejected_calls": 1, "tool/add/calls": 1, "tool/add/rejected/type": 1},
+        ),
+        (
+            call("add"),
+            "parameter `a` is missing",
+            {"rejected_calls": 1, "tool/add/calls": 1, "tool/add/rejected/required": 1},
+        ),
+        (
+            call("add", a=1, c=2),
+            "no parameter `c`",
+            {"rejected_calls": 1, "tool/add/calls": 1, "tool/add/rejected/additionalProperties": 1},
+        ),
+        (call("ad", a=1), "There is no tool 'ad'; there are echo, add.", {"unknown_tools": 1}),
         (
             Message("assistant", tool_calls=(ToolCall("", None, "<ec", error="Write it so."),)),
             "Write it so.",
-            "malformed_calls",
+            {"malformed_calls": 1},
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("add", None, "<ad", error="Write it so."),)),
+            "Write it so.",
+            {"malformed_calls": 1, "tool/add/calls": 1, "tool/add/malformed": 1},
         ),
     ],
 )
@@ -86,7 +107,7 @@ async def test_a_wrong_call_comes_back_as_one_sentence_and_is_counted(action, sa
     (text,) = await answers(env, action)
     assert said in text
     assert "\n" not in text
-    assert env.counts == {"tool_calls": 1, counted: 1}
+    assert events(env) == {"tool_calls": 1, **counted}
 
 
 async def test_an_unknown_tool_with_an_endless_name_is_cut_in_the_sentence():
@@ -105,7 +126,12 @@ async def test_a_tool_that_says_no_is_text_and_counted():
 
     env = Shy()
     assert await answers(env, call("shy", q="that")) == ["that is too private."]
-    assert env.counts["rejected_calls"] == 1
+    assert events(env) == {
+        "tool_calls": 1,
+        "rejected_calls": 1,
+        "tool/shy/calls": 1,
+        "tool/shy/rejected/tool": 1,
+    }
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -158,7 +184,9 @@ async def test_a_tool_that_overruns_is_text_for_the_model_and_counted(kind):
     began = time.perf_counter()
     assert await answers(env, call(name, q="x")) == [f"{name} was stopped: it took longer than 0.02 s."]
     assert time.perf_counter() - began < 0.25
-    assert env.counts == {"tool_calls": 1, "tool_timeouts": 1}
+    counted = {"tool_timeouts": 1, f"tool/{name}/calls": 1, f"tool/{name}/timeouts": 1}
+    assert events(env) == {"tool_calls": 1, **counted}
+    assert 20_000 <= env.counts[f"tool/{name}/us"] < 250_000
 
 
 async def test_a_method_is_a_tool_that_sees_its_episode():
@@ -214,7 +242,7 @@ async def test_a_reward_may_be_async():
     assert (await (await started(Judged())).step(say("x"))).reward == 0.25
 
 
-@pytest.mark.parametrize("given", [None, "1.0", float("nan"), float("-inf"), [1.0], {"total": 1.0}])
+@pytest.mark.parametrize("given", [None, "1.0", float("nan"), float("-inf"), [1.0]])
 async def test_a_reward_that_is_no_finite_number_is_named(given):
     class Odd(Parrot):
         def reward(self, task, answer):

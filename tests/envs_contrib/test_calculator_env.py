@@ -128,7 +128,7 @@ async def test_the_expert_plays_through_the_episode_loop():
         episode = await play(calculator, ScriptedAgent(calculator.expert(task)), task)
         assert episode.ending is Ending.COMPLETED
         assert episode.step_rewards[-1] == 1.0
-        assert episode.counts == {"tool_calls": task.metadata["calls"]}
+        assert episode.events == dict.fromkeys(("tool_calls", "tool/calc/calls"), task.metadata["calls"])
 
 
 async def test_what_is_not_arithmetic_is_counted_and_answered():

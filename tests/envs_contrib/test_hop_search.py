@@ -164,7 +164,7 @@ async def test_the_expert_plays_through_the_episode_loop():
         episode = await play(hop_search, ScriptedAgent(hop_search.expert(task)), task)
         assert episode.ending is Ending.COMPLETED
         assert episode.step_rewards[-1] == 1.0
-        assert episode.counts == {"tool_calls": task.metadata["hops"]}
+        assert episode.events == dict.fromkeys(("tool_calls", "tool/search/calls"), task.metadata["hops"])
 
 
 async def test_the_tool_returns_the_top_document_or_says_that_there_is_none():

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agentrl import Task, say, sum_of_steps
+from agentrl import Task, say
+from agentrl.envs import Scorer
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.episodes import Evaluator
 from agentrl.evaluation.report import EvalSetting
@@ -60,7 +61,7 @@ def evaluator(failing=(), agents=None, **options):
         agents.append(Speaker(say("x")))
         return agents[-1]
 
-    return Evaluator(lambda: Seen(book), agent, sum_of_steps, SETTING, **options), book
+    return Evaluator(lambda: Seen(book), agent, Scorer(), SETTING, **options), book
 
 
 async def test_tasks_are_played_in_their_order_and_again_where_they_run_out():
@@ -135,7 +136,7 @@ async def test_cancelling_closes_every_world():
         envs.append(Talk({"step": hang}))
         return envs[-1]
 
-    judge = Evaluator(make, Speaker, sum_of_steps, SETTING, concurrency=3)
+    judge = Evaluator(make, Speaker, Scorer(), SETTING, concurrency=3)
     running = asyncio.create_task(judge.run(TASKS, 6, seed=0))
     await hang.entered.wait()
     await asyncio.sleep(0)
@@ -151,4 +152,4 @@ async def test_an_error_of_the_user_is_raised_as_it_is():
         return Talk({"reset": raising(ConfigError("set the key"))})
 
     with pytest.raises(ConfigError, match="set the key"):
-        await Evaluator(make, Speaker, sum_of_steps, SETTING).run(TASKS, 3, seed=0)
+        await Evaluator(make, Speaker, Scorer(), SETTING).run(TASKS, 3, seed=0)

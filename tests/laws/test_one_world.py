@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import Task, ToolEnv, call, play, say, sum_of_steps
+from agentrl import Task, ToolEnv, call, play, say
+from agentrl.envs import Scorer
 from agentrl.protocols import Act
 from agentrl.rollout.data import Prompt, TaskStream
 from agentrl.rollout.group import GroupPlayer
@@ -66,7 +67,7 @@ SIBLINGS = st.lists(st.tuples(st.integers(0, 3), PAUSES), min_size=2, max_size=5
 def test_siblings_who_do_the_same_see_the_same(siblings, seed):
     agents = [Restless(looks, pauses) for looks, pauses in siblings]
     waiting = iter(agents)
-    player = GroupPlayer(Weather, lambda: next(waiting), sum_of_steps, len(agents), 0, 0)
+    player = GroupPlayer(Weather, lambda: next(waiting), Scorer(), len(agents), 0, 0)
     outcome = asyncio.run(player.play(Prompt(0, Task.ask("t", "?"), seed), 0))
     group = outcome.group
     world = random.Random(seed)

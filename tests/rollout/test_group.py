@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from agentrl import UserError, say, sum_of_steps
+from agentrl import UserError, say
+from agentrl.envs import Scorer
 from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupPlayer, all_of
 from agentrl.types import Ending, Finish, Step
@@ -33,7 +34,7 @@ class Setting:
     def __init__(self, size, *, failing=(), retries=2, seed=0, aborting=(), **options):
         self.envs, self.agents = [], []
         self.failing, self.aborting = set(failing), set(aborting)
-        self.player = GroupPlayer(self.env, self.agent, sum_of_steps, size, retries, seed, **options)
+        self.player = GroupPlayer(self.env, self.agent, Scorer(), size, retries, seed, **options)
 
     def env(self):
         number = len(self.envs)
@@ -133,7 +134,7 @@ async def test_cancelling_a_group_closes_every_sibling_and_plays_nothing_again()
         env.on = {"step": hang}
         return env
 
-    player = GroupPlayer(hanging, setting.agent, sum_of_steps, 3, 2, 0)
+    player = GroupPlayer(hanging, setting.agent, Scorer(), 3, 2, 0)
     task = asyncio.create_task(player.play(PROMPT, 0))
     await hang.entered.wait()
     task.cancel()
@@ -152,7 +153,7 @@ async def test_an_error_of_the_user_ends_the_group_and_closes_the_siblings():
         env.on = {"reset": raising(UserError("set the key"))} if last else {"reset": hang}
         return env
 
-    player = GroupPlayer(one_broken, setting.agent, sum_of_steps, 3, 2, 0)
+    player = GroupPlayer(one_broken, setting.agent, Scorer(), 3, 2, 0)
     with pytest.raises(UserError, match="set the key"):
         await player.play(PROMPT, 0)
     assert hang.released

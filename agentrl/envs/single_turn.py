@@ -1,0 +1,69 @@
+"""One question, one answer, one grade."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Generator, Mapping
+
+from agentrl.envs.base import Env, Script
+from agentrl.envs.scoring import Grade, graded
+from agentrl.errors import StageError
+from agentrl.types import JSON, Limits, Message, Observation, Step, Task, say
+
+
+class SingleTurnEnv(Env):
+    """A question whose answer is graded: the whole text that the model writes is the answer.
+
+        class Sums(SingleTurnEnv):
+            def tasks(self, split):
+                return [Task.ask(f"{n}", f"What is {n} + {n}?", answer=f"{2 * n}") for n in range(100)]
+
+            def grade(self, task, answer):
+                return float(answer.strip() == task.answer)
+
+    The expert gives `task.answer`; override `expert` where that is not the full answer.
+    """
+
+    limits = Limits(max_turns=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task: Task | None = None
+
+    @abstractmethod
+    def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
+        """What the answer is worth, sync or async: a finite number, or named ones to be summed.
+
+        A synchronous one runs in a thread of its own, so that its deadline can strike; where it takes
+        microseconds, mark it `agentrl.tools.inline`.
+        """
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
+        """Show the question."""
+        self.seed_rng(seed)
+        self.task = task
+        return task.prompt, {}
+
+    async def step(self, action: Message) -> Step:
+        """Grade the answer, whatever it looks like.
+
+        Raises:
+            StageError: the grade function broke (the world's failure).
+        """
+        if self.task is None:
+            raise StageError("step", "invalid", "step() came before reset()")
+        # Text that a dialect took for a call is the answer all the same: there is nothing to call here.
+        answer = "".join([action.content, *(call.raw for call in action.tool_calls)])
+        return Step.finished(reward=await graded(self.grade, self.task, answer, self.limits.reward_timeout_s))
+
+    def expert(self, task: Task) -> Script:
+        """Give `task.answer`.
+
+        Raises:
+            UserError: the task has none.
+        """
+        return super().expert(task) if task.answer is None else _once(task.answer)
+
+
+def _once(answer: str) -> Generator[Message, str, None]:
+    yield say(answer)
