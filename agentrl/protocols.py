@@ -138,8 +138,13 @@ class Renderer(Protocol):
     ) -> list[int] | Restart:
         """What the world adds after a turn, up to where the policy writes again; or why it cannot."""
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Message:
-        """Read a sampled turn. Never raises: a malformed call is a ToolCall with an error."""
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """Read a sampled turn. Never raises: a malformed call is a ToolCall with an error.
+
+        prompt_ids: what stood before it; some formats begin a turn's reasoning there.
+        """
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
         """The tokens a policy would have sampled to say `action`, the end included."""

@@ -1,6 +1,6 @@
-"""The inline dialect as data: which tags the model writes and which the world answers with.
+"""Dialects as data: the form that turns take between a model and a world.
 
-The world writes into the assistant's own text, as in Search-R1 (arXiv:2503.09516) and
+Inline tags: the world writes into the assistant's own text, as in Search-R1 (arXiv:2503.09516) and
 ReTool (arXiv:2504.11536). With `Tags(result="information")` and a tool `search` an episode reads
 
     <search>Kalor Mendos born</search><information>Kalor Mendos was born in Tirak</information>
@@ -41,6 +41,18 @@ class Tags:
     def names(self, tools: Iterable[str]) -> tuple[str, ...]:
         """Every tag of an environment with these tools."""
         return (*tools, self.result, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The chat dialect: messages and tool calls in the model family's own format.
+
+    The whole text of a turn without calls is the final answer.
+    """
+
+    def names(self, tools: Iterable[str]) -> tuple[str, ...]:
+        """Every name that must be told apart: the tools'."""
+        return tuple(tools)
 
 
 def opening(tag: str) -> str:

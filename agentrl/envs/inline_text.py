@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import ToolSchema
+from agentrl.tools.json_text import read_json
 from agentrl.types import JSON, Message, ToolCall
-
-_DEEPEST = 64
 
 
 def read(text: str, tools: Sequence[ToolSchema], tags: Tags) -> Message:
@@ -106,15 +105,6 @@ def _read_call(schema: ToolSchema, inner: str, raw: str) -> ToolCall:
 
 def _json_or_text(text: str) -> JSON:
     try:
-        value: JSON = json.loads(text)
-        # Half a surrogate pair can be escaped in JSON, but neither encoded nor written to a file.
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         return text.strip()
-    # What is nested deeper than any argument would overflow the stack of who checks or stores it.
-    return value if _is_nested_at_most(_DEEPEST, value) else text.strip()
-
-
-def _is_nested_at_most(depth: int, value: JSON) -> bool:
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth >= 0 and all(_is_nested_at_most(depth - 1, inner) for inner in below)

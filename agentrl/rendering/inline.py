@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.words import Disarm
 from agentrl.types import Message, Observation
 
 _CACHED_TEXTS = 16_384
@@ -32,6 +33,7 @@ class InlineRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Tags) -> None:
         self._tokenizer = tokenizer
         self._tags = tags
+        self._disarm = Disarm(tokenizer)
         # Prompts and results recur: siblings share prompts, searches find the same documents.
         self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
         self._stops = lru_cache(64)(self._find_stops)
@@ -41,25 +43,25 @@ class InlineRenderer:
         return self._stops(tuple(tool.name for tool in tools))
 
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
-        """The prompt's tokens, up to where the assistant begins to write."""
-        del tools
-        if self._tokenizer.chat_template is None:
-            return list(self._encode("\n".join(message.content for message in messages) + "\n"))
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        return list(self._encode(str(text)))
+        """The prompt's tokens, up to where the assistant begins to write, or goes on in its own text."""
+        roles = [message.role for message in messages]
+        begun = roles.index("assistant") if "assistant" in roles else len(messages)
+        prompt = self._prompt(messages[:begun])
+        return [*prompt, *(t for m in messages[begun:] for t in self._encode(self._written(m, tools)))]
 
     def extend(self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """The world's answers, each between the result tags. Tools and reasoning change nothing here."""
-        del seen, tools
-        texts = [inline_text.between(self._tags.result, message.content) for message in observation]
-        return [token for text in texts for token in self._encode(text)]
+        del seen
+        return [token for message in observation for token in self._encode(self._written(message, tools))]
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Message:
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
         """The first complete tag of a turn; what stands before it is reasoning.
 
         A turn without one comes back as a ToolCall with an error for the model to read.
         """
+        del prompt_ids
         return inline_text.read(self.decode(ids), tools, self._tags)
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
@@ -73,6 +75,20 @@ class InlineRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of any tokens, special ones included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _prompt(self, messages: Observation) -> tuple[int, ...]:
+        if self._tokenizer.chat_template is None:
+            return self._encode("\n".join(message.content for message in messages) + "\n")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return self._encode(str(text))
+
+    def _written(self, message: Message, tools: Sequence[ToolSchema]) -> str:
+        """What stands for a message in the assistant's own text."""
+        if message.role != "assistant":
+            return inline_text.between(self._tags.result, self._disarm(message.content))
+        unreadable = [one.raw for one in message.tool_calls if one.arguments is None]
+        return "".join(unreadable) or inline_text.write(message, tools, self._tags)
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

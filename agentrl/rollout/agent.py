@@ -49,7 +49,7 @@ class TokenAgent:
             conversation.prefix, self._sampling(room, tools, session.seed), session=session.id
         )
         sampled: list[int] = completion.token_ids.tolist()
-        message = self._renderer.parse(sampled, tools)
+        message = self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
         conversation.said(sampled, message)
         return Act(message, TurnTokens(_int32(world), completion), restart)
 

@@ -59,7 +59,7 @@ class Bytes:
     def extend(self, seen, observation, tools):
         return self.render(observation, ())
 
-    def parse(self, ids, tools):
+    def parse(self, ids, tools, *, prompt_ids=()):
         return call("echo", text=str(len(ids)))
 
 
@@ -185,9 +185,9 @@ async def test_weights_published_in_the_middle_of_an_episode_are_told_token_by_t
         def __init__(self):
             self.turns = 0
 
-        def parse(self, ids, tools):
+        def parse(self, ids, tools, *, prompt_ids=()):
             self.turns += 1
-            return super().parse(ids, tools)
+            return super().parse(ids, tools, prompt_ids=prompt_ids)
 
     async def publish_after_two_turns(renderer):
         while renderer.turns < 2:

@@ -9,6 +9,7 @@ from hypothesis import given
 
 from agentrl import Limits, Task, call, play
 from agentrl.algorithms.samples import samples_of
+from agentrl.rendering.words import Disarm
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import NO_VERSION, Author, Ending, Finish
 from tests.laws.conversations import DIALECT, TOOLS, WORDS, Conversation, conversations
@@ -102,7 +103,9 @@ def test_the_decoded_trajectory_is_what_was_shown(conversation):
     played = Played(conversation)
     text = played.words.text
     for index, turn in enumerate(played.trajectory.turns):
-        shown = "".join(f"<{DIALECT.result}> {m.content}</{DIALECT.result}>" for m in turn.observation)
+        disarm = Disarm(played.words.tokenizer)
+        answers = [disarm(message.content) for message in turn.observation]
+        shown = "".join(f"<{DIALECT.result}> {answer}</{DIALECT.result}>" for answer in answers)
         if index == 0:
             shown = first_prompt(played.words, turn.observation)
         decoded = text(turn.tokens.world_ids)

@@ -36,7 +36,7 @@ class Letters:
             return Restart.TOOLS_CHANGED
         return [2, *(ord(c) for m in observation for c in m.content)]
 
-    def parse(self, ids, tools):
+    def parse(self, ids, tools, *, prompt_ids=()):
         self.parsed.append(list(ids))
         return Message("assistant", str(len(ids)))
 

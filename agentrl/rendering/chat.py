@@ -1,0 +1,198 @@
+"""Chat in a model family's own format, token for token, through the `renderers` library.
+
+This is the one file that imports it. The library writes prompts, reads completions and bridges turns
+without encoding sampled tokens again; what it cannot bridge begins a new trajectory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from renderers.base import MODEL_RENDERER_MAP, create_renderer
+from renderers.configs import config_from_name
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.errors import UserError, did_you_mean
+from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.words import Disarm, as_chat, read_call, tool_as_json, unreadable_call
+from agentrl.types import JSON, Message, Observation, Restart, ToolCall
+
+# This one fetches a vocabulary of its own over the network.
+_ONLINE = {"gpt-oss"}
+_REASONS = {
+    "invalid_json": "The call is not valid JSON",
+    "unclosed_block": "The call has no end",
+    "missing_name": "The call names no tool",
+    "malformed_structure": "The call is not of the form that was asked for",
+}
+
+
+class _Rendered(Protocol):
+    token_ids: list[int]
+
+
+class _Call(Protocol):
+    name: str | None
+    arguments: JSON
+    raw: str
+    status: str
+
+
+class _Response(Protocol):
+    content: str
+    reasoning_content: str | None
+    tool_calls: list[_Call]
+
+
+class _Family(Protocol):
+    """What is used of the library's renderers."""
+
+    def render_ids(
+        self,
+        messages: list[dict[str, JSON]],
+        *,
+        tools: list[dict[str, JSON]] | None,
+        add_generation_prompt: bool,
+    ) -> list[int]: ...
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: list[dict[str, JSON]] | None, prompt_ids: list[int]
+    ) -> _Response: ...
+
+    def get_stop_token_ids(self) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[dict[str, JSON]],
+        *,
+        tools: list[dict[str, JSON]] | None,
+    ) -> _Rendered | None: ...
+
+
+def families() -> tuple[str, ...]:
+    """Names of the formats that the library renders with the tokenizer alone, sorted."""
+    return tuple(sorted(set(MODEL_RENDERER_MAP.values()) - _ONLINE))
+
+
+def family_of(model_name: str) -> str | None:
+    """The format of a published model by its full name, or None where the library does not know it."""
+    found = MODEL_RENDERER_MAP.get(model_name)
+    return found if found in families() else None
+
+
+class FamilyRenderer:
+    """A Renderer for one family's chat format.
+
+    Calls inside closed reasoning are reasoning. A call that opens while reasoning is still open ends it
+    where the family's own parser says so. Calls that cannot be read are ToolCalls with an error.
+
+    Raises:
+        UserError: no such family, or the tokenizer lacks its special tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, family: str) -> None:
+        if family not in families():
+            raise UserError(
+                f"there is no chat format `{family}`.{did_you_mean(family, families())} Known: "
+                f"{', '.join(families())}; or `template`, the tokenizer's own chat template."
+            )
+        try:
+            self._family: _Family = create_renderer(tokenizer, config_from_name(family))
+        except (AssertionError, ValueError) as error:
+            raise UserError(
+                f"the tokenizer does not fit the chat format `{family}`: {str(error).splitlines()[0]}; "
+                "choose the model's own format, or `template`."
+            ) from None
+        self._tokenizer = tokenizer
+        self._disarm = Disarm(tokenizer)
+
+    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+        """The tokens that end a turn in this family."""
+        del tools
+        return Stops((), tuple(sorted(set(self._family.get_stop_token_ids()))))
+
+    def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """The prompt's tokens, up to where the assistant begins to write."""
+        return self._family.render_ids(
+            [as_chat(message, self._disarm) for message in messages],
+            tools=_tools(tools),
+            add_generation_prompt=True,
+        )
+
+    def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """What the world adds, up to where the assistant writes again; or why the prefix does not hold."""
+        if tuple(tools) != tuple(seen.tools):
+            return Restart.TOOLS_CHANGED
+        prefix = [*seen.prompt_ids, *seen.completion_ids]
+        bridge = self._family.bridge_to_next_turn(
+            list(seen.prompt_ids),
+            list(seen.completion_ids),
+            [as_chat(message, self._disarm) for message in observation],
+            tools=_tools(tools),
+        )
+        # Some bridges cut what was sampled behind the end of a turn: then this is another prefix.
+        if bridge is not None and bridge.token_ids[: len(prefix)] == prefix:
+            return bridge.token_ids[len(prefix) :]
+        reasoned = any(message.reasoning for message in seen.messages)
+        return Restart.REASONING_STRIPPED if reasoned else Restart.REWRITTEN
+
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """Reasoning, content and calls of a sampled turn."""
+        try:
+            found = self._family.parse_response(list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            # Arguments nested a thousand levels deep, numbers of ten thousand digits: the library reads
+            # them with Python's own JSON reader, which raises.
+            logging.getLogger(__name__).debug("unreadable turn: %s", error)
+            raw = self.decode(ids)
+            return Message("assistant", tool_calls=(unreadable_call("The turn cannot be read", raw, 0),))
+        calls = tuple(_read(one, index) for index, one in enumerate(found.tool_calls))
+        reasoning = (found.reasoning_content or "").strip() or None
+        return Message("assistant", found.content.strip(), reasoning, calls)
+
+    def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
+        """The tokens of an action as a policy would have sampled them, the end of the turn included.
+
+        Raises:
+            ValueError: a call whose arguments could not be read has no canonical form.
+        """
+        if any(one.arguments is None for one in action.tool_calls):
+            raise ValueError("cannot write a malformed call")
+        chat: list[dict[str, JSON]] = [{"role": "user", "content": "?"}]
+        before = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=True)
+        chat.append(as_chat(action, self._disarm))
+        whole = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
+        if whole[: len(before)] != before:
+            raise ValueError("this format does not write an answer where its prompt ends")
+        stops = self.stops(tools).token_ids
+        ends = [index for index, token in enumerate(whole) if token in stops and index >= len(before)]
+        if ends:
+            return whole[len(before) : ends[-1] + 1]
+        # Some families end a turn with the token that begins the next one.
+        role = "tool" if action.tool_calls else "user"
+        chat.append({"role": role, "content": "?", "tool_call_id": "call_0", "name": "?"})
+        longer = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
+        return [*whole[len(before) :], *(token for token in longer[len(whole) :][:1] if token in stops)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of any tokens, special ones included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _tools(tools: Sequence[ToolSchema]) -> list[dict[str, JSON]] | None:
+    return [tool_as_json(tool) for tool in tools] or None
+
+
+def _read(found: _Call, index: int) -> ToolCall:
+    reason = _REASONS.get(str(found.status))
+    if reason is not None:
+        return unreadable_call(reason, found.raw, index)
+    return read_call(found.name, found.arguments, found.raw, index)

@@ -1,0 +1,193 @@
+"""Chat through the tokenizer's own chat template, for families that the library does not know.
+
+Nothing is known beforehand of the template: how it ends a turn, how it writes a call and whether it
+drops reasoning is found out once by showing it small conversations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.errors import UserError
+from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
+from agentrl.rendering.words import Disarm, as_chat, read_call, tools_as_chat, unreadable_call
+from agentrl.tools.json_text import read_json
+from agentrl.types import JSON, Message, Observation, Restart, ToolCall
+
+_THINK, _THINK_END = "<think>", "</think>"
+_CACHED_TEXTS = 16_384
+
+
+class TemplateRenderer:
+    """A Renderer over a tokenizer's chat template whose calls are JSON objects.
+
+    A call inside closed reasoning is reasoning; a turn that ends inside reasoning has no call.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or one that ends turns with no special token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
+        facts = self._template.facts()
+        self._close, self._calls = facts.close, facts.calls
+        self._close_id = tokenizer.get_added_vocab()[facts.close]
+        self._disarm = Disarm(tokenizer)
+        self._keeps_reasoning = lru_cache(64)(self._find_out_whether_reasoning_is_kept)
+        self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
+
+    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+        """The token that ends a turn, and the end-of-text token."""
+        del tools
+        ends = {self._close_id}
+        if self._tokenizer.eos_token_id is not None:
+            ends.add(int(self._tokenizer.eos_token_id))
+        return Stops((), tuple(sorted(ends)))
+
+    def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """The prompt's tokens, up to where the assistant begins to write."""
+        chat = [as_chat(message, self._disarm) for message in messages]
+        return list(self._encode(self._template.text(chat, self._shown(tools), prompt=True)))
+
+    def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """What the world adds, up to where the assistant writes again; or why the prefix does not hold."""
+        if tuple(tools) != tuple(seen.tools):
+            return Restart.TOOLS_CHANGED
+        if not seen.completion_ids or seen.completion_ids[-1] != self._close_id:
+            return Restart.REWRITTEN
+        roles = tuple(message.role for message in observation)
+        if not self._keeps_reasoning(roles) and self._shows_reasoning(seen):
+            return Restart.REASONING_STRIPPED
+        told = self._template.answered(roles) + [as_chat(message, self._disarm) for message in observation]
+        after = self._template.text(told, self._shown(tools), prompt=True).partition(MARK)[2]
+        for _ in range(roles.count("tool") - 1):
+            # Every call of the answered turn holds the mark once.
+            after = after.partition(MARK)[2]
+        return list(self._encode(after.partition(self._close)[2]))
+
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """Reasoning, content and calls of a sampled turn."""
+        ends = self.stops(tools).token_ids
+        last = len(ids) - 1 if ids and ids[-1] in ends else len(ids)
+        text = self.decode(ids[:last])
+        prefilled = self.decode(prompt_ids[-8:]).rstrip().endswith(_THINK)
+        reasoning, is_open, text = _split_reasoning(text, prefilled=prefilled)
+        if is_open:
+            return Message("assistant", "", reasoning)
+        if self._calls is None:
+            return Message("assistant", text.strip(), reasoning)
+        content, calls = _find_calls(text, self._calls)
+        return Message("assistant", content.strip(), reasoning, tuple(calls))
+
+    def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
+        """The tokens of an action as a policy would have sampled them, the end of the turn included.
+
+        Raises:
+            ValueError: a call whose arguments could not be read has no canonical form.
+        """
+        if any(one.arguments is None for one in action.tool_calls):
+            raise ValueError("cannot write a malformed call")
+        asked: Chat = [{"role": "user", "content": "?"}]
+        before = self._template.text(asked, self._shown(tools), prompt=True)
+        told = [*asked, as_chat(action, self._disarm)]
+        whole = self._template.text(told, self._shown(tools), prompt=False)
+        if not whole.startswith(before):
+            raise ValueError("this chat template does not write an answer where its prompt ends")
+        return list(self._encode(whole[len(before) :].rpartition(self._close)[0] + self._close))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of any tokens, special ones included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _shown(self, tools: Sequence[ToolSchema]) -> list[JSON]:
+        if tools and self._calls is None:
+            raise UserError(
+                "the tokenizer's chat template shows no tools, or writes calls in a form other than JSON; "
+                "name the model family's chat format, or use the environment's inline dialect."
+            )
+        return [dict(tool) for tool in tools_as_chat(tools)]
+
+    def _find_out_whether_reasoning_is_kept(self, roles: tuple[str, ...]) -> bool:
+        heard: Chat = [{"role": role, "content": "."} for role in roles]
+        told = self._template.answered(roles, reasoning=True) + heard
+        expected = 1 + roles.count("tool")
+        return self._template.text(told, prompt=True).count(MARK) >= expected
+
+    def _shows_reasoning(self, seen: Seen) -> bool:
+        said = [message.reasoning for message in seen.messages if message.reasoning]
+        if not said:
+            return False
+        shown = self.decode([*seen.prompt_ids, *seen.completion_ids])
+        return any(reasoning in shown for reasoning in said)
+
+    def _encode_once(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _split_reasoning(text: str, *, prefilled: bool) -> tuple[str | None, bool, str]:
+    """Reasoning, whether it is still open at the end, and the rest."""
+    begins = text.lstrip().startswith(_THINK)
+    if not begins and not prefilled:
+        return None, False, text
+    inside, end, rest = text.partition(_THINK_END)
+    reasoning = inside.lstrip().removeprefix(_THINK).strip() or None
+    return reasoning, not end, rest
+
+
+def _find_calls(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
+    """What stands before and between the calls, and the calls, readable or not."""
+    if not form.opening:
+        return _bare_call(text, form)
+    content: list[str] = []
+    calls: list[ToolCall] = []
+    position = 0
+    for block in re.finditer(_block_pattern(form.opening, form.closing), text, re.DOTALL):
+        content.append(text[position : block.start()])
+        position = block.end()
+        calls.append(_read(block, form, len(calls)))
+    content.append(text[position:])
+    return "".join(content), calls
+
+
+@lru_cache(64)
+def _block_pattern(opening: str, closing: str) -> str:
+    # Without a closing delimiter a call goes on to the next one, or to the end.
+    end = re.escape(closing) if closing else f"(?={re.escape(opening)})"
+    return rf"{re.escape(opening)}(?P<inner>.*?)(?P<end>{end}|\Z)"
+
+
+def _read(block: re.Match[str], form: CallFormat, index: int) -> ToolCall:
+    if form.closing and not block["end"]:
+        return unreadable_call("The call has no end", block[0], index)
+    return _from_json(block["inner"], form, index)
+
+
+def _bare_call(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
+    """A turn that is one JSON object with a name is a call; anything else is an answer."""
+    try:
+        found = read_json(text)
+    except ValueError:
+        return text, []
+    if not isinstance(found, dict) or not found.get(form.name_key):
+        return text, []
+    return "", [_from_json(text, form, 0)]
+
+
+def _from_json(text: str, form: CallFormat, index: int) -> ToolCall:
+    try:
+        found = read_json(text)
+    except ValueError:
+        return unreadable_call("The call is not valid JSON", text.strip(), index)
+    if not isinstance(found, dict):
+        return unreadable_call("The call is not a JSON object", text.strip(), index)
+    return read_call(found.get(form.name_key), found.get(form.arguments_key, {}), text.strip(), index)

@@ -1,0 +1,86 @@
+"""Messages as chat templates take them, and world text that cannot pass for markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.protocols import ToolSchema
+from agentrl.tools.json_text import is_storable
+from agentrl.types import JSON, Message, ToolCall
+
+_WORD_JOINER = "\u2060"
+
+
+class Disarm:
+    """Text of tools in which no special token of a tokenizer can be found.
+
+    Tokenizers read `<|im_end|>` in a document as the end of a turn: whoever writes a web page could speak
+    as the user. An invisible word joiner behind the first character keeps the text and breaks the token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        special = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        found = "|".join(re.escape(token) for token in special if len(token) > 1)
+        self._special = re.compile(found) if found else None
+
+    def __call__(self, text: str) -> str:
+        """The text; unchanged where it holds no special token."""
+        if self._special is None:
+            return text
+        return self._special.sub(lambda match: match[0][0] + _WORD_JOINER + match[0][1:], text)
+
+
+def as_chat(message: Message, disarm: Disarm) -> dict[str, JSON]:
+    """The dict that chat templates take for a message.
+
+    A call whose arguments could not be read stands in the content as the model wrote it.
+    """
+    readable = [one for one in message.tool_calls if one.arguments is not None]
+    content = disarm(message.content) if message.role == "tool" else message.content
+    unreadable = [one.raw for one in message.tool_calls if one.arguments is None]
+    chat: dict[str, JSON] = {"role": message.role, "content": "\n".join(filter(None, [content, *unreadable]))}
+    if readable:
+        chat["tool_calls"] = [_call_as_chat(one, index) for index, one in enumerate(readable)]
+    if message.reasoning is not None:
+        chat["reasoning_content"] = message.reasoning
+    if message.role == "tool":
+        chat |= {"tool_call_id": message.tool_call_id or "", "name": message.name or ""}
+    return chat
+
+
+def _call_as_chat(tool_call: ToolCall, index: int) -> JSON:
+    function: JSON = {"name": tool_call.name, "arguments": dict(tool_call.arguments or {})}
+    return {"type": "function", "id": tool_call.id or f"call_{index}", "function": function}
+
+
+def read_call(name: JSON, arguments: JSON, raw: str, index: int) -> ToolCall:
+    """The call that a model wrote as a name and arguments, whatever it wrote for them."""
+    id = f"call_{index}"
+    if not isinstance(name, str) or not name:
+        return ToolCall("", None, raw=raw, id=id, error="The call names no tool; write its name as a string.")
+    if not isinstance(arguments, dict) or not is_storable(arguments):
+        error = f"{name}: the arguments must be a JSON object of what the tool takes, not {_clip(raw)}."
+        return ToolCall(name, None, raw=raw, id=id, error=error)
+    return ToolCall(name, arguments, raw=raw, id=id)
+
+
+def unreadable_call(reason: str, raw: str, index: int) -> ToolCall:
+    """A call that could not be read at all, with a sentence for the model."""
+    return ToolCall("", None, raw=raw, id=f"call_{index}", error=f"{reason}: {_clip(raw)}")
+
+
+def tools_as_chat(tools: Sequence[ToolSchema]) -> list[dict[str, JSON]]:
+    """Tool schemas in the form that OpenAI's API and most templates take."""
+    return [{"type": "function", "function": tool_as_json(tool)} for tool in tools]
+
+
+def tool_as_json(tool: ToolSchema) -> dict[str, JSON]:
+    """Name, description and parameters of a tool."""
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+
+
+def _clip(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:80] + "...")
