@@ -79,11 +79,9 @@ class Reader:
         except BuildError as error:
             first = error.errors(include_url=False)[0]
             where = _dotted((key, *first["loc"]))
-            raise ArgumentsRejected(
-                f"{self.schema.name}: parameter `{where}` does not fit: {first['msg']}; "
-                f"it got {_shown(first['input'])}.",
-                "value",
-            ) from None
+            said = f"{_clip(' '.join(first['msg'].split()))}; it got {_shown(first['input'])}."
+            sentence = f"{self.schema.name}: parameter `{where}` does not fit: {said}"
+            raise ArgumentsRejected(sentence, "value") from None
 
 
 def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> str:

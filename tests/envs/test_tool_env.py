@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -22,6 +23,7 @@ from agentrl import (
     tool,
 )
 from agentrl.errors import StageError, ToolDefinitionError
+from agentrl.tools import inline
 from tests.worlds import ASK, FOREVER_S, QUICK, Parrot, add, echo
 
 
@@ -189,6 +191,60 @@ async def test_a_tool_that_overruns_is_text_for_the_model_and_counted(kind):
     assert 20_000 <= env.counts[f"tool/{name}/us"] < 250_000
 
 
+@pytest.mark.parametrize(
+    ("policy", "said", "what"), [("strict", "but got", "rejected/type"), ("coerce", "5", "coerced")]
+)
+async def test_the_policy_of_the_world_decides_whether_a_call_is_mended(policy, said, what):
+    class Adding(Parrot):
+        arguments = policy
+
+    env = Adding()
+    assert said in (await answers(env, call("add", a="3", b=[] if policy == "strict" else "2")))[0]
+    assert events(env)[f"tool/add/{what}"] == 1
+
+
+@pytest.mark.parametrize(("most", "shown", "cut"), [(5, 5, 1), (10, 10, 0), (9, 9, 1), (None, 10, 0)])
+async def test_a_huge_answer_of_a_tool_is_cut_visibly(most, shown, cut):
+    class Short(Parrot):
+        limits = Limits(max_tool_chars=most)
+
+    env = Short()
+    (text,) = await answers(env, call("echo", text="0123456789"))
+    notice = f"\n... truncated: {10 - shown} of 10 characters are left out." if cut else ""
+    assert text == "0123456789"[:shown] + notice
+    assert events(env).get("tool/echo/truncated", 0) == cut
+
+
+async def test_what_a_tool_says_when_it_refuses_is_bounded_too():
+    @tool(inline=True)
+    def shy(q: str) -> str:
+        """Say no."""
+        raise ToolRejected("no" * 50_000)
+
+    class Shy(Parrot):
+        tools = (shy,)
+
+    (text,) = await answers(Shy(), call("shy", q="x"))
+    assert text.endswith("\n... truncated: 80,000 of 100,000 characters are left out.")
+    assert len(text) < 20_100
+
+
+async def test_the_time_of_a_tool_is_summed_over_its_calls():
+    async def nap(q: str) -> str:
+        """Sleep."""
+        await asyncio.sleep(0.02)
+        return q
+
+    class Napping(Parrot):
+        tools = (nap, echo)
+
+    env = Napping()
+    for _ in range(3):
+        await answers(env, call("nap", q="x"))
+    assert 60_000 <= env.counts["tool/nap/us"] < 500_000
+    assert env.counts["tool/nap/calls"] == 3
+
+
 async def test_a_method_is_a_tool_that_sees_its_episode():
     class Counter(Parrot):
         def bump(self, by: int) -> str:
@@ -255,6 +311,43 @@ async def test_a_reward_that_is_no_finite_number_is_named(given):
     assert repr(given) in caught.value.detail
 
 
+async def test_a_reward_in_parts_is_their_sum_and_keeps_them():
+    class Parted(Parrot):
+        def reward(self, task, answer):
+            return {"right": float(answer == task.answer), "short": 0.25}
+
+    reward = (await (await started(Parted())).step(say("3"))).reward
+    assert reward == 1.25
+    assert reward.parts == {"right": 1.0, "short": 0.25}
+
+
+@pytest.mark.parametrize("given", [{"total": None}, {"total": "1"}, {"a": 1.0, "b": float("nan")}])
+async def test_a_part_that_is_no_finite_number_is_named(given):
+    class Odd(Parrot):
+        def reward(self, task, answer):
+            return given
+
+    env = await started(Odd())
+    with pytest.raises(StageError, match=f"the part `{list(given)[-1]}` of the reward is") as caught:
+        await env.step(say("x"))
+    assert (caught.value.stage, caught.value.kind) == ("reward", "invalid")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+async def test_only_an_inline_reward_runs_on_the_event_loop(quick):
+    class Where(Parrot):
+        def reward(self, task, answer):
+            return threading.current_thread() is threading.main_thread()
+
+    class Quick(Where):
+        @inline
+        def reward(self, task, answer):
+            return super().reward(task, answer)
+
+    step = await (await started(Quick() if quick else Where())).step(say("x"))
+    assert step.reward == quick
+
+
 async def test_a_reward_that_breaks_is_a_failure_of_the_reward():
     class Broken(Parrot):
         def reward(self, task, answer):
@@ -266,7 +359,8 @@ async def test_a_reward_that_breaks_is_a_failure_of_the_reward():
     assert caught.value.stage == "reward"
 
 
-async def test_a_reward_that_overruns_is_a_failure_of_the_reward():
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_reward_that_overruns_is_a_failure_of_the_reward(kind):
     class Slow(Parrot):
         limits = Limits(reward_timeout_s=0.02)
 
@@ -274,9 +368,16 @@ async def test_a_reward_that_overruns_is_a_failure_of_the_reward():
             await asyncio.sleep(FOREVER_S)
             return 1.0
 
-    env = await started(Slow())
+    class Blocking(Slow):
+        def reward(self, task, answer):
+            time.sleep(0.3)
+            return 1.0
+
+    env = await started(Slow() if kind == "async" else Blocking())
+    began = time.perf_counter()
     with pytest.raises(StageError) as caught:
         await env.step(say("x"))
+    assert time.perf_counter() - began < 0.25
     assert (caught.value.stage, caught.value.kind) == ("reward", "timeout")
 
 

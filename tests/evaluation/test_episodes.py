@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agentrl import Task, say
+from agentrl import GroupReward, Reward, Task, say
 from agentrl.envs import Scorer
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.episodes import Evaluator
@@ -53,7 +53,7 @@ class Seen(Talk):
         await super().close()
 
 
-def evaluator(failing=(), agents=None, **options):
+def evaluator(failing=(), agents=None, rewards=(), **options):
     book = Book(failing)
     agents = [] if agents is None else agents
 
@@ -61,7 +61,7 @@ def evaluator(failing=(), agents=None, **options):
         agents.append(Speaker(say("x")))
         return agents[-1]
 
-    return Evaluator(lambda: Seen(book), agent, Scorer(), SETTING, **options), book
+    return Evaluator(lambda: Seen(book), agent, Scorer(rewards), SETTING, **options), book
 
 
 async def test_tasks_are_played_in_their_order_and_again_where_they_run_out():
@@ -104,6 +104,23 @@ async def test_a_failed_episode_is_kept_and_scored_by_nobody():
     assert found.report.failures == {"reset_error": 2}
     assert len(found.episodes) == 6
     assert len(found.verdicts) == 4
+
+
+async def test_rewards_are_part_of_the_score_and_a_broken_one_is_a_failure():
+    def length(episode):
+        return 10.0 / (episode.task.id != "t2")
+
+    judge, _ = evaluator(rewards=[Reward(length, weight=0.5)])
+    found = await judge.run(TASKS, 6, seed=0)
+    assert (found.report.n, found.report.mean) == (4, 5.5)
+    assert found.report.parts == {"env": 0.5, "length": 10.0}
+    assert found.report.failures == {"reward_error": 2}
+    assert [e.ending.value for e in found.episodes] == ["completed", "completed", "failed"] * 2
+
+
+async def test_an_episode_played_once_is_a_group_of_one():
+    judge, _ = evaluator(rewards=[GroupReward(lambda siblings: [len(siblings)] * len(siblings), name="size")])
+    assert (await judge.run(TASKS, 6, seed=0)).report.parts["size"] == 1.0
 
 
 async def test_when_everything_fails_one_sentence_tells_why():

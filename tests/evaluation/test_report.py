@@ -92,6 +92,32 @@ def test_verdicts_are_matched_by_episode_not_by_place():
     assert summarize(played, verdicts, setting, seconds=0.0).by == {"hops=1": 0.0, "hops=2": 1.0}
 
 
+def test_parts_are_told_where_there_are_any_beside_the_steps():
+    played = [episode("e0"), episode("e1")]
+    parts = [{"env": 1.0, "brevity": 4.0}, {"env": 0.0}]
+    verdicts = [Verdict(e.id, "env", 0.0, own) for e, own in zip(played, parts, strict=True)]
+    assert summarize(played, verdicts, SETTING, seconds=0.0).parts == {"brevity": 2.0, "env": 0.5}
+    plain = [Verdict(e.id, "env", 0.0, {"env": 0.0}) for e in played]
+    assert summarize(played, plain, SETTING, seconds=0.0).parts == {}
+
+
+def test_the_time_of_a_call_is_a_mean_over_those_that_could_be_read():
+    played = [
+        episode("e0", counts={"tool/a/b/calls": 3, "tool/a/b/malformed": 1, "tool/a/b/us": 3000}),
+        episode(
+            "e1", counts={"tool/a/b/calls": 2, "tool/a/b/us": 1000, "tool/c/calls": 1, "tool/c/malformed": 1}
+        ),
+    ]
+    report = report_of([1.0, 1.0], episodes=played)
+    assert report.tool_ms == {"a/b": 1.0}
+    assert report.counts == {
+        "tool/a/b/calls": 5,
+        "tool/a/b/malformed": 1,
+        "tool/c/calls": 1,
+        "tool/c/malformed": 1,
+    }
+
+
 def test_a_report_is_json_in_the_order_of_its_fields():
     plain = json.loads(json.dumps(report_of([1.0, 0.0]).as_json()))
     assert list(plain)[:7] == ["env_id", "split", "temperature", "n", "mean", "stderr", "by"]

@@ -12,6 +12,7 @@ from agentrl.types import (
     Finish,
     Limits,
     Message,
+    RewardParts,
     Task,
     ToolCall,
     Trajectory,
@@ -57,6 +58,7 @@ OBSERVATIONS = st.lists(messages(), max_size=2).map(tuple)
 TURNS = st.builds(Turn, OBSERVATIONS, messages(), st.none() | turn_tokens())
 TRAJECTORIES = st.builds(Trajectory, st.lists(TURNS, max_size=3).map(tuple))
 LIMITS = st.builds(Limits, st.integers(1, 99), st.none() | IDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
+PARTS = st.builds(RewardParts, st.dictionaries(TEXT, st.floats(-9, 9), max_size=2))
 TASKS = st.builds(Task, TEXT, OBSERVATIONS, st.none() | TEXT, METADATA, TEXT)
 
 
@@ -71,7 +73,7 @@ def episodes(draw):
         seed=draw(st.integers()),
         limits=draw(LIMITS),
         trajectories=tuple(draw(st.lists(TRAJECTORIES, max_size=2))),
-        step_rewards=tuple(draw(st.lists(st.none() | st.floats(allow_nan=False), max_size=3))),
+        step_rewards=tuple(draw(st.lists(st.none() | st.floats(allow_nan=False) | PARTS, max_size=3))),
         ending=ending,
         failure=failure,
         counts=draw(st.dictionaries(TEXT, st.integers(0, 99), max_size=2)),

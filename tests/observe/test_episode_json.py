@@ -27,6 +27,7 @@ def assert_same(a, b):
             assert_same(x, y)
     else:
         assert a == b
+        assert getattr(a, "parts", None) == getattr(b, "parts", None)
 
 
 @given(episodes())

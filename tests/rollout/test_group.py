@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from agentrl import UserError, say
+from agentrl import GroupReward, Reward, UserError, say
 from agentrl.envs import Scorer
 from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupPlayer, all_of
+from agentrl.tools import inline
 from agentrl.types import Ending, Finish, Step
 from tests.worlds import ASK, Hang, Speaker, Talk, raising, turn_tokens
 
@@ -31,10 +32,10 @@ class Recorded(Talk):
 class Setting:
     """A group player over worlds that fail in their n-th instance, for n in `failing`."""
 
-    def __init__(self, size, *, failing=(), retries=2, seed=0, aborting=(), **options):
+    def __init__(self, size, *, failing=(), retries=2, seed=0, aborting=(), rewards=(), **options):
         self.envs, self.agents = [], []
         self.failing, self.aborting = set(failing), set(aborting)
-        self.player = GroupPlayer(self.env, self.agent, Scorer(), size, retries, seed, **options)
+        self.player = GroupPlayer(self.env, self.agent, Scorer(rewards), size, retries, seed, **options)
 
     def env(self):
         number = len(self.envs)
@@ -90,6 +91,46 @@ async def test_a_failed_episode_is_played_again_in_the_same_world_with_other_sam
     assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1-retry1", "g7-2"]
     assert [e.id for e in outcome.failed] == ["g7-1"]
     assert outcome.failed[0].failure.detail == "RuntimeError: world 1"
+
+
+async def test_an_episode_whose_reward_breaks_is_played_again_and_no_other_is_measured_twice():
+    measured = []
+
+    @inline
+    def broken_once(episode):
+        measured.append(episode.id)
+        return 1 / (episode.id != "g7-1")
+
+    setting = Setting(3, rewards=[Reward(broken_once)])
+    outcome = await setting.play()
+    assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1-retry1", "g7-2"]
+    assert sorted(measured) == ["g7-0", "g7-1", "g7-1-retry1", "g7-2"]
+    assert [e.failure.name for e in outcome.failed] == ["reward_error"]
+    assert setting.envs[3].begun == (ASK, 1234)
+    for episode, verdict in zip(outcome.group.episodes, outcome.group.verdicts, strict=True):
+        assert verdict.parts == {"env": episode.step_rewards[0], "broken_once": 1.0}
+
+
+async def test_a_group_whose_common_reward_breaks_is_lost_and_trained_on_by_nobody():
+    setting = Setting(3, failing={1}, rewards=[GroupReward(lambda siblings: [1.0], name="rank")])
+    outcome = await setting.play()
+    assert outcome.group is None
+    assert outcome.finished == ()
+    assert sorted(e.id for e in outcome.failed) == ["g7-0", "g7-1", "g7-1-retry1", "g7-2"]
+    assert {e.failure.name for e in outcome.failed} == {"reset_error", "reward_invalid"}
+
+
+async def test_a_reward_over_siblings_sees_those_that_replaced_the_failed_ones():
+    seen = []
+
+    @inline
+    def rank(siblings):
+        seen.append([e.id for e in siblings])
+        return range(len(siblings))
+
+    outcome = await Setting(3, failing={0}, rewards=[GroupReward(rank)]).play()
+    assert seen == [["g7-0-retry1", "g7-1", "g7-2"]]
+    assert [v.parts["rank"] for v in outcome.group.verdicts] == [0.0, 1.0, 2.0]
 
 
 async def test_an_aborted_episode_is_played_again_too():

@@ -1,0 +1,44 @@
+"""What a batch looks like in numbers: failed episodes apart, rewards and tools by name."""
+
+from __future__ import annotations
+
+from agentrl.rollout.group import GroupOutcome
+from agentrl.run.metrics import rollout_metrics
+from agentrl.types import Ending, Episode, Failure, Group, Limits, Task, Verdict
+
+TASK = Task.ask("t", "?")
+
+
+def episode(name: str, ending: Ending = Ending.COMPLETED, **counts: int) -> Episode:
+    failure = Failure("reward", "error", "x") if ending is Ending.FAILED else None
+    told = {key.replace("__", "/"): count for key, count in counts.items()}
+    return Episode(name, "E-v0", TASK, 0, Limits(), (), (1.0,), ending, failure, told)
+
+
+def outcome(parts: list[dict[str, float]], episodes: tuple[Episode, ...]) -> GroupOutcome:
+    verdicts = tuple(Verdict(e.id, "env", own["env"], own) for e, own in zip(episodes, parts, strict=True))
+    lost = (episode("lost", Ending.FAILED, tool__add__calls=100, tool__add__us=1),)
+    return GroupOutcome(Group("g", TASK, 0, episodes, verdicts), lost, episodes)
+
+
+def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
+    episodes = (
+        episode("a", tool__add__calls=1, tool__add__us=500),
+        episode("b", Ending.TRUNCATED, tool__add__calls=3, tool__add__us=3500, tool__add__rejected__type=1),
+    )
+    metrics = rollout_metrics(
+        [outcome([{"env": 1.0, "brevity": 3.0}, {"env": 0.0, "brevity": 1.0}], episodes)], []
+    )
+    assert metrics["rollout/raw_reward"] == 0.5
+    assert metrics["rollout/reward/env/mean"] == 0.5
+    assert metrics["rollout/reward/brevity/mean"] == 2.0
+    assert metrics["rollout/tool/add/calls/mean"] == 2.0
+    assert metrics["rollout/tool/add/rejected/type/mean"] == 0.5
+    assert metrics["rollout/tool/add/latency_ms"] == 1.0
+    assert metrics["rollout/failed_episodes"] == 1.0
+    assert not any(name.endswith("us/mean") for name in metrics)
+
+
+def test_the_steps_own_reward_is_told_once() -> None:
+    metrics = rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))], [])
+    assert not any(name.startswith("rollout/reward/") for name in metrics)
