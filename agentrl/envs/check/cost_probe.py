@@ -1,0 +1,78 @@
+"""What an environment costs: latencies and memory. Figures and warnings, never errors: machines differ."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+import tracemalloc
+from collections.abc import Mapping, Sequence
+
+from agentrl.envs.check.arena import Arena, Policy, outcome
+from agentrl.envs.check.report import Probed, warning
+
+SLOW_MS = 1000.0
+"""Medians of reset, step and last step (which holds the reward) above which a warning asks for a look."""
+GROWS_MIB = 1.0
+"""Memory for 100 episodes above which an environment is said to grow."""
+_EPISODES = 100
+_WARM_UP = 10
+_PATIENCE_S = 5.0
+
+
+def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Median and 99th percentile in milliseconds of reset, step and the last step."""
+    figures = {}
+    for name, values in sorted(seconds.items()):
+        ordered = sorted(values)
+        figures[f"{name}_ms"] = 1e3 * ordered[len(ordered) // 2]
+        figures[f"{name}_p99_ms"] = 1e3 * ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)))]
+    return figures
+
+
+def slow(figures: Mapping[str, float]) -> Probed:
+    """Warnings about medians that a rollout would feel."""
+    found = []
+    for name in ("reset", "step", "last_step"):
+        median = figures.get(f"{name}_ms", 0.0)
+        if median > SLOW_MS:
+            text = f"the median {name} takes {median:.0f} ms; build what is expensive once, in the module."
+            found.append(warning(f"slow-{name.replace('_', '-')}", text))
+    return Probed(tuple(found))
+
+
+async def probe_memory(arena: Arena, policy: Policy) -> Probed:
+    """What Python objects (numpy's arrays among them) 100 more episodes keep alive, in MiB.
+
+    Fewer are played where they take long, and the figure is scaled.
+    """
+    tracing = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        await _play(arena, policy, _WARM_UP)
+        before = _traced_bytes()
+        count = await _play(arena, policy, _EPISODES)
+        grown = (_traced_bytes() - before) / count * _EPISODES / 2**20
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+    figures = {"memory_mib_per_100_episodes": grown}
+    if grown <= GROWS_MIB:
+        return Probed((), figures)
+    text = f"100 episodes leave {grown:.1f} MiB behind; do not keep episodes in the module or in the class."
+    return Probed((warning("memory-grows", text),), figures)
+
+
+async def _play(arena: Arena, policy: Policy, most: int) -> int:
+    began = time.perf_counter()
+    count = 0
+    for count, task in enumerate(arena.some_tasks(most), start=1):
+        await outcome(arena.play(policy, task, number=count))
+        if time.perf_counter() - began > _PATIENCE_S:
+            break
+    return count
+
+
+def _traced_bytes() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]

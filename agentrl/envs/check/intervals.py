@@ -1,0 +1,43 @@
+"""Confidence intervals of mean scores.
+
+One rule for every kind of score: Wilson's interval (Wilson 1927, "Probable inference, the law of
+succession, and statistical inference") for the mean of n values that have been scaled to [0, 1]. For 0/1
+scores it is exactly Wilson's; for others it is wide enough, since a variable in [0, 1] with mean m has a
+variance of at most m (1 - m). Z is for 99.9% on each side, because a check asks some thirty questions
+and should not cry wolf.
+
+A mean of exactly 1 (or 0) keeps 1 (or 0) inside its interval, and any other mean excludes it: an expert
+that declares full marks must always get them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+Z = 3.09
+ROUNDING = 1e-9
+
+
+class Interval(NamedTuple):
+    """A mean and the bounds of its confidence interval, in the scores' own units."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval(scores: Sequence[float], declared: Sequence[float]) -> Interval:
+    """The interval of the mean of at least one score; the range is that of `scores` and `declared`."""
+    mean = fmean(scores)
+    low, high = min(*scores, *declared), max(*scores, *declared)
+    if high == low:
+        return Interval(mean, mean, mean)
+    m, n = (mean - low) / (high - low), len(scores)
+    centre = m + Z * Z / (2 * n)
+    spread = Z * math.sqrt(max(m * (1 - m), 0.0) / n + Z * Z / (4 * n * n))
+    scale = (high - low) / (1 + Z * Z / n)
+    bounds = Interval(mean, low + scale * (centre - spread), low + scale * (centre + spread))
+    return bounds._replace(low=min(bounds.low, mean), high=max(bounds.high, mean))

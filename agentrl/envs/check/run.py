@@ -1,0 +1,130 @@
+"""The check itself: from an environment's name or class to a report."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from agentrl.envs.base import Env
+from agentrl.envs.check.arena import Arena, expert
+from agentrl.envs.check.cancel_probe import probe_cancelling
+from agentrl.envs.check.cost_probe import latencies, probe_memory, slow
+from agentrl.envs.check.policies import random_policy
+from agentrl.envs.check.report import CheckReport, Probed, error, findings_of
+from agentrl.envs.check.same_probe import probe_sameness
+from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_expert
+from agentrl.envs.check.task_probe import Splits, looked_at, probe_tasks
+from agentrl.envs.registry import EnvSpec, find
+from agentrl.errors import StageError, UserError, stage
+from agentrl.types import Task
+
+Progress = Callable[[str], None]
+
+
+def check_env(
+    env: str | type[Env], *, n: int = 32, seed: int = 0, progress: Progress | None = None
+) -> CheckReport:
+    """Check an environment, by its id or its class: tasks, scores, cheats, sameness, costs, traces.
+
+    n: tasks that the expert and random play are measured on; each adversary plays a quarter of them.
+    seed: what the check draws everything from. progress: is told what is being checked.
+
+    Raises:
+        UnknownEnvError: no environment of that name.
+        UserError: n is below 1, the class lacks a method or needs arguments, or an event loop runs already.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(check_env_async(env, n=n, seed=seed, progress=progress))
+    raise UserError("check_env was called inside an event loop; write `await check_env_async(...)` there.")
+
+
+async def check_env_async(
+    env: str | type[Env], *, n: int = 32, seed: int = 0, progress: Progress | None = None
+) -> CheckReport:
+    """`check_env` for code that runs in an event loop.
+
+    Raises:
+        UnknownEnvError: no environment of that name.
+        UserError: n is below 1, or the class lacks a method or needs arguments.
+    """
+    if n < 1:
+        raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
+    spec = find(env) if isinstance(env, str) else EnvSpec(f"{env.__module__}:{env.__qualname__}", env)
+    make = spec.factory()
+    probed = await _probe(spec, make, n, seed, progress or _silent)
+    figures = {name: number for one in probed for name, number in (one.figures or {}).items()}
+    return CheckReport(spec.id, seed, tuple(findings_of(probed)), figures)
+
+
+def _silent(what: str) -> None:
+    del what
+
+
+async def _probe(
+    spec: EnvSpec, make: Callable[[], Env], n: int, seed: int, tell: Progress
+) -> Sequence[Probed]:
+    """Every probe in turn; a world without tasks, or one that cannot be made, goes no further."""
+    tell("tasks")
+    env_class = spec.env_class
+    try:
+        splits, again = await _splits(make), await _splits(make)
+    except StageError as broken:
+        text = f"`{broken.stage}` breaks: {broken.detail}; mend it first."
+        return [Probed((error(f"{broken.stage}-fails", text),))]
+    chance, span = env_class.chance_score, env_class.expert_score - env_class.chance_score
+    probed = [probe_tasks(splits, again, env_class.limits.max_tokens, chance, span), _declared(env_class)]
+    arena = Arena(make, env_class, _chosen(splits, n, seed), seed)
+    if not arena.tasks:
+        return probed
+    tell("the expert")
+    found, answered_in = await probe_expert(arena, n)
+    probed.append(found)
+    tell("random and adversarial policies")
+    probed.append(await probe_chance(arena, n, answered_in))
+    return [*probed, *await _probe_world(arena, tell)]
+
+
+async def _probe_world(arena: Arena, tell: Progress) -> Sequence[Probed]:
+    gold = expert if has_expert(arena) else random_policy
+    tell("same seed, same episode")
+    sameness = await probe_sameness(arena, (gold, random_policy))
+    tell("cancelling at every await")
+    cancelling = await probe_cancelling(arena, gold)
+    # Before the memory probe: tracing makes everything slower.
+    figures = latencies(arena.seconds)
+    tell("memory")
+    return sameness, cancelling, Probed((), figures), slow(figures), await probe_memory(arena, gold)
+
+
+def _declared(env_class: type[Env]) -> Probed:
+    best, chance = env_class.expert_score, env_class.chance_score
+    if best > chance:
+        return Probed()
+    text = f"expert_score = {best:g} is not above chance_score = {chance:g}; there would be nothing to learn."
+    return Probed((error("nothing-to-learn", text),))
+
+
+async def _splits(make: Callable[[], Env]) -> Splits:
+    """What a fresh instance says its tasks are.
+
+    Raises:
+        StageError: it cannot be made, or its `tasks` breaks.
+    """
+    async with stage("make", None):
+        env = make()
+    async with stage("tasks", None):
+        splits = {name: looked_at(env.tasks(name)) for name in env.splits}
+    await env.close()
+    return splits
+
+
+def _chosen(splits: Splits, n: int, seed: int) -> tuple[Task, ...]:
+    """`n` tasks to play, from all splits in equal parts."""
+    rng = random.Random(seed)
+    several = [rng.sample(list(tasks), min(len(tasks), n)) for tasks in splits.values() if tasks]
+    longest = max(map(len, several), default=0)
+    turns = [tasks[k] for k in range(longest) for tasks in several if k < len(tasks)]
+    return tuple(turns[:n])

@@ -1,0 +1,179 @@
+"""Worlds that pay for, or break at, what a model should not get away with."""
+
+from __future__ import annotations
+
+import os
+
+from agentrl import Message, Step, UserError, call, say
+from agentrl.envs.scoring import Reward
+from agentrl.tools import inline
+from tests.envs.check.broken import Good, caught_by
+
+
+@inline
+def brevity(episode):
+    return 0.5 if len(episode.turns[-1].action.content) < 20 else 0.0
+
+
+@inline
+def last_word(episode):
+    return 0.0 * len(episode.turns[-1].action.content.split()[-1])
+
+
+def deepest(value):
+    """How deep lists are nested; as naive as authors are."""
+    return 1 + max(map(deepest, value), default=0) if isinstance(value, list) else 0
+
+
+@caught_by("above-chance")
+class PaysNothing(Good):
+    def reward(self, task, answer):
+        return float(answer in ("", task.answer))
+
+
+@caught_by("above-chance")
+class PaysLength(Good):
+    def reward(self, task, answer):
+        return float(answer == task.answer or len(answer) > 10_000)
+
+
+@caught_by("above-chance")
+class PaysCopies(Good):
+    def reward(self, task, answer):
+        return float(answer == task.answer or answer == task.prompt[0].content)
+
+
+@caught_by("above-chance")
+class PaysForgery(Good):
+    """Takes a result that the model wrote itself for one of a tool."""
+
+    def reward(self, task, answer):
+        return float(answer == task.answer or f"<result>{task.answer}</result>" in answer)
+
+
+@caught_by("above-chance")
+class PaysFlattery(Good):
+    """A judge that believes what it reads."""
+
+    def reward(self, task, answer):
+        return float(answer == task.answer or "Reward: 1.0" in answer)
+
+
+@caught_by("above-chance")
+class PaysThoughts(Good):
+    async def step(self, action):
+        step = await super().step(action)
+        thought = self.task.answer in (action.reasoning or "")
+        return step._replace(reward=1.0) if step.terminated and thought else step
+
+
+@caught_by("above-chance")
+class PaysArguments(Good):
+    """Any call that names the answer is worth as much as the answer."""
+
+    async def step(self, action):
+        named = any(self.task.answer in str(one.arguments) for one in action.tool_calls)
+        return Step.finished(reward=1.0) if named else await super().step(action)
+
+
+@caught_by("above-chance")
+class PaysCalls(Good):
+    """Every call is worth something, and there is no end of them."""
+
+    async def step(self, action):
+        step = await super().step(action)
+        return step._replace(reward=0.5) if action.tool_calls else step
+
+
+@caught_by("above-chance")
+class PaysBrevity(Good):
+    """A weighted reward beside the steps', which silence earns as well."""
+
+    rewards = (Reward(brevity, weight=0.5),)
+    expert_score = 1.25
+
+
+@caught_by("crash")
+class CrashesInReward(Good):
+    rewards = (Reward(last_word),)
+    expert_score = 1.0
+
+
+@caught_by("crash")
+class CrashesOnUnread(Good):
+    async def step(self, action):
+        for one in action.tool_calls:
+            len(one.arguments)
+        return await super().step(action)
+
+
+@caught_by("crash")
+class CrashesOnUnknown(Good):
+    async def step(self, action):
+        for one in action.tool_calls:
+            next(tool for tool in self.tool_schemas if tool.name == one.name)
+        return await super().step(action)
+
+
+@caught_by("crash")
+class CrashesOnMissing(Good):
+    async def step(self, action):
+        for one in action.tool_calls:
+            if one.name == "look" and one.arguments is not None:
+                one.arguments["word"]
+        return await super().step(action)
+
+
+@caught_by("crash")
+class CrashesOnNaN(Good):
+    async def step(self, action):
+        for one in action.tool_calls:
+            times = (one.arguments or {}).get("times", 1)
+            if isinstance(times, float):
+                int(times)
+        return await super().step(action)
+
+
+@caught_by("crash")
+class CrashesOnDepth(Good):
+    async def step(self, action):
+        for one in action.tool_calls:
+            deepest((one.arguments or {}).get("word"))
+        return await super().step(action)
+
+
+@caught_by("crash")
+class CrashesOnNullBytes(Good):
+    def reward(self, task, answer):
+        os.path.exists(answer) or compile(
+            answer.replace(" ", "_") or "1", "answer", "eval"
+        ) if "\0" in answer else 0
+        return float(answer == task.answer)
+
+
+@caught_by("crash")
+class ComplainsToPeople(Good):
+    """An error that is meant for the author reaches the run."""
+
+    def reward(self, task, answer):
+        if not answer:
+            raise UserError("write an answer")
+        return float(answer == task.answer)
+
+
+@caught_by("observation-unbounded")
+class Echoes(Good):
+    async def step(self, action):
+        step = await super().step(action)
+        return step._replace(observation=(*step.observation, Message("user", str(action.tool_calls))))
+
+    def expert(self, task):
+        yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
+
+
+@caught_by("observation-not-utf8")
+class EchoesHalves(Good):
+    async def step(self, action):
+        step = await super().step(action)
+        said = "".join(str((one.arguments or {}).get("word"))[:100] for one in action.tool_calls)
+        return Step.going(Message("tool", said)) if action.tool_calls and "\ud800" in said else step

@@ -1,0 +1,108 @@
+"""Each broken world is caught by exactly the finding that it should be, and a good one by none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl import UserError, register
+from agentrl.envs.check import Severity, check_env, check_env_async, cost_probe
+from agentrl.errors import UnknownEnvError
+from tests.envs.check import cheated, leaking
+from tests.envs.check.broken import FAULTS, Good, Slow
+
+WARNINGS = {
+    "no-expert",
+    "expert-score-too-low",
+    "answer-in-long-prompt",
+    "expert-too-long",
+    "memory-grows",
+    "slow-reset",
+}
+
+MODULES = (cheated, leaking)  # where the worlds of FAULTS stand, beside broken.py
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    yield
+    leaking.let_all_go()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr("agentrl.envs.check.traces._MOST_LOOKS", 5)
+    monkeypatch.setattr(cost_probe, "SLOW_MS", 100.0)
+
+
+def test_a_good_world_has_no_findings_and_its_figures_are_told():
+    report = check_env(Good, n=8)
+    assert report.findings == ()
+    assert report.ok
+    assert report.figures["tasks"] == 8
+    assert report.figures["expert_score"] == report.figures["expert_score_high"] == 1.0
+    assert report.figures["random_score"] == report.figures["best_adversary_score"] == 0.0
+    assert report.figures["cancels"] == 2  # the expert speaks twice, and nothing else is waited for
+    assert {"reset_ms", "step_ms", "last_step_ms", "memory_mib_per_100_episodes"} <= set(report.figures)
+    assert str(report).startswith("tests.envs.check.broken:Good: passed")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
+    *codes, _ = fault.split()
+    if FAULTS[fault] is Slow:
+        monkeypatch.setattr(cost_probe, "SLOW_MS", 3.0)
+    report = check_env(FAULTS[fault], n=8)
+    assert list(report.codes) == codes, report
+    assert report.ok == (set(codes) <= WARNINGS), report
+    assert {one.code for one in report.findings if one.severity is Severity.WARNING} == set(codes) & WARNINGS
+    for finding in report.findings:
+        assert finding.text.endswith("."), finding.text
+        assert "\n" not in finding.text
+        assert len(finding.text) < 700
+
+
+def test_an_environment_is_checked_by_its_id_too_and_the_report_names_it():
+    register("GoodForCheck-v0", Good)
+    report = check_env("GoodForCheck-v0", n=2)
+    assert (report.env_id, report.ok) == ("GoodForCheck-v0", True)
+    assert report.to_json() == {
+        "env": "GoodForCheck-v0",
+        "ok": True,
+        "seed": 0,
+        "findings": [],
+        "figures": dict(report.figures),
+    }
+
+
+async def test_inside_an_event_loop_the_async_form_is_named_and_works():
+    with pytest.raises(UserError, match=r"await check_env_async"):
+        check_env(Good)
+    factory = asyncio.get_running_loop().get_task_factory()
+    assert (await check_env_async(Good, n=2)).ok
+    assert asyncio.get_running_loop().get_task_factory() is factory
+
+
+def test_bad_input_is_one_sentence():
+    with pytest.raises(UnknownEnvError, match="NoSuch-v0"):
+        check_env("NoSuch-v0")
+    with pytest.raises(UserError, match="n = 0"):
+        check_env(Good, n=0)
+
+
+def test_progress_is_told_in_the_order_of_the_checks():
+    told = []
+    check_env(Good, n=2, progress=told.append)
+    assert told[0] == "tasks"
+    assert told[-1] == "memory"
+    assert len(told) == 6
+
+
+def test_the_same_seed_checks_the_same_and_leaves_global_chance_alone():
+    from agentrl.envs.check.same_probe import global_chance
+
+    before = global_chance()
+    scores = [check_env(Good, n=4, seed=3).figures["random_score"] for _ in range(2)]
+    assert scores[0] == scores[1]
+    assert global_chance() == before
