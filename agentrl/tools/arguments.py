@@ -61,10 +61,11 @@ class Reader:
             ArgumentsRejected: they do not fit; the sentence names the parameter.
         """
         given = dict(arguments)
-        mended = False
-        if not self.validator.is_valid(given) and policy == "coerce":
+        fits, mended = self.validator.is_valid(given), False
+        if not fits and policy == "coerce":
             given, mended = coerced(given, self.schema.parameters, self.validator), True
-        if not self.validator.is_valid(given):
+            fits = self.validator.is_valid(given)
+        if not fits:
             # The model is told of what it wrote, not of what was made of it.
             raise ArgumentsRejected(*_explained(self.schema, self.validator, dict(arguments)))
         if not self.builders:
