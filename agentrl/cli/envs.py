@@ -9,6 +9,8 @@ import rich_click as click
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.cli.envs_check import check_command
+from agentrl.cli.envs_new import new_command
 from agentrl.envs import Env, find
 from agentrl.envs.registry import env_ids
 from agentrl.types import JSON
@@ -17,6 +19,10 @@ from agentrl.types import JSON
 @click.group()
 def envs() -> None:
     """The environments that are installed."""
+
+
+envs.add_command(check_command)
+envs.add_command(new_command)
 
 
 @envs.command("list")

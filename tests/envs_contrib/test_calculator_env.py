@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 
 from agentrl import ScriptedAgent, UserError, call, play, say
+from agentrl.envs.check import check_env
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.tools import calculate
 from agentrl.types import Ending
@@ -216,3 +217,8 @@ def test_every_word_of_a_problem_is_one_token_and_leaves_room_for_the_calls():
         tokens = tokenizer.encode(text, add_special_tokens=False)
         assert len(tokens) == len(re.findall(r" ?[A-Za-z]+|[ .?]|\d", text))
         assert len(tokens) < 100
+
+
+def test_the_environment_passes_its_check_without_a_warning():
+    report = check_env(Calculator, seed=1)
+    assert report.findings == (), str(report)

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from agentrl import ScriptedAgent, UserError, call, play, say
+from agentrl.envs.check import check_env
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.types import Ending
 from envs_contrib.hop_search import HopSearch, env, world
@@ -300,3 +301,8 @@ def test_setting_apart_touches_names_only():
         env.set_apart("In which country does Dado Mopa work?") == "In which country does Da\ndo Mo\npa work?"
     )
     assert env.set_apart("nothing found") == "nothing found"
+
+
+def test_the_environment_passes_its_check_without_a_warning():
+    report = check_env(HopSearch, seed=1)
+    assert report.findings == (), str(report)

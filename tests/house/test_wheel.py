@@ -16,7 +16,7 @@ import pytest
 
 from tests.house.source import ROOT, name_of, python_files
 
-DATA_SUFFIXES = {".html", ".css", ".js", ".toml", ".typed"}
+DATA_SUFFIXES = {".html", ".css", ".js", ".toml", ".typed", ".jinja"}
 # Modules of the standard library that 3.12 and 3.13 took away.
 GONE = {
     *("asynchat", "asyncore", "distutils", "imp", "smtpd"),

@@ -1,0 +1,62 @@
+"""`agentrl envs check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import rich_click as click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentrl.envs.check import CheckReport, Severity, check_env
+
+FAILED = 1
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
+
+
+@click.command("check")
+@click.argument("env_id")
+@click.option(
+    "--n", default=32, show_default=True, help="Tasks that the expert and random play are measured on."
+)
+@click.option("--seed", default=0, show_default=True, help="What the check draws everything from.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
+def check_command(env_id: str, n: int, seed: int, as_json: bool) -> None:
+    """Check whether an environment is worth training on.
+
+    The expert must reach its score; silence, chance and cheats must not. Exit code 1: there are errors.
+    """
+    console = Console(stderr=True)
+    if as_json:
+        report = check_env(env_id, n=n, seed=seed)
+        click.echo(json.dumps(report.to_json()))
+    else:
+        with console.status("") as status:
+            report = check_env(
+                env_id, n=n, seed=seed, progress=lambda what: status.update(f"checking: {what}")
+            )
+        _show(report, Console())
+    if not report.ok:
+        sys.exit(FAILED)
+
+
+def _show(report: CheckReport, console: Console) -> None:
+    figures = Table(title=report.env_id, show_header=False)
+    for name, value in report.figures.items():
+        figures.add_row(name, f"{value:.4g}")
+    console.print(figures)
+    for finding in report.findings:
+        style = _STYLES[finding.severity]
+        console.print(
+            f"[{style}]{finding.severity}[/] {finding.code}: {escape(finding.text)}", highlight=False
+        )
+    errors = _counted(len(report.errors), "error")
+    warnings = _counted(len(report.findings) - len(report.errors), "warning")
+    verdict = "passed" if report.ok else "failed"
+    console.print(f"{report.env_id} {verdict}: {errors}, {warnings}.", highlight=False)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,62 @@
+"""`agentrl envs check`: a table for people, JSON for machines, exit codes for both."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentrl.cli import main
+from tests.envs.check.broken import Good
+
+
+def run(capsys, *arguments):
+    """The exit code, standard output and standard error of a command."""
+    try:
+        main(["envs", "check", *arguments])
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_good_world_is_told_in_a_table_and_leaves_0(capsys):
+    code, out, _ = run(capsys, f"{Good.__module__}:Good", "--n", "4")
+    assert code == 0
+    assert "expert_score" in out
+    assert "passed: 0 errors, 0 warnings." in out
+
+
+def test_a_broken_world_leaves_1_and_its_finding_is_told(capsys):
+    code, out, _ = run(capsys, "tests.envs.check.cheated:PaysNothing", "--n", "4")
+    assert code == 1
+    assert "error above-chance" in out
+    assert "failed: 1 error, 0 warnings." in out
+
+
+def test_a_warning_alone_leaves_0(capsys):
+    code, out, _ = run(capsys, f"{Good.__module__}:Bookless", "--n", "4")
+    assert code == 0
+    assert "warning no-expert" in out
+
+
+@pytest.mark.parametrize(("world", "code"), [("broken:Good", 0), ("cheated:PaysNothing", 1)])
+def test_machines_get_one_json_object_and_nothing_else(capsys, world, code):
+    left, out, _ = run(capsys, f"tests.envs.check.{world}", "--n", "4", "--seed", "2", "--json")
+    report = json.loads(out)
+    assert left == code
+    assert set(report) == {"env", "ok", "seed", "findings", "figures"}
+    assert report["ok"] == (code == 0)
+    assert report["seed"] == 2
+    assert [one["severity"] for one in report["findings"]] == ["error"] * code
+
+
+@pytest.mark.parametrize(
+    "arguments", [["NoSuch-v0"], ["HopSearch-v0", "--n", "0"], ["HopSearch-v0", "--n", "x"], []]
+)
+def test_bad_input_is_one_sentence_and_leaves_2(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("agentrl: ")
+    assert err.count("\n") == 1
