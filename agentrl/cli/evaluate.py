@@ -42,11 +42,17 @@ def _table(report: EvalReport) -> Table:
     table.add_row("mean", f"{report.mean:.3f} ± {report.stderr:.3f}")
     for name, value in report.by.items():
         table.add_row(f"mean, {name}", f"{value:.3f}")
+    for name, value in report.parts.items():
+        table.add_row(f"reward, {name}", f"{value:.3f}")
     table.add_row("episodes scored", str(report.n))
     table.add_row("episodes failed", str(sum(report.failures.values())))
     for kind, count in report.failures.items():
         table.add_row(f"failed: {kind}", str(count))
     table.add_row("turns per episode", f"{report.turns:.2f}")
     table.add_row("model tokens per episode", f"{report.policy_tokens:.1f}")
+    for name, count in report.counts.items():
+        table.add_row(name.replace("/", ", ").replace("_", " "), str(count))
+    for name, milliseconds in report.tool_ms.items():
+        table.add_row(f"tool, {name}, ms per call", f"{milliseconds:.2f}")
     table.add_row("seconds", f"{report.seconds:.1f}")
     return table

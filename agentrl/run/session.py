@@ -237,8 +237,10 @@ class Session:
 def _eval_metrics(mode: str, evaluation: Evaluation) -> dict[str, float]:
     report = evaluation.report
     parts = {f"eval/{mode}/{part}": mean for part, mean in report.by.items()}
+    rewards = {f"eval/{mode}/reward/{name}": mean for name, mean in report.parts.items()}
     return {
         f"eval/{mode}": report.mean,
         f"eval/{mode}/failures": float(sum(report.failures.values())),
         **parts,
+        **rewards,
     }

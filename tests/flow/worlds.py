@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from agentrl import Limits, Task, ToolEnv, call, say
+from agentrl import GroupReward, Limits, Reward, Task, ToolEnv, call, say
 
 BUTTONS = ("left", "right")
 
@@ -82,6 +82,29 @@ class Stuck(Bandit):
         return await super().step(action)
 
 
+def brief(episode):
+    """One reward of single episodes, in a thread of its own."""
+    if Judged.chance.random() < 0.1:
+        raise ConnectionError("the judge is out")
+    return 1.0 / len(episode.turns)
+
+
+async def ahead(siblings):
+    """How many siblings got less."""
+    totals = [sum(reward or 0.0 for reward in episode.step_rewards) for episode in siblings]
+    return [float(sum(other < total for other in totals)) for total in totals]
+
+
+class Judged(Bandit):
+    """Rewarded by more than its steps; the judge is out in a tenth of all episodes."""
+
+    chance = random.Random(0)
+    rewards = (Reward(brief, weight=0.5), GroupReward(ahead, weight=0.1))
+
+    def reward(self, task, answer):
+        return {"gold": super().reward(task, answer), "said": 0.25 * bool(answer)}
+
+
 class Slow(Bandit):
     """Takes its time, so that somebody can come in between."""
 
@@ -132,3 +155,14 @@ class Endless(Bandit):
     """Bounds no episode's tokens."""
 
     limits = Limits(max_turns=3, max_tokens=None)
+
+
+class Forgetful(Bandit):
+    """After every press the world tells the story anew: each turn is a trajectory of its own."""
+
+    async def step(self, action):
+        answered = await super().step(action)
+        if answered.terminated:
+            return answered
+        story = Message("user", f"pressed, {self.given}")
+        return Step.restarted(story, reason=Restart.COMPACTED)
