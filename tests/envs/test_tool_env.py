@@ -1,4 +1,4 @@
-"""Tools and a reward: the model's mistakes are text and counted, the world's are failures."""
+"""Tools: the model's mistakes are text and counted, the world's are failures."""
 
 from __future__ import annotations
 
