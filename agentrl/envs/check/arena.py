@@ -76,11 +76,12 @@ class Thinking(ScriptedAgent):
 class Arena:
     """What every probe works with.
 
-    tasks: the ones to play. seed: what all chance of the check is drawn from. seconds: latencies so far.
+    example: an instance that is only asked, never played. tasks: the ones to play. seed: what all chance
+    of the check is drawn from. seconds: latencies so far.
     """
 
     make: Callable[[], Env]
-    env_class: type[Env]
+    example: Env
     tasks: tuple[Task, ...]
     seed: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))

@@ -17,7 +17,7 @@ GROWS_MIB = 1.0
 """Memory for 100 episodes above which an environment is said to grow."""
 _EPISODES = 100
 _WARM_UP = 10
-_PATIENCE_S = 5.0
+_PATIENCE_S = 2.0
 
 
 def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -34,11 +34,19 @@ def check_env(
         UnknownEnvError: no environment of that name.
         UserError: n is below 1, the class lacks a method or needs arguments, or an event loop runs already.
     """
+    if _in_event_loop():
+        raise UserError(
+            "check_env was called inside an event loop; write `await check_env_async(...)` there."
+        )
+    return asyncio.run(check_env_async(env, n=n, seed=seed, progress=progress))
+
+
+def _in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(check_env_async(env, n=n, seed=seed, progress=progress))
-    raise UserError("check_env was called inside an event loop; write `await check_env_async(...)` there.")
+        return False
+    return True
 
 
 async def check_env_async(
@@ -54,7 +62,7 @@ async def check_env_async(
         raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
     spec = find(env) if isinstance(env, str) else EnvSpec(f"{env.__module__}:{env.__qualname__}", env)
     make = spec.factory()
-    probed = await _probe(spec, make, n, seed, progress or _silent)
+    probed = await _probe(make, n, seed, progress or _silent)
     figures = {name: number for one in probed for name, number in (one.figures or {}).items()}
     return CheckReport(spec.id, seed, tuple(findings_of(probed)), figures)
 
@@ -63,28 +71,30 @@ def _silent(what: str) -> None:
     del what
 
 
-async def _probe(
-    spec: EnvSpec, make: Callable[[], Env], n: int, seed: int, tell: Progress
-) -> Sequence[Probed]:
+async def _probe(make: Callable[[], Env], n: int, seed: int, tell: Progress) -> Sequence[Probed]:
     """Every probe in turn; a world without tasks, or one that cannot be made, goes no further."""
     tell("tasks")
-    env_class = spec.env_class
     try:
-        splits, again = await _splits(make), await _splits(make)
+        async with stage("make", None):
+            example, other = make(), make()
+        async with stage("tasks", None):
+            splits, again = _splits(example), _splits(other)
     except StageError as broken:
         text = f"`{broken.stage}` breaks: {broken.detail}; mend it first."
         return [Probed((error(f"{broken.stage}-fails", text),))]
-    chance, span = env_class.chance_score, env_class.expert_score - env_class.chance_score
-    probed = [probe_tasks(splits, again, env_class.limits.max_tokens, chance, span), _declared(env_class)]
-    arena = Arena(make, env_class, _chosen(splits, n, seed), seed)
-    if not arena.tasks:
-        return probed
-    tell("the expert")
-    found, answered_in = await probe_expert(arena, n)
-    probed.append(found)
-    tell("random and adversarial policies")
-    probed.append(await probe_chance(arena, n, answered_in))
-    return [*probed, *await _probe_world(arena, tell)]
+    chance, span = example.chance_score, example.expert_score - example.chance_score
+    probed = [probe_tasks(splits, again, example.limits.max_tokens, chance, span), _declared(example)]
+    arena = Arena(make, example, _chosen(splits, n, seed), seed)
+    if arena.tasks:
+        tell("the expert")
+        found, answered_in = await probe_expert(arena, n)
+        probed.append(found)
+        tell("random and adversarial policies")
+        probed.append(await probe_chance(arena, n, answered_in))
+        probed += await _probe_world(arena, tell)
+    await other.close()
+    await example.close()
+    return probed
 
 
 async def _probe_world(arena: Arena, tell: Progress) -> Sequence[Probed]:
@@ -99,26 +109,16 @@ async def _probe_world(arena: Arena, tell: Progress) -> Sequence[Probed]:
     return sameness, cancelling, Probed((), figures), slow(figures), await probe_memory(arena, gold)
 
 
-def _declared(env_class: type[Env]) -> Probed:
-    best, chance = env_class.expert_score, env_class.chance_score
+def _declared(env: Env) -> Probed:
+    best, chance = env.expert_score, env.chance_score
     if best > chance:
         return Probed()
     text = f"expert_score = {best:g} is not above chance_score = {chance:g}; there would be nothing to learn."
     return Probed((error("nothing-to-learn", text),))
 
 
-async def _splits(make: Callable[[], Env]) -> Splits:
-    """What a fresh instance says its tasks are.
-
-    Raises:
-        StageError: it cannot be made, or its `tasks` breaks.
-    """
-    async with stage("make", None):
-        env = make()
-    async with stage("tasks", None):
-        splits = {name: looked_at(env.tasks(name)) for name in env.splits}
-    await env.close()
-    return splits
+def _splits(env: Env) -> Splits:
+    return {name: looked_at(env.tasks(name)) for name in env.splits}
 
 
 def _chosen(splits: Splits, n: int, seed: int) -> tuple[Task, ...]:

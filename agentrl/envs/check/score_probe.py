@@ -34,7 +34,7 @@ class Played(NamedTuple):
 async def played(arena: Arena, policy: Policy, tasks: Sequence[Task]) -> Played:
     """One episode of each task, scored by the environment's steps and its rewards."""
     came = [await outcome(arena.play(policy, task, number=number)) for number, task in enumerate(tasks)]
-    scored = await score([one for one in came if isinstance(one, Episode)], arena.env_class.rewards)
+    scored = await score([one for one in came if isinstance(one, Episode)], arena.example.rewards)
     failures = [one for one in came if isinstance(one, str)]
     failures += [failure_line(one) for one in scored.episodes if one.failure is not None]
     episodes = tuple(one for one in scored.episodes if one.failure is None)
@@ -43,10 +43,10 @@ async def played(arena: Arena, policy: Policy, tasks: Sequence[Task]) -> Played:
 
 def has_expert(arena: Arena) -> bool:
     """Whether the environment has written an expert, or inherited one that solves the first task."""
-    if arena.env_class.expert is Env.expert:
+    if type(arena.example).expert is Env.expert:
         return False
     try:
-        arena.make().expert(arena.tasks[0])
+        arena.example.expert(arena.tasks[0]).close()
     except UserError:
         return False
     return True
@@ -64,8 +64,8 @@ async def probe_expert(arena: Arena, n: int) -> tuple[Probed, frozenset[str]]:
     if came.failures:
         text = f"the expert's episode fails ({some(came.failures)}); mend the environment or its expert."
         return Probed((error("expert-fails", text),)), answered_in
-    declared = arena.env_class.expert_score
-    bounds = interval(came.scores, (declared, arena.env_class.chance_score))
+    declared = arena.example.expert_score
+    bounds = interval(came.scores, (declared, arena.example.chance_score))
     found = [*_expert_findings(bounds, declared), *_too_long(came.episodes), *_expert_lengths(came.episodes)]
     figures = {"expert_score": bounds.mean, "expert_score_low": bounds.low, "expert_score_high": bounds.high}
     return Probed(tuple(found), figures), answered_in
@@ -123,7 +123,7 @@ async def probe_chance(arena: Arena, n: int, answered_in: frozenset[str]) -> Pro
     outcomes = {"random": await played(arena, random_policy, arena.some_tasks(n))}
     for name, policy in _adversaries(arena, answered_in).items():
         outcomes[name] = await played(arena, policy, few)
-    chance, best = arena.env_class.chance_score, arena.env_class.expert_score
+    chance, best = arena.example.chance_score, arena.example.expert_score
     allowed = chance + TOLERANCE * (best - chance) + ROUNDING
     bounds = {name: interval(one.scores, (chance, best)) for name, one in outcomes.items() if one.episodes}
     paid = [f"{name} ({one.mean:.3f})" for name, one in bounds.items() if one.low > allowed]
@@ -150,7 +150,7 @@ def _adversaries(arena: Arena, answered_in: frozenset[str]) -> dict[str, Policy]
     if not all(task.answer for task in arena.tasks):
         return chosen
     chosen |= KNOWING
-    if arena.make().tool_schemas:
+    if arena.example.tool_schemas:
         chosen |= {**FORGING, "answer in a tool's argument": gold_in_tools(answered_in)}
     return chosen
 

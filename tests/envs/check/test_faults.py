@@ -11,6 +11,7 @@ from agentrl.envs.check import Severity, check_env, check_env_async, cost_probe
 from agentrl.errors import UnknownEnvError
 from tests.envs.check import cheated, leaking
 from tests.envs.check.broken import FAULTS, Good, Slow
+from tests.envs.check.honest import HONEST, YesNo
 
 WARNINGS = {
     "no-expert",
@@ -61,6 +62,19 @@ def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
         assert finding.text.endswith("."), finding.text
         assert "\n" not in finding.text
         assert len(finding.text) < 700
+
+
+@pytest.mark.parametrize("env_class", HONEST)
+def test_an_honest_world_is_not_complained_of(env_class):
+    report = check_env(env_class, n=32)
+    assert report.findings == (), str(report)
+
+
+def test_an_honest_world_that_claims_too_little_chance_is_caught():
+    class Boasts(YesNo):
+        chance_score = 0.0
+
+    assert check_env(Boasts, n=32).codes == ("answer-in-prompt",)
 
 
 def test_an_environment_is_checked_by_its_id_too_and_the_report_names_it():

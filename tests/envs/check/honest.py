@@ -1,0 +1,111 @@
+"""Worlds without a fault that a careless check would complain of."""
+
+from __future__ import annotations
+
+import random
+
+from agentrl import Env, Limits, Message, SingleTurnEnv, Step, Task, call, say, tool
+from agentrl.tools import inline
+from tests.envs.check.broken import Good
+
+CAPITALS = {
+    "Peru": "Lima",
+    "Kenya": "Nairobi",
+    "Cuba": "Havana",
+    "Japan": "Tokyo",
+    "Norway": "Oslo",
+    "Mali": "Bamako",
+}
+
+
+class Submits(Good):
+    """The answer belongs in the argument of a tool, and nowhere else."""
+
+    @tool(inline=True)
+    def submit(self, word: str) -> str:
+        """Hand the answer in."""
+        self.handed_in = word
+        return "thank you"
+
+    tools = (*Good.tools, submit)
+
+    @inline
+    def reward(self, task, answer):
+        return float(getattr(self, "handed_in", "") == task.answer)
+
+    def expert(self, task):
+        yield call("submit", word=task.answer)
+        yield say("done")
+
+
+class Choice(SingleTurnEnv):
+    """Every prompt contains its answer, as one of four options."""
+
+    chance_score = 0.25
+
+    def tasks(self, split):
+        countries = list(CAPITALS)[:3] if split == "train" else list(CAPITALS)[3:]
+        return [self.task_of(split, country) for country in countries]
+
+    def task_of(self, split, country):
+        rng = random.Random(country)
+        right = CAPITALS[country]
+        options = [right, *rng.sample([city for city in CAPITALS.values() if city != right], 3)]
+        rng.shuffle(options)
+        return Task.ask(f"{split}-{country}", f"Capital of {country}: {', '.join(options)}?", right)
+
+    @inline
+    def grade(self, task, answer):
+        return float(answer == task.answer)
+
+
+class YesNo(SingleTurnEnv):
+    """Short answers that may stand in a prompt by chance, and do."""
+
+    chance_score = 0.5
+
+    def tasks(self, split):
+        numbers = range(0, 20) if split == "train" else range(20, 40)
+        return [Task.ask(f"{n}", f"Is {n} even, yes or no?", "no" if n % 2 else "yes") for n in numbers]
+
+    @inline
+    def grade(self, task, answer):
+        return float(answer.strip().lower() == task.answer)
+
+
+class Sums(SingleTurnEnv):
+    """Sometimes the result is one of the summands."""
+
+    def tasks(self, split):
+        numbers = range(0, 100) if split == "train" else range(100, 140)
+        return [Task.ask(f"{n}", f"What is {n} + {n * n}?", str(n + n * n)) for n in numbers]
+
+    @inline
+    def grade(self, task, answer):
+        return float(answer == task.answer)
+
+
+class Luck(Env):
+    """A coin decides: no full marks, and nothing to answer."""
+
+    expert_score = 0.75
+    chance_score = 0.0
+    limits = Limits(max_turns=3)
+
+    def tasks(self, split):
+        return [Task(f"{split}-{n}", (), metadata={"deal": f"{split}-{n}"}) for n in range(40)]
+
+    async def reset(self, task, *, seed):
+        self.seed_rng(seed)
+        return (Message("user", "Bet red or black."),), {}
+
+    async def step(self, action):
+        if action.content.strip() != "a fair bet":
+            return Step.going(Message("user", "That is no bet."))
+        return Step.finished(reward=float(self.rng.random() < 0.75))
+
+    def expert(self, task):
+        yield say("a fair bet")
+
+
+HONEST = (Submits, Choice, YesNo, Sums, Luck)

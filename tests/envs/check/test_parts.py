@@ -1,0 +1,181 @@
+"""The parts of the check whose rules can be stated: intervals, arguments, leaks, traces, counted awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from agentrl import Task
+from agentrl.envs.check import arguments
+from agentrl.envs.check.intervals import Z, interval
+from agentrl.envs.check.task_probe import looked_at, probe_tasks
+from agentrl.envs.check.traces import left_behind, own_temporary_folder, present
+from agentrl.tools import Tool
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Place(TypedDict):
+    x: Annotated[int, Field(ge=3, lt=9)]
+    names: list[str]
+
+
+def everything(
+    *,
+    text: str,
+    whole: Annotated[int, Field(gt=10, le=12)],
+    part: Annotated[float, Field(gt=0, lt=1)],
+    flag: bool,
+    one_of: Literal["a", 3],
+    colour: Colour,
+    some: Annotated[list[int], Field(min_length=2, max_length=3)],
+    place: Place,
+    maybe: str | None,
+    short: Annotated[str, Field(min_length=4, max_length=4)],
+    below: Annotated[int, Field(lt=-500)],
+    optional: int = 7,
+) -> str:
+    """Take everything."""
+    return ""
+
+
+SCHEMA = Tool.of(everything).schema
+
+
+@given(st.integers(1, 40), st.data())
+def test_the_bounds_are_those_of_wilsons_equation(n, data):
+    wins = data.draw(st.integers(0, n))
+    bounds = interval([1.0] * wins + [0.0] * (n - wins), (0.0, 1.0))
+    assert bounds.mean == pytest.approx(wins / n)
+    for p in (bounds.low, bounds.high):
+        assert (p - wins / n) ** 2 == pytest.approx(Z**2 * p * (1 - p) / n, abs=1e-9)
+    assert bounds.low <= wins / n <= bounds.high
+    assert (bounds.high == pytest.approx(1.0)) == (wins == n)
+    assert (bounds.low == pytest.approx(0.0)) == (wins == 0)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=30), st.floats(-3, 3), st.floats(0.1, 10))
+def test_intervals_move_with_the_scores(scores, shift, scale):
+    one = interval(scores, (-5.0, 5.0))
+    other = interval([scale * score + shift for score in scores], (scale * -5 + shift, scale * 5 + shift))
+    assert other == pytest.approx([scale * value + shift for value in one], abs=1e-6)
+
+
+def test_scores_that_cannot_vary_have_no_width():
+    assert interval([0.5, 0.5], (0.5, 0.5)) == (0.5, 0.5, 0.5)
+
+
+@given(st.integers(0, 10**6))
+def test_fitting_arguments_fit_and_come_again(seed):
+    drawn = arguments.fitting(SCHEMA, random.Random(seed))
+    assert drawn is not None
+    jsonschema.validate(drawn, SCHEMA.parameters)
+    assert drawn == arguments.fitting(SCHEMA, random.Random(seed))
+
+
+def test_fitting_arguments_reach_every_choice():
+    drawn = [arguments.fitting(SCHEMA, random.Random(seed)) for seed in range(60)]
+    assert {one["one_of"] for one in drawn} == {"a", 3}
+    assert {one["colour"] for one in drawn} == {"red", "blue"}
+    assert {one["whole"] for one in drawn} == {11, 12}
+    assert {type(one["maybe"]) for one in drawn} == {str, type(None)}
+    assert {"optional" in one for one in drawn} == {True, False}
+
+
+def test_wrong_types_never_fit_and_cover_every_parameter():
+    base = arguments.fitting(SCHEMA, random.Random(1))
+    drawn = list(arguments.wrong_types(SCHEMA, random.Random(1)))
+    for one in drawn:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(one, SCHEMA.parameters)
+    changed = {name for one in drawn for name in one if one[name] != base.get(name, math.nan)}
+    assert changed >= set(SCHEMA.parameters["properties"])
+
+
+def test_a_schema_that_nothing_fits_gives_nothing():
+    impossible = SCHEMA._replace(parameters={"type": "object", "required": ["a"], "properties": {}})
+    assert arguments.fitting(impossible, random.Random(0)) is None
+
+
+def test_nesting_is_as_deep_as_asked():
+    value, depth = arguments.nested(900), 0
+    while value:
+        (value,), depth = value, depth + 1
+    assert depth == 900
+
+
+def codes(*tasks, chance=0.0):
+    """What is found about one split of these (prompt, answer) pairs."""
+    split = {"train": [Task.ask(str(n), prompt, answer) for n, (prompt, answer) in enumerate(tasks)]}
+    return [one.code for one in probe_tasks(split, split, None, chance, 1.0 - chance).findings]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "The answer is Paris. Go!",
+        'x {"answer": "Paris"}',
+        "solution=PARIS",
+        "Expected: `Paris`",
+        "ground truth : Paris",
+    ],
+)
+def test_an_answer_behind_a_label_is_a_leak_however_long_the_prompt(prompt):
+    assert codes((f"{'word ' * 500}{prompt}", "Paris")) == ["answer-in-prompt"]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["Is the answer Parisian?", "Answer: <your answer>", "The answer is Parisian."]
+)
+def test_words_about_answers_are_no_leak(prompt):
+    assert codes((prompt, "Paris")) == []
+
+
+def test_a_short_answer_counts_for_what_a_random_word_would_earn():
+    assert codes(*[(f"Is {n} even, yes or no?", "yes") for n in range(9)]) == ["answer-in-prompt"]
+    assert codes(*[(f"Is {n} even, yes or no?", "yes") for n in range(9)], chance=0.5) == []
+
+
+def test_rare_coincidences_are_no_leak():
+    tasks = [(f"Add {n} and {n * n}.", str(n + n * n)) for n in range(1, 100)]
+    assert codes(*tasks, ("Add 7 and 0.", "7")) == []
+
+
+def test_a_prompt_must_leave_room_for_an_answer():
+    split = {"train": [Task.ask("one", "x" * 400, "y")]}
+    assert [one.code for one in probe_tasks(split, split, 100, 0.0, 1.0).findings] == ["prompt-too-long"]
+    assert probe_tasks(split, split, 101, 0.0, 1.0).findings == ()
+
+
+def test_of_very_many_tasks_evenly_spaced_ones_are_looked_at():
+    tasks = [Task.ask(str(n), "?") for n in range(50_001)]
+    seen = looked_at(tasks)
+    assert 10_000 < len(seen) <= 20_000
+    assert seen[0] is tasks[0]
+    assert looked_at(tasks[:7]) == tasks[:7]
+
+
+async def test_what_comes_and_goes_leaves_no_trace_and_what_stays_does():
+    with own_temporary_folder() as folder:
+        before = present(folder)
+        task = asyncio.create_task(asyncio.sleep(0.05))
+        assert await left_behind(before, folder) == []
+        await task
+        (folder / "kept").touch()
+        assert await left_behind(before, folder) == [("file", "kept")]
+    assert not folder.exists()
+    assert os.environ.get("TMPDIR") != str(folder)
