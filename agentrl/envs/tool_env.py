@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from typing import get_args
 
 from agentrl.envs.base import Env
 from agentrl.envs.scoring import Grade, graded
@@ -54,6 +55,10 @@ class ToolEnv(Env):
     def __init__(self) -> None:
         super().__init__()
         self.task: Task | None = None
+        if self.arguments not in get_args(ArgumentPolicy):
+            raise ToolDefinitionError(
+                f"{type(self).__name__}: `arguments` is {self.arguments!r}; write `strict` or `coerce`."
+            )
         offered = [self._bound(function) for function in self.tools]
         names = Counter(self.dialect.names(tool.name for tool in offered))
         if clashes := [name for name, times in names.items() if times > 1]:

@@ -15,7 +15,8 @@ dataclass, a pydantic model, unions of these, and `Annotated[type, pydantic.Fiel
         '''Tomorrow's temperature.'''
 
 The model sees the values of an Enum and the fields of a dataclass or a pydantic model; the function
-receives the member and the instance. All else arrives as the model wrote it.
+receives the member and the instance. All else arrives as the model wrote it. Objects take no fields but
+their own, unless a pydantic model says `extra="allow"`.
 """
 
 from __future__ import annotations
@@ -205,7 +206,24 @@ def _object_schema(
         properties[key] = schema
     required: list[JSON] = [key for key, p in parameters.items() if p.default is p.empty]
     whole: dict[str, JSON] = {"type": "object", "properties": properties, "required": required}
-    return {**whole, "additionalProperties": False, **shared}
+    return {**whole, "additionalProperties": False, **_closed(shared)}
+
+
+def _closed(shared: dict[str, JSON]) -> dict[str, JSON]:
+    """The same definitions, with no fields but the declared ones where nothing else is said.
+
+    pydantic ignores what it does not know: a misspelt field would vanish without a word.
+    """
+    tables = shared.get("$defs")
+    if not isinstance(tables, dict):
+        return shared
+    closed: dict[str, JSON] = {
+        name: {"additionalProperties": False, **table}
+        if isinstance(table, dict) and "properties" in table
+        else table
+        for name, table in tables.items()
+    }
+    return {**shared, "$defs": closed}
 
 
 def argument_descriptions(documentation: str) -> dict[str, str]:

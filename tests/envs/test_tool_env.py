@@ -200,6 +200,14 @@ async def test_the_policy_of_the_world_decides_whether_a_call_is_mended(policy, 
     assert events(env)[f"tool/add/{what}"] == 1
 
 
+def test_a_policy_that_is_none_is_refused():
+    class Lenient(Parrot):
+        arguments = "lenient"
+
+    with pytest.raises(ToolDefinitionError, match="`arguments` is 'lenient'; write `strict` or `coerce`"):
+        Lenient()
+
+
 @pytest.mark.parametrize(("most", "shown", "cut"), [(5, 5, 1), (10, 10, 0), (9, 9, 1), (None, 10, 0)])
 async def test_a_huge_answer_of_a_tool_is_cut_visibly(most, shown, cut):
     class Short(Parrot):

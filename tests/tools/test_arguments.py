@@ -167,6 +167,12 @@ def test_what_does_not_fit_is_one_sentence_that_names_the_parameter(values, data
             "plan: parameter `city` is missing in parameter `places.x`; it must be a string.",
         ),
         (
+            {"trip": {"stops": [{"city": "x", "levle": 1}]}},
+            "additionalProperties",
+            "plan: there is no parameter `levle` in parameter `trip.stops[0]` (got 1); it takes `city`, "
+            "`level`, `near`. Did you mean `level`?",
+        ),
+        (
             {"trip": {"stops": [{"city": "x", "level": 5}]}},
             "enum",
             "plan: parameter `trip.stops[0].level` must be one of 1, 2, but got 5.",
@@ -267,6 +273,19 @@ def test_whatever_is_written_is_read_or_refused_in_a_sentence(arguments):
         said = refusal(arguments, policy)
         assert "\n" not in said
         assert len(said) < 500
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+def take(open_: Open) -> str:
+    """Take anything."""
+    return ""
+
+
+def test_a_model_that_allows_more_gets_more():
+    assert Tool.of(take).reader.read({"open_": {"x": 1}}).values["open_"].x == 1
 
 
 class Node(TypedDict):
