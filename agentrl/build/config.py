@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
+from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import JSON
@@ -114,6 +115,7 @@ class RunConfig(Section):
     env: EnvSection = EnvSection()
     model: ModelSection = ModelSection()
     warm_start: WarmStartSection = WarmStartSection()
+    rendering: RenderingConfig = RenderingConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()

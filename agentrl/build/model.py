@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +18,9 @@ from transformers import (
 from agentrl.build.config import ModelSection
 from agentrl.engine.embedded.loading import open_directory
 from agentrl.envs import Env
-from agentrl.envs.dialect import closing, opening
+from agentrl.envs.dialect import Dialect, Tags, closing, opening
 from agentrl.errors import ConfigError, ModelLoadError
-from agentrl.rendering.fresh_tokenizer import train_tokenizer
+from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 
 _SMALL_MODEL = 20_000_000
 
@@ -31,7 +32,7 @@ class Model(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-def build_model(section: ModelSection, env: Env, *, seed: int) -> Model:
+def build_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int) -> Model:
     """Open `hf_checkpoint`, or make a fresh model with a tokenizer for this environment.
 
     Raises:
@@ -39,7 +40,7 @@ def build_model(section: ModelSection, env: Env, *, seed: int) -> Model:
     """
     if section.hf_checkpoint is not None:
         return open_model(section.hf_checkpoint)
-    return fresh_model(section, env, seed=seed)
+    return fresh_model(section, env, dialect, seed=seed)
 
 
 def open_model(directory: str) -> Model:
@@ -60,16 +61,18 @@ def open_model(directory: str) -> Model:
     return Model(network, tokenizer)
 
 
-def fresh_model(section: ModelSection, env: Env, *, seed: int) -> Model:
+def fresh_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int) -> Model:
     """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text.
 
-    The dialect's tags become single tokens, so that a turn ends with one token.
+    The dialect's markup becomes single tokens, so that a turn ends with one token.
 
     Raises:
         ConfigError: vocab_size has no room for all bytes and tags.
     """
-    tags = env.dialect.names(schema.name for schema in env.tool_schemas)
-    special = [form(tag) for tag in tags for form in (opening, closing)]
+    special: Sequence[str] = CALL_MARKERS
+    if isinstance(dialect, Tags):
+        tags = dialect.names(schema.name for schema in env.tool_schemas)
+        special = [form(tag) for tag in tags for form in (opening, closing)]
     try:
         tokenizer = train_tokenizer(env.corpus(), special_tokens=special, vocab_size=section.vocab_size)
     except ValueError as error:

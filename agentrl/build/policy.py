@@ -7,8 +7,10 @@ from collections.abc import Callable
 from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.envs import Env
+from agentrl.envs import Chat, Dialect, Env, Tags
 from agentrl.protocols import Agent, Engine, Policy, Renderer
+from agentrl.rendering.choice import chat_renderer
+from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Limits
@@ -28,9 +30,24 @@ def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
     )
 
 
-def build_renderer(model: Model, env: Env) -> Renderer:
-    """The renderer of the environment's dialect in the model's tokens."""
-    return InlineRenderer(model.tokenizer, env.dialect)
+def dialect_of(env: Env, config: RenderingConfig) -> Dialect:
+    """The form of turns: what the run asks for, or the environment's own."""
+    if config.dialect == "chat":
+        return Chat()
+    if config.dialect == "inline" and not isinstance(env.dialect, Tags):
+        return Tags()
+    return env.dialect
+
+
+def build_renderer(model: Model, dialect: Dialect, config: RenderingConfig) -> Renderer:
+    """The renderer of a dialect in the model's tokens.
+
+    Raises:
+        UserError: the model's tokenizer cannot speak the chat format that was asked for.
+    """
+    if isinstance(dialect, Tags):
+        return InlineRenderer(model.tokenizer, dialect)
+    return chat_renderer(model.tokenizer, config.chat_format)
 
 
 def agent_factory(policy: Policy, renderer: Renderer, sampling: SamplingSettings) -> Callable[[], Agent]:

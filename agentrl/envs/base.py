@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from agentrl.envs.dialect import Tags
+from agentrl.envs.dialect import Dialect, Tags
 from agentrl.envs.scoring import GroupReward, Reward
 from agentrl.errors import UserError, did_you_mean
 from agentrl.protocols import ToolSchema
@@ -46,7 +46,7 @@ class Env(ABC):
     expert_score: float = 1.0
     chance_score: float = 0.0
     limits: Limits = Limits()
-    dialect: Tags = Tags()
+    dialect: Dialect = Tags()
     rewards: Sequence[Reward | GroupReward] = ()
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -53,6 +54,15 @@ class Chat:
     def names(self, tools: Iterable[str]) -> tuple[str, ...]:
         """Every name that must be told apart: the tools'."""
         return tuple(tools)
+
+
+Dialect: TypeAlias = Tags | Chat
+"""The form that turns take."""
+
+
+def tags_of(dialect: Dialect) -> Tags:
+    """The tags by which turns are told where all that there is of them is text."""
+    return dialect if isinstance(dialect, Tags) else Tags()
 
 
 def opening(tag: str) -> str:

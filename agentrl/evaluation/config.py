@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
+from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count
 from agentrl.types import JSON
 
@@ -37,4 +38,5 @@ class EvalConfig(Section):
     """An eval-only run, whole."""
 
     eval: EvalSettings = EvalSettings()
+    rendering: RenderingConfig = RenderingConfig()
     engine: EngineConfig = EngineConfig()

@@ -6,7 +6,7 @@ import asyncio
 
 from agentrl.build.env import env_factory
 from agentrl.build.model import open_model, use_threads
-from agentrl.build.policy import agent_factory, build_engine, build_renderer
+from agentrl.build.policy import agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.config import parse, place
 from agentrl.envs import Scorer, tasks_of
 from agentrl.evaluation.config import EvalConfig
@@ -43,13 +43,14 @@ async def _evaluate(env_id: str, directory: str, config: EvalConfig, console: Ru
     env = make_env()
     model = open_model(directory)
     use_threads(model.network, section.num_threads)
+    renderer = build_renderer(model, dialect_of(env, config.rendering), config.rendering)
     engine = build_engine(model, config.engine, env.limits)
     sampling = SamplingSettings(temperature=section.temperature)
     try:
         with console.stage(f"playing {env_id}", section.n) as bar:
             evaluator = Evaluator(
                 make_env=make_env,
-                make_agent=agent_factory(engine, build_renderer(model, env), sampling),
+                make_agent=agent_factory(engine, renderer, sampling),
                 scorer=Scorer(env.rewards),
                 setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
                 progress=bar.advance,

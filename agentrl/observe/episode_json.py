@@ -17,7 +17,7 @@ float32 back. Fields at their defaults are left out of messages, calls, tasks an
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from agentrl.types import (
     FloatArray,
     Limits,
     Message,
+    Restart,
     RewardParts,
     Role,
     Task,
@@ -109,6 +110,8 @@ class TrajectoryJSON(TypedDict):
     """A Trajectory."""
 
     turns: list[TurnJSON]
+    parent: NotRequired[int]
+    reason: NotRequired[str]
 
 
 class LimitsJSON(TypedDict):
@@ -170,10 +173,7 @@ def episode_to_json(episode: Episode) -> EpisodeJSON:
         "task": _task_to_json(episode.task),
         "seed": episode.seed,
         "limits": _limits_to_json(episode.limits),
-        "trajectories": [
-            {"turns": [_turn_to_json(turn) for turn in trajectory.turns]}
-            for trajectory in episode.trajectories
-        ],
+        "trajectories": [_trajectory_to_json(trajectory) for trajectory in episode.trajectories],
         "step_rewards": [_reward_to_json(reward) for reward in episode.step_rewards],
         "ending": episode.ending.value,
         "failure": _failure_to_json(episode.failure) if episode.failure else None,
@@ -196,10 +196,7 @@ def episode_from_json(found: EpisodeJSON) -> Episode:
         task=_task_from_json(found["task"]),
         seed=found["seed"],
         limits=Limits(**found["limits"]),
-        trajectories=tuple(
-            Trajectory(tuple(_turn_from_json(turn) for turn in trajectory["turns"]))
-            for trajectory in found["trajectories"]
-        ),
+        trajectories=tuple(_trajectory_from_json(trajectory) for trajectory in found["trajectories"]),
         step_rewards=tuple(_reward_from_json(reward) for reward in found["step_rewards"]),
         ending=Ending(found["ending"]),
         failure=None if failure is None else Failure(**failure),
@@ -229,6 +226,19 @@ def verdict_from_json(found: VerdictJSON) -> Verdict:
     return Verdict(
         found["episode_id"], found["scorer"], found["total"], found["parts"], tuple(found["turn_rewards"])
     )
+
+
+def _trajectory_to_json(trajectory: Trajectory) -> TrajectoryJSON:
+    found: TrajectoryJSON = {"turns": [_turn_to_json(turn) for turn in trajectory.turns]}
+    if trajectory.parent is not None and trajectory.reason is not None:
+        found |= {"parent": trajectory.parent, "reason": trajectory.reason.value}
+    return found
+
+
+def _trajectory_from_json(found: TrajectoryJSON) -> Trajectory:
+    turns = tuple(_turn_from_json(turn) for turn in found["turns"])
+    reason = found.get("reason")
+    return Trajectory(turns, found.get("parent"), None if reason is None else Restart(reason))
 
 
 def _reward_to_json(reward: float | None) -> StepRewardJSON:

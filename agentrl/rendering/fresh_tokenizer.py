@@ -22,9 +22,15 @@ MARKERS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 MODEL_MAX_LENGTH = 4096
 
 _PIECES = r" ?[^\W\d_]+|\s|."
+CALL_MARKERS = ("<|call|>", "<|end_call|>")
+"""What stands around a call in the chat dialect."""
+_CALL = '{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}'
 _CHAT_TEMPLATE = (
+    "{% if tools %}<|system|>"
+    "{% for tool in tools %} {{ tool.function | tojson }}{% endfor %}<|end|>{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }} {{ message.content }}<|end|>"
+    "{{ '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }} {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<|call|> " + _CALL + "<|end_call|>{% endfor %}<|end|>"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.evaluation.report import part_means, policy_tokens_of, tool_ms, total_counts
 from agentrl.rollout.group import GroupOutcome
-from agentrl.types import Ending, Episode, Group
+from agentrl.types import Ending, Episode, Group, Restart
 
 
 def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) -> dict[str, float]:
@@ -14,7 +14,8 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
 
     raw_reward is the mean verdict over whole groups, response_len/mean the policy's tokens
     per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
-    tool/NAME/latency_ms is the mean of a call.
+    tool/NAME/latency_ms is the mean of a call. restarts/REASON counts trajectories that had to begin
+    anew, reasoning_ratio is the share of turns with reasoning.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -29,7 +30,7 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
-    return metrics | _counts(episodes)
+    return metrics | _counts(episodes) | _restarts(episodes)
 
 
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -37,6 +38,16 @@ def _counts(episodes: Sequence[Episode]) -> dict[str, float]:
     times = tool_ms(episodes).items()
     means = {f"rollout/{name}/mean": count / len(episodes) for name, count in counts}
     return means | {f"rollout/tool/{name}/latency_ms": milliseconds for name, milliseconds in times}
+
+
+def _restarts(episodes: Sequence[Episode]) -> dict[str, float]:
+    turns = [turn for episode in episodes for turn in episode.turns]
+    reasons = [one.reason for episode in episodes for one in episode.trajectories]
+    counts = {f"rollout/restarts/{reason.value}": float(reasons.count(reason)) for reason in Restart}
+    return {
+        **counts,
+        "rollout/reasoning_ratio": _mean([float(t.action.reasoning is not None) for t in turns]),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

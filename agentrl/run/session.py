@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
-from agentrl.build.policy import agent_factory, build_engine, build_renderer
+from agentrl.build.policy import agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
 from agentrl.envs import Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
@@ -84,7 +84,8 @@ class Session:
             )
             env = make_env()
             scorer = Scorer(env.rewards)
-            model = build_model(config.model, env, seed=config.run.seed)
+            dialect = dialect_of(env, config.rendering)
+            model = build_model(config.model, env, dialect, seed=config.run.seed)
             use_threads(model.network, config.run.num_threads)
             engine = build_engine(model, config.engine, env.limits)
         return cls(
@@ -93,7 +94,7 @@ class Session:
             console=console,
             make_env=make_env,
             model=model,
-            renderer=build_renderer(model, env),
+            renderer=build_renderer(model, dialect, config.rendering),
             engine=engine,
             metrics=MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard),
             journal=Journal(folder.path),

@@ -40,7 +40,8 @@ def metrics_of(folder):
 def journal_of(folder, pattern="*"):
     """The entries of all journal files whose name fits, in their order."""
     files = sorted((folder / "trajectories").glob(f"{pattern}.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    # Not splitlines(): what a model samples may hold any of Unicode's line ends.
+    return [json.loads(line) for file in files for line in file.read_text().split("\n") if line]
 
 
 def tokens_of(entry):

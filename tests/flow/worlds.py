@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-from agentrl import GroupReward, Limits, Reward, Task, ToolEnv, call, say
+from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, call, say
+from agentrl.types import Restart
 
 BUTTONS = ("left", "right")
 
@@ -164,5 +165,5 @@ class Forgetful(Bandit):
         answered = await super().step(action)
         if answered.terminated:
             return answered
-        story = Message("user", f"pressed, {self.given}")
+        story = Message("user", self.given)
         return Step.restarted(story, reason=Restart.COMPACTED)

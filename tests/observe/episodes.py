@@ -12,6 +12,7 @@ from agentrl.types import (
     Finish,
     Limits,
     Message,
+    Restart,
     RewardParts,
     Task,
     ToolCall,
@@ -56,7 +57,10 @@ def turn_tokens(draw):
 
 OBSERVATIONS = st.lists(messages(), max_size=2).map(tuple)
 TURNS = st.builds(Turn, OBSERVATIONS, messages(), st.none() | turn_tokens())
-TRAJECTORIES = st.builds(Trajectory, st.lists(TURNS, max_size=3).map(tuple))
+SOME_TURNS = st.lists(TURNS, max_size=3).map(tuple)
+TRAJECTORIES = st.builds(Trajectory, SOME_TURNS) | st.builds(
+    Trajectory, SOME_TURNS, st.integers(0, 9), st.sampled_from(Restart)
+)
 LIMITS = st.builds(Limits, st.integers(1, 99), st.none() | IDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
 PARTS = st.builds(RewardParts, st.dictionaries(TEXT, st.floats(-9, 9), max_size=2))
 TASKS = st.builds(Task, TEXT, OBSERVATIONS, st.none() | TEXT, METADATA, TEXT)

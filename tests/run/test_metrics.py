@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.metrics import rollout_metrics
-from agentrl.types import Ending, Episode, Failure, Group, Limits, Task, Verdict
+from agentrl.types import (
+    Ending,
+    Episode,
+    Failure,
+    Group,
+    Limits,
+    Message,
+    Restart,
+    Task,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 TASK = Task.ask("t", "?")
 
@@ -42,3 +56,18 @@ def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
 def test_the_steps_own_reward_is_told_once() -> None:
     metrics = rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))], [])
     assert not any(name.startswith("rollout/reward/") for name in metrics)
+
+
+def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> None:
+    thinking = Turn((), Message("assistant", "x", reasoning="hm"), None)
+    plain = Turn((), Message("assistant", "x"), None)
+    split = (
+        Trajectory((plain, thinking)),
+        Trajectory((plain,), 0, Restart.COMPACTED),
+        Trajectory((plain,), 1, Restart.COMPACTED),
+    )
+    whole = replace(episode("a"), trajectories=split)
+    metrics = rollout_metrics([outcome([{"env": 1.0}], (whole,))], [])
+    assert metrics["rollout/restarts/compacted"] == 2.0
+    assert metrics["rollout/restarts/tools_changed"] == 0.0
+    assert metrics["rollout/reasoning_ratio"] == 0.25

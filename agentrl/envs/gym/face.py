@@ -22,7 +22,7 @@ import gymnasium
 
 from agentrl.envs import inline_text
 from agentrl.envs.base import Env, tasks_of
-from agentrl.envs.dialect import closing, opening
+from agentrl.envs.dialect import closing, opening, tags_of
 from agentrl.envs.gym.spaces import TextSpace
 from agentrl.envs.registry import find
 from agentrl.errors import UserError, did_you_mean, stage
@@ -87,7 +87,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         env = self._open
         if env is None:
             raise UserError("there is no episode to step in; call reset() first.")
-        message = inline_text.read(str(action), env.tool_schemas, env.dialect)
+        message = inline_text.read(str(action), env.tool_schemas, tags_of(env.dialect))
         self._transcript.append(str(action))
         step = self._loop.run(_step(env, message))
         self._num_turns += 1
@@ -182,5 +182,5 @@ async def _step(env: Env, action: Message) -> Step:
 
 
 def _forms(env: Env) -> list[str]:
-    names = [*(tool.name for tool in env.tool_schemas), env.dialect.answer]
+    names = [*(tool.name for tool in env.tool_schemas), tags_of(env.dialect).answer]
     return [f"{opening(name)} {{}}{closing(name)}" for name in names]

@@ -1,0 +1,18 @@
+"""How conversations become tokens, as configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agentrl.config import Section
+
+
+class RenderingConfig(Section):
+    """The form of turns."""
+
+    dialect: Literal["own", "inline", "chat"] = "own"
+    """own = the environment's; inline = tags in the assistant's own text, as Search-R1 and ReTool;
+    chat = messages and calls in the model family's format."""
+    chat_format: str = "auto"
+    """Chat format of the model family (qwen3, llama-3, glm-4.5, ...); auto = found out from the tokenizer;
+    template = the tokenizer's own chat template."""
