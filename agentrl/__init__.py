@@ -23,6 +23,7 @@ from agentrl.envs import (
     play,
     register,
 )
+from agentrl.envs.gym import GymEnv
 from agentrl.envs.registry import tell_gymnasium_of_all
 from agentrl.errors import AgentRLError, ToolRejected, UserError
 from agentrl.tools import tool
@@ -37,6 +38,7 @@ __all__ = [
     "Env",
     "Episode",
     "GroupReward",
+    "GymEnv",
     "Limits",
     "Message",
     "Reward",

@@ -17,6 +17,7 @@ PUBLIC = [
     "Env",
     "Episode",
     "GroupReward",
+    "GymEnv",
     "Limits",
     "Message",
     "Reward",

@@ -1,0 +1,5 @@
+"""Multiple choice about weekdays: one question, one letter."""
+
+from envs_contrib.questions.env import CalendarQuestions
+
+__all__ = ["CalendarQuestions"]

@@ -1,0 +1,6 @@
+"""Gymnasium's toy texts in words: FrozenLake, CliffWalking, Taxi and Blackjack."""
+
+from envs_contrib.toy_text.blackjack import Blackjack
+from envs_contrib.toy_text.grids import CliffWalking, FrozenLake, Taxi
+
+__all__ = ["Blackjack", "CliffWalking", "FrozenLake", "Taxi"]
