@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from agentrl.errors import UnknownEnvError
 from tests.envs.check import cheated, leaking
 from tests.envs.check.broken import FAULTS, Good, Slow
 from tests.envs.check.honest import HONEST, YesNo
+from tests.house.source import ROOT
 
 WARNINGS = {
     "no-expert",
@@ -120,3 +122,11 @@ def test_the_same_seed_checks_the_same_and_leaves_global_chance_alone():
     scores = [check_env(Good, n=4, seed=3).figures["random_score"] for _ in range(2)]
     assert scores[0] == scores[1]
     assert global_chance() == before
+
+
+def test_the_guide_explains_every_finding_and_no_other():
+    guide = (ROOT / "docs" / "write-an-environment.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE)
+    explained = {code for row in table for code in re.findall(r"`([\w-]+)`", row)}
+    caught = {code for fault in FAULTS for code in fault.split()[:-1]}
+    assert explained == caught | {"slow-step", "slow-last-step"}
