@@ -2,7 +2,7 @@
 
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import Env, Script, tasks_of
-from agentrl.envs.dialect import Tags
+from agentrl.envs.dialect import Chat, Dialect, Tags
 from agentrl.envs.play import play
 from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
 from agentrl.envs.scoring import GroupReward, Reward, Scored, Scorer, exact_match, score, squad_normalize
@@ -10,6 +10,8 @@ from agentrl.envs.single_turn import SingleTurnEnv
 from agentrl.envs.tool_env import ToolEnv
 
 __all__ = [
+    "Chat",
+    "Dialect",
     "Env",
     "EnvSpec",
     "GroupReward",
