@@ -167,10 +167,10 @@ def test_what_does_not_fit_is_one_sentence_that_names_the_parameter(values, data
             "plan: parameter `city` is missing in parameter `places.x`; it must be a string.",
         ),
         (
-            {"trip": {"stops": [{"city": "x", "levle": 1}]}},
+            {"trip": TRIP, "loose": {"width": 1, "widht": 2}},
             "additionalProperties",
-            "plan: there is no parameter `levle` in parameter `trip.stops[0]` (got 1); it takes `city`, "
-            "`level`, `near`. Did you mean `level`?",
+            "plan: there is no parameter `widht` in parameter `loose` (got 2); it takes `width`. "
+            "Did you mean `width`?",
         ),
         (
             {"trip": {"stops": [{"city": "x", "level": 5}]}},
