@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 import gymnasium
 from gymnasium.spaces import Discrete, Text
@@ -33,6 +33,15 @@ _TURNS_WITHOUT_LIMIT = 100
 _COLOURED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 World = gymnasium.Env[object, object]
+
+
+class _Facts(NamedTuple):
+    action_space: gymnasium.Space[object]
+    render_modes: tuple[str, ...]
+
+
+# Every episode makes an instance; what it offers is asked for before there is a world.
+_known: dict[tuple[str, str], _Facts] = {}
 
 
 class GymEnv(Env):
@@ -133,6 +142,10 @@ class GymEnv(Env):
     def _answered(self, action: Message) -> Step:
         if self._act is None:
             said = "".join([action.content, *(one.raw for one in action.tool_calls)])
+            if said not in self._facts.action_space:
+                return self._idle(
+                    Message("user", f"That is no action; {self._facts.action_space} is asked for.")
+                )
             return self._moved(lambda text: Message("user", text), said)
         if not action.tool_calls:
             return self._idle(Message("user", f"Nothing was done; call `{ACT}`. {self._act.description}"))
@@ -148,13 +161,15 @@ class GymEnv(Env):
 
     def _play(self, world: World, observation: object) -> Script:
         ended = False
-        while not ended:
-            action = self.policy(observation)
-            assert action is not None
-            yield self._said(action)
-            observation, _, terminated, truncated, _ = world.step(action)
-            ended = terminated or truncated
-        world.close()
+        try:
+            while not ended:
+                action = self.policy(observation)
+                assert action is not None
+                yield self._said(action)
+                observation, _, terminated, truncated, _ = world.step(action)
+                ended = terminated or truncated
+        finally:
+            world.close()
 
     def _said(self, action: int | str) -> Message:
         if isinstance(action, str):
@@ -164,17 +179,25 @@ class GymEnv(Env):
 
     @cached_property
     def _world(self) -> World:
-        modes = self._made(None).metadata.get("render_modes") or ()
-        return self._made("ansi" if self._describe is None and "ansi" in modes else None)
+        return self._made("ansi" if self._describe is None and "ansi" in self._facts.render_modes else None)
+
+    @cached_property
+    def _facts(self) -> _Facts:
+        key = self.gym_id, repr(sorted(self._gym_kwargs.items()))
+        if key not in _known:
+            world = self._made(None)
+            _known[key] = _Facts(world.action_space, tuple(world.metadata.get("render_modes") or ()))
+            world.close()
+        return _known[key]
 
     @property
     def _start(self) -> int:
-        space = self._world.action_space
+        space = self._facts.action_space
         return int(space.start) if isinstance(space, Discrete) else 0
 
     @cached_property
     def _act(self) -> ToolSchema | None:
-        space = self._world.action_space
+        space = self._facts.action_space
         if isinstance(space, Text | TextSpace):
             return None
         if not isinstance(space, Discrete):
@@ -223,7 +246,7 @@ class GymEnv(Env):
         given = arguments.get("action")
         if self._actions:
             return self._actions.index(given) + self._start if given in self._actions else None
-        known = isinstance(given, int) and not isinstance(given, bool) and given in self._world.action_space
+        known = isinstance(given, int) and not isinstance(given, bool) and given in self._facts.action_space
         return int(str(given)) if known else None
 
     def _idle(self, said: Message) -> Step:

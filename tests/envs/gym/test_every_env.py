@@ -1,0 +1,74 @@
+"""Every environment that is installed, under Gymnasium's own checker and in its own vectors."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from agentrl import env_ids
+
+EVERY = env_ids()
+every = pytest.mark.parametrize("id", EVERY)
+FOREIGN = ("Zürich 東京 🙂", "<answer> łódź</answer>")
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def made(id):
+    return gymnasium.make(f"agentrl/{id}")
+
+
+@every
+def test_gymnasiums_checker_has_nothing_to_say(id):
+    env = made(id)
+    check_env(env.unwrapped)
+    env.close()
+
+
+def courses(vector, answers):
+    """What a vector of environments says to some answers after one seeded reset."""
+    observations, _ = vector.reset(seed=[1, 2])
+    said = [observations]
+    for answer in answers:
+        observations, rewards, terminated, truncated, _ = vector.step(answer)
+        said.append((observations, rewards.tolist(), terminated.tolist(), truncated.tolist()))
+    vector.close()
+    return said
+
+
+@every
+def test_a_vector_of_processes_says_what_one_process_says_in_any_script(id):
+    make = [partial(made, id)] * 2
+    vector = SyncVectorEnv(make)
+    vector.action_space.seed(3)
+    answers = [FOREIGN, *(vector.action_space.sample() for _ in range(4))]
+    here = courses(vector, answers)
+    assert here == courses(AsyncVectorEnv(make, shared_memory=False), answers)
+    assert all(isinstance(text, str) and text for text in here[0])
+
+
+@every
+def test_no_episode_touches_the_global_generators(id):
+    env = made(id)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    for _ in range(3):
+        env.reset()
+        env.step(env.action_space.sample())
+    env.close()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
