@@ -140,6 +140,11 @@ def _register_offered(point: EntryPoint) -> EnvSpec:
     return register(point.name, cast(type[Env], found))
 
 
+def gymnasium_id(id: str) -> str:
+    """The name by which Gymnasium knows an environment."""
+    return f"agentrl/{id.replace('/', '.')}"
+
+
 def tell_gymnasium_of_all() -> None:
     """Make every installed environment known to Gymnasium; none is imported for it."""
     for id in filter(_ID.fullmatch, env_ids()):
@@ -147,7 +152,7 @@ def tell_gymnasium_of_all() -> None:
 
 
 def _tell_gymnasium(id: str) -> None:
-    name = f"agentrl/{id.replace('/', '.')}"
+    name = gymnasium_id(id)
     # Gymnasium warns of a name that is registered twice; here the last one counts.
     gymnasium.registry.pop(name, None)
     gymnasium.register(name, entry_point=_FACE, kwargs={"env_id": id})

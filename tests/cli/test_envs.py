@@ -1,0 +1,78 @@
+"""`agentrl envs list` and `agentrl envs show`: a table for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import pytest
+
+from agentrl import GymEnv, env_ids, make, register
+from agentrl.cli import main
+from agentrl.envs import registry
+from tests.worlds import Parrot
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    before = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+def printed(capsys, *arguments):
+    main(["envs", *arguments])
+    return capsys.readouterr().out
+
+
+def test_the_list_holds_everything_installed_with_splits_scores_and_tools(capsys):
+    rows = {row["id"]: row for row in json.loads(printed(capsys, "list", "--json"))}
+    assert set(rows) == set(env_ids())
+    assert rows["HopSearch-v0"]["splits"] == ["demo", "train", "validation", "test"]
+    assert rows["HopSearch-v0"]["tools"] == ["search"]
+    assert (rows["Taxi-v0"]["expert_score"], rows["Taxi-v0"]["tools"]) == (0.698, ["act"])
+    assert rows["CalendarQuestions-v0"]["chance_score"] == 0.25
+    assert all(row["description"] for row in rows.values())
+
+
+def test_people_are_shown_a_table(capsys, own_registry, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    register("Parrot-v0", Parrot)
+    out = printed(capsys, "list")
+    for word in ("Parrot-v0", "echo, add", "train, test", "1", "0", "Two small tools"):
+        assert word in out
+    shown = printed(capsys, "show", "Parrot-v0")
+    for word in ("Parrot-v0", "expert_score", "chance_score", '"train": 5', "How many are 0 and 1?"):
+        assert word in shown
+
+
+def test_an_id_is_never_cut_short_however_narrow_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = printed(capsys, "list")
+    assert [id for id in env_ids() if id not in out] == []
+
+
+def test_one_broken_environment_does_not_hide_the_others(capsys, own_registry):
+    register("Parrot-v0", Parrot)
+    register("Pendulum-v0", GymEnv, gym_id="Pendulum-v1")
+    register("Wrong-v0", Parrot, colour="red")
+    rows = {row["id"]: row for row in json.loads(printed(capsys, "list", "--json"))}
+    assert rows["Parrot-v0"]["tools"] == ["echo", "add"]
+    assert "only discrete and text actions" in rows["Pendulum-v0"]["description"]
+    assert "Wrong-v0: " in rows["Wrong-v0"]["description"]
+    assert rows["Wrong-v0"]["expert_score"] is None
+
+
+def test_one_environment_is_shown_whole(capsys, own_registry):
+    register("lab/Lake-v0", GymEnv, gym_id="FrozenLake-v1", actions=("left", "down", "right", "up"))
+    facts = json.loads(printed(capsys, "show", "lab/Lake-v0", "--json"))
+    assert (facts["id"], facts["gymnasium_id"]) == ("lab/Lake-v0", "agentrl/lab.Lake-v0")
+    assert facts["gymnasium_id"] in gymnasium.registry
+    assert facts["splits"] == {"train": 2000, "test": 500}
+    assert facts["tools"][0]["parameters"]["properties"]["action"]["enum"][1] == "down"
+    assert facts["limits"]["max_turns"] == make("lab/Lake-v0").limits.max_turns == 100
+    assert (facts["expert_score"], facts["chance_score"]) == (1.0, 0.0)
+    assert facts["kwargs"] == {"gym_id": "FrozenLake-v1", "actions": "('left', 'down', 'right', 'up')"}
