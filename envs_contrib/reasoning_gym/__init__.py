@@ -19,7 +19,7 @@ _CHANCES = {
     "basic_arithmetic": 0.055,
     "products": 0.041,
     "gcd": 0.350,
-    "simple_equations": 0.052,
+    "simple_equations": 0.053,
     "leg_counting": 0.023,
     "count_primes": 0.027,
     "base_conversion": 0.014,

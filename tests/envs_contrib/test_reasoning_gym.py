@@ -71,13 +71,13 @@ def best_single_answer(env, num_answers):
 
 @generators
 def test_no_single_answer_beats_the_declared_chance(id):
-    assert best_single_answer(make(id), 20) <= make(id).chance_score + 5e-4
+    assert best_single_answer(make(id), 20) <= make(id).chance_score + 6e-4
 
 
 @pytest.mark.full
 @generators
 def test_the_declared_chance_is_that_of_the_best_single_answer(id):
-    assert make(id).chance_score == pytest.approx(best_single_answer(make(id), None), abs=5e-4)
+    assert make(id).chance_score == pytest.approx(best_single_answer(make(id), None), abs=6e-4)
 
 
 @generators
