@@ -115,7 +115,8 @@ class LeavesInAChild(Good):
         return await super().reset(task, seed=seed)
 
     async def work(self):
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
         held = os.open(__file__, os.O_RDONLY)
         LEFT.append(held)
         await asyncio.sleep(0)
