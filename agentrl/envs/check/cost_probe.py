@@ -16,6 +16,7 @@ SLOW_MS = 1000.0
 GROWS_MIB = 1.0
 """Memory for 100 episodes above which an environment is said to grow."""
 _EPISODES = 100
+_PER = 100
 _WARM_UP = 10
 _PATIENCE_S = 2.0
 
@@ -52,7 +53,7 @@ async def probe_memory(arena: Arena, policy: Policy) -> Probed:
         await _play(arena, policy, _WARM_UP)
         before = _traced_bytes()
         count = await _play(arena, policy, _EPISODES)
-        grown = (_traced_bytes() - before) / count * _EPISODES / 2**20
+        grown = (_traced_bytes() - before) / count * _PER / 2**20
     finally:
         if not tracing:
             tracemalloc.stop()

@@ -77,12 +77,12 @@ class Probed:
 
 def error(code: str, text: str) -> Finding:
     """A finding that fails the check."""
-    return Finding(code, Severity.ERROR, text)
+    return Finding(code, Severity.ERROR, _one_line(text))
 
 
 def warning(code: str, text: str) -> Finding:
     """A finding that does not."""
-    return Finding(code, Severity.WARNING, text)
+    return Finding(code, Severity.WARNING, _one_line(text))
 
 
 def some(names: Sequence[str]) -> str:
@@ -95,3 +95,9 @@ def findings_of(probed: Sequence[Probed]) -> Iterator[Finding]:
     """All findings, in the order of the probes."""
     for one in probed:
         yield from one.findings
+
+
+def _one_line(text: str) -> str:
+    """Other people's exceptions are quoted: without line breaks, and with what no terminal shows escaped."""
+    line = " ".join(text.split())
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

@@ -108,6 +108,16 @@ class CrashesOnUnread(Good):
 
 
 @caught_by("crash")
+class CrashesUnprintably(Good):
+    """What it says when it breaks has two lines, and half a surrogate pair."""
+
+    def reward(self, task, answer):
+        if "\ud800" in answer:
+            raise ValueError(f"cannot grade this:\n{answer}")
+        return float(answer == task.answer)
+
+
+@caught_by("crash")
 class CrashesOnUnknown(Good):
     async def step(self, action):
         for one in action.tool_calls:

@@ -9,10 +9,15 @@ from agentrl.envs.check import check_env
 
 EXPENSIVE = {"Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"}
 """Ids whose check takes longer than a few seconds."""
+MANY_ALIKE = "ReasoningGym-"
+"""A family of generators behind one class: one of them is enough for the quick tests."""
 
 
 def cases():
-    return [pytest.param(id, marks=pytest.mark.full if id in EXPENSIVE else ()) for id in env_ids()]
+    alike = [id for id in env_ids() if id.startswith(MANY_ALIKE)][1:]
+    return [
+        pytest.param(id, marks=pytest.mark.full if id in {*EXPENSIVE, *alike} else ()) for id in env_ids()
+    ]
 
 
 @pytest.mark.parametrize("env_id", cases())
