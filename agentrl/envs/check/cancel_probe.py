@@ -95,13 +95,15 @@ def _tasks_counted() -> Iterator[None]:
         coroutine: Coroutine[object, object, T] | Generator[asyncio.Future[object] | None, None, T],
         /,
         *,
+        name: str | None = None,
         context: Context | None = None,
+        **_: object,  # newer Pythons offer to start a task at once: it may as well start in its turn
     ) -> asyncio.Task[T]:
         counting = _counting.get()
         if counting is None or not isinstance(coroutine, Coroutine):
-            return asyncio.Task(coroutine, loop=loop, context=context)
+            return asyncio.Task(coroutine, loop=loop, name=name, context=context)
         chosen = counted(coroutine, counting)
-        return asyncio.Task(chosen, loop=loop, context=context)
+        return asyncio.Task(chosen, loop=loop, name=name, context=context)
 
     loop.set_task_factory(factory)
     try:

@@ -12,7 +12,7 @@ from agentrl.envs.check.arena import Arena, Policy, outcome
 from agentrl.envs.check.report import Probed, warning
 
 SLOW_MS = 1000.0
-"""Medians of reset, step and last step (which holds the reward) above which a warning asks for a look."""
+"""Medians above which a warning asks for a look."""
 GROWS_MIB = 1.0
 """Memory for 100 episodes above which an environment is said to grow."""
 _EPISODES = 100
@@ -22,7 +22,10 @@ _PATIENCE_S = 2.0
 
 
 def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median and 99th percentile in milliseconds of reset, step and the last step."""
+    """Median and 99th percentile in milliseconds of everything that was timed.
+
+    reset; step; last_step, which holds `reward` or `grade`; rewards: all of `Env.rewards` together.
+    """
     figures = {}
     for name, values in sorted(seconds.items()):
         ordered = sorted(values)
@@ -34,7 +37,7 @@ def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def slow(figures: Mapping[str, float]) -> Probed:
     """Warnings about medians that a rollout would feel."""
     found = []
-    for name in ("reset", "step", "last_step"):
+    for name in ("reset", "step", "last_step", "rewards"):
         median = figures.get(f"{name}_ms", 0.0)
         if median > SLOW_MS:
             text = f"the median {name} takes {median:.0f} ms; build what is expensive once, in the module."

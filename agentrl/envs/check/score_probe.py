@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,11 @@ class Played(NamedTuple):
 async def played(arena: Arena, policy: Policy, tasks: Sequence[Task]) -> Played:
     """One episode of each task, scored by the environment's steps and its rewards."""
     came = [await outcome(arena.play(policy, task, number=number)) for number, task in enumerate(tasks)]
-    scored = await score([one for one in came if isinstance(one, Episode)], arena.example.rewards)
+    ended = [one for one in came if isinstance(one, Episode)]
+    began = time.perf_counter()
+    scored = await score(ended, arena.example.rewards)
+    if ended and arena.example.rewards:
+        arena.seconds["rewards"].append((time.perf_counter() - began) / len(ended))
     failures = [one for one in came if isinstance(one, str)]
     failures += [failure_line(one) for one in scored.episodes if one.failure is not None]
     episodes = tuple(one for one in scored.episodes if one.failure is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from agentrl import Message, Step, UserError, call, say
 from agentrl.envs.scoring import Reward
@@ -91,6 +92,17 @@ class PaysBrevity(Good):
 
     rewards = (Reward(brevity, weight=0.5),)
     expert_score = 1.25
+
+
+@inline
+def dawdling(episode):
+    time.sleep(0.004)
+    return 0.0
+
+
+@caught_by("slow-rewards")
+class Dawdles(Good):
+    rewards = (Reward(dawdling),)
 
 
 @caught_by("crash")

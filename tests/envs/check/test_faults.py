@@ -11,7 +11,7 @@ from agentrl import UserError, register
 from agentrl.envs.check import Severity, check_env, check_env_async, cost_probe
 from agentrl.errors import UnknownEnvError
 from tests.envs.check import cheated, leaking
-from tests.envs.check.broken import FAULTS, Good, Slow
+from tests.envs.check.broken import FAULTS, Good
 from tests.envs.check.honest import HONEST, YesNo
 from tests.house.source import ROOT
 
@@ -22,6 +22,7 @@ WARNINGS = {
     "expert-too-long",
     "memory-grows",
     "slow-reset",
+    "slow-rewards",
 }
 
 MODULES = (cheated, leaking)  # where the worlds of FAULTS stand, beside broken.py
@@ -55,7 +56,7 @@ def test_a_good_world_has_no_findings_and_its_figures_are_told():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
     *codes, _ = fault.split()
-    if FAULTS[fault] is Slow:
+    if fault.startswith("slow-"):
         monkeypatch.setattr(cost_probe, "SLOW_MS", 3.0)
     report = check_env(FAULTS[fault], n=8)
     assert list(report.codes) == codes, report
