@@ -87,8 +87,9 @@ class InlineRenderer:
         """What stands for a message in the assistant's own text."""
         if message.role != "assistant":
             return inline_text.between(self._tags.result, self._disarm(message.content))
-        unreadable = [one.raw for one in message.tool_calls if one.arguments is None]
-        return "".join(unreadable) or inline_text.write(message, tools, self._tags)
+        if any(one.arguments is None for one in message.tool_calls):
+            return "".join(one.raw for one in message.tool_calls)
+        return inline_text.write(message, tools, self._tags)
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -28,7 +28,7 @@ from tests.mutants.table import ROOT, Mutant, StaleMutantError, load, mutated
 
 COPIED = ("agentrl", "envs_contrib", "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
 TIMEOUT_S = 300.0
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu")
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not full")
 
 
 class Fate(StrEnum):

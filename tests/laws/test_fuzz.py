@@ -1,0 +1,126 @@
+"""The token laws over thousands of random conversations in every dialect."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from agentrl.algorithms.samples import samples_of
+from agentrl.types import NO_VERSION, Author, Finish, History, Restart
+from tests.laws.fuzz import SUBJECTS, Played, play_one
+
+IN_TEST, IN_TEST_FULL = 3_000, 100_000
+
+
+def check(played: Played) -> None:
+    """Every law, for one conversation."""
+    episode = played.episode
+    assert episode.failure is None, episode.failure
+    check_prompts(played)
+    check_samples(played)
+    check_words(played)
+
+
+def check_prompts(played: Played) -> None:
+    """What the model was shown is what its trajectory says, token for token."""
+    prompts = iter(played.policy.prompts)
+    said = iter(played.policy.said)
+    for trajectory in played.episode.trajectories:
+        prefix: list[int] = []
+        for turn in trajectory.turns:
+            sampled = turn.tokens.completion
+            prefix += turn.tokens.world_ids.tolist()
+            if sampled.finish is not Finish.LENGTH or len(sampled.token_ids):
+                assert next(prompts) == prefix
+                assert sampled is next(said)
+            prefix += sampled.token_ids.tolist()
+    assert next(prompts, None) is None
+
+
+def check_samples(played: Played) -> None:
+    """Every sampled token is trained exactly once, as it was sampled, and nothing else is."""
+    samples = samples_of(played.episode, temperature=1.0)
+    assert len(samples) == len(played.episode.trajectories)
+    trained = {"token_ids": [], "logprobs": [], "versions": []}
+    for sample, trajectory in zip(samples, played.episode.trajectories, strict=True):
+        author = [
+            who
+            for turn in trajectory.turns
+            for who, ids in (
+                (Author.WORLD, turn.tokens.world_ids),
+                (Author.POLICY, turn.tokens.completion.token_ids),
+            )
+            for _ in ids
+        ]
+        assert sample.author.tolist() == author
+        assert np.array_equal(sample.loss_mask, sample.author == Author.POLICY)
+        assert (sample.versions[~sample.loss_mask] == NO_VERSION).all()
+        for name in trained:
+            trained[name] += getattr(sample, name)[sample.loss_mask].tolist()
+    for name, values in trained.items():
+        assert values == [v for one in played.policy.said for v in getattr(one, name).tolist()], name
+
+
+def check_words(played: Played) -> None:
+    """What the world added is what a whole rendering of the conversation ends with."""
+    messages: tuple = ()
+    turns = played.episode.turns
+    starts = {id(one.turns[0]): one.reason for one in played.episode.trajectories}
+    for index, (turn, shown, tools) in enumerate(
+        zip(turns, played.world.shown, played.world.offered, strict=False)
+    ):
+        assert turn.observation == shown
+        restarts = id(turn) in starts
+        messages = tuple(shown) if isinstance(shown, History) else messages + shown
+        whole = played.renderer.render(messages, tools)
+        added = turn.tokens.world_ids.tolist()
+        room = played.episode.limits.max_tokens
+        if restarts:
+            assert added == whole[:room]
+        elif len(turn.tokens.completion.token_ids):
+            assert added == whole[-len(added) :]
+        check_reason(played, index, starts.get(id(turn)) if restarts and index else None)
+        sampled = turn.tokens.completion.token_ids.tolist()
+        if index < len(played.world.heard):
+            prompt = played.policy.prompts[index]
+            assert turn.action == played.renderer.parse(sampled, tools, prompt_ids=prompt)
+            assert played.world.heard[index] == turn.action
+        messages += (turn.action,)
+
+
+def check_reason(played: Played, index: int, reason: Restart | None) -> None:
+    """A prefix ends exactly where its world or its tools say so, or its dialect cannot go on."""
+    if not index:
+        return
+    shown, offered = played.world.shown, played.world.offered
+    in_tags = "tags are" in played.episode.id
+    if isinstance(shown[index], History):
+        assert reason is shown[index].reason
+    elif in_tags:
+        assert reason is None
+    elif offered[index] != offered[index - 1]:
+        assert reason is Restart.TOOLS_CHANGED
+    else:
+        assert reason in (None, Restart.REASONING_STRIPPED, Restart.REWRITTEN)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_the_token_laws_hold_in_random_conversations(name):
+    turns, malformed = [], []
+    for seed in range(-(-IN_TEST // len(SUBJECTS))):
+        played = play_one(name, seed)
+        check(played)
+        turns.append(len(played.episode.turns))
+        malformed += [kind in ("broken", "any") for kind in played.policy.kinds]
+    assert statistics.median(turns) >= 3
+    assert statistics.mean(malformed) >= 0.2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_the_token_laws_hold_in_a_hundred_thousand_random_conversations(name):
+    first = -(-IN_TEST // len(SUBJECTS))
+    for seed in range(first, first + -(-IN_TEST_FULL // len(SUBJECTS))):
+        check(play_one(name, seed))
