@@ -7,7 +7,6 @@ checked against books kept here, by the policy and by the world, and not by the 
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,7 +87,11 @@ class World(Env):
         if self.dice.random() < 0.1:
             self._tools = self._tools[::-1] if self.dice.random() < 0.5 else TOOLS[:1]
         if self.dice.random() < 0.1:
-            told = (Message("user", f"{text_of(self.dice)}?"), say(text_of(self.dice)), Message("user", "So?"))
+            told = (
+                Message("user", f"{text_of(self.dice)}?"),
+                say(text_of(self.dice)),
+                Message("user", "So?"),
+            )
             history = History(told[: self.dice.choice((1, 3))], self.dice.choice(list(Restart)))
             self._note(history)
             return Step(history, None, False, False, {})
@@ -159,7 +162,7 @@ def text_of(dice: random.Random) -> str:
     return "".join(dice.choice(dice.choice(pool)) for _ in range(dice.randrange(7)))
 
 
-def play_one(name: str, seed: int) -> Played:
+async def play_one(name: str, seed: int) -> Played:
     """The conversation of a subject and a seed."""
     dice = random.Random(f"{name}/{seed}")
     subject = SUBJECTS[name]()
@@ -170,7 +173,7 @@ def play_one(name: str, seed: int) -> Played:
     world = World(dice, Limits(max_turns=8, max_tokens=room))
     policy = Policy(lambda kind: _turn(dice, subject, stops.token_ids, kind), dice)
     agent = TokenAgent(policy, subject, SamplingSettings())
-    episode = asyncio.run(play(world, agent, task, episode_id=f"{name}/{seed}"))
+    episode = await play(world, agent, task, episode_id=f"{name}/{seed}")
     return Played(subject, episode, world, policy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 
 import numpy as np
@@ -11,6 +12,7 @@ from agentrl.algorithms.samples import samples_of
 from agentrl.types import NO_VERSION, Author, Finish, History, Restart
 from tests.laws.fuzz import SUBJECTS, Played, play_one
 
+THINKING = re.compile(r"(qwen3|glm-4.5|template, tagged calls), (byte-level|sentencepiece)")
 IN_TEST, IN_TEST_FULL = 3_000, 100_000
 
 
@@ -81,6 +83,9 @@ def check_words(played: Played) -> None:
             assert added == whole[:room]
         elif len(turn.tokens.completion.token_ids):
             assert added == whole[-len(added) :]
+        check_reasoning(played, index, starts.get(id(turn)), added)
+        if index < len(played.policy.prompts):
+            check_nothing_stripped_stays(played, messages, played.policy.prompts[index], whole)
         check_reason(played, index, starts.get(id(turn)) if restarts and index else None)
         sampled = turn.tokens.completion.token_ids.tolist()
         if index < len(played.world.heard):
@@ -106,21 +111,44 @@ def check_reason(played: Played, index: int, reason: Restart | None) -> None:
         assert reason in (None, Restart.REASONING_STRIPPED, Restart.REWRITTEN)
 
 
+def check_reasoning(played: Played, index: int, reason: Restart | None, added: list[int]) -> None:
+    """Other tools in the middle of a chain of calls take no reasoning back."""
+    asked = [message.role for message in played.world.shown[index]]
+    faithful = THINKING.match(played.episode.id) and len(added) < played.episode.limits.max_tokens
+    if not faithful or reason is not Restart.TOOLS_CHANGED or set(asked) != {"tool"}:
+        return
+    thought = played.world.heard[index - 1].reasoning
+    if thought is not None and "\ufffd" not in thought:
+        assert thought in played.renderer.decode(added)
+
+
+def check_nothing_stripped_stays(played: Played, messages, prompt: list[int], whole: list[int]) -> None:
+    """Reasoning that the dialect takes back is in no prompt."""
+    # Markup in a thought may have been read as something else.
+    thoughts = [m.reasoning for m in messages if m.reasoning is not None and not set(m.reasoning) & set("<{")]
+    if not thoughts or not THINKING.match(played.episode.id):
+        return
+    prompt_text, whole_text = played.renderer.decode(prompt), played.renderer.decode(whole)
+    assert not [thought for thought in thoughts if thought in prompt_text and thought not in whole_text]
+
+
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_the_token_laws_hold_in_random_conversations(name):
-    turns, malformed = [], []
+async def test_the_token_laws_hold_in_random_conversations(name):
+    turns, malformed, reasoned = [], [], []
     for seed in range(-(-IN_TEST // len(SUBJECTS))):
-        played = play_one(name, seed)
+        played = await play_one(name, seed)
         check(played)
         turns.append(len(played.episode.turns))
+        reasoned += [turn.action.reasoning is not None for turn in played.episode.turns]
         malformed += [kind in ("broken", "any") for kind in played.policy.kinds]
     assert statistics.median(turns) >= 3
     assert statistics.mean(malformed) >= 0.2
+    assert statistics.mean(reasoned) > 0.05 or not THINKING.match(name)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_the_token_laws_hold_in_a_hundred_thousand_random_conversations(name):
+async def test_the_token_laws_hold_in_a_hundred_thousand_random_conversations(name):
     first = -(-IN_TEST // len(SUBJECTS))
     for seed in range(first, first + -(-IN_TEST_FULL // len(SUBJECTS))):
-        check(play_one(name, seed))
+        check(await play_one(name, seed))
