@@ -23,6 +23,7 @@ from agentrl.envs import (
     play,
     register,
 )
+from agentrl.envs.check import check_env
 from agentrl.envs.gym import GymEnv
 from agentrl.envs.registry import tell_gymnasium_of_all
 from agentrl.errors import AgentRLError, ToolRejected, UserError
@@ -54,6 +55,7 @@ __all__ = [
     "UserError",
     "Verdict",
     "call",
+    "check_env",
     "env_ids",
     "evaluate",
     "exact_match",

@@ -33,6 +33,7 @@ PUBLIC = [
     "UserError",
     "Verdict",
     "call",
+    "check_env",
     "env_ids",
     "evaluate",
     "exact_match",
