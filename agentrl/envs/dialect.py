@@ -24,13 +24,16 @@ class Tags:
     """The names of the tags around what the world answers and around the final answer.
 
     A tool's tag is the tool's name: one argument stands in it as plain text, several as JSON.
+    frame: how an answer of the world stands in the text, `{}` for its words; left empty,
+    `<result> {}</result>` with the name of its tag.
 
     Raises:
-        ValueError: a name that cannot be a tag, or both names equal.
+        ValueError: a name that cannot be a tag, both names equal, or a frame that is not the tag's.
     """
 
     result: str = "result"
     answer: str = "answer"
+    frame: str = ""
 
     def __post_init__(self) -> None:
         for name in (self.result, self.answer):
@@ -38,6 +41,25 @@ class Tags:
                 raise ValueError(f"a tag's name is letters, digits and underscores, got {name!r}")
         if self.result == self.answer:
             raise ValueError(f"result and answer need two different tags, got {self.result!r} for both")
+        before, words, after = self.framed("{}").partition("{}")
+        if not words or opening(self.result) not in before or closing(self.result) not in after:
+            form = f"{opening(self.result)}{{}}{closing(self.result)}"
+            raise ValueError(f"the frame must hold {form}, with blanks or lines around, got {self.frame!r}")
+
+    @classmethod
+    def search_r1(cls) -> Tags:
+        """As in Search-R1 (arXiv:2503.09516): `<information>` on lines of its own, for a tool `search`."""
+        return cls("information", frame="\n\n<information>{}</information>\n\n")
+
+    @classmethod
+    def retool(cls) -> Tags:
+        """As in ReTool (arXiv:2504.11536): `<interpreter>` on lines of its own, for a tool `code`."""
+        return cls("interpreter", frame="\n\n<interpreter>\n{}\n</interpreter>\n\n")
+
+    def framed(self, text: str) -> str:
+        """An answer of the world as it stands in the assistant's text."""
+        frame = self.frame or f"{opening(self.result)} {{}}{closing(self.result)}"
+        return frame.replace("{}", text, 1)
 
     def names(self, tools: Iterable[str]) -> tuple[str, ...]:
         """Every tag of an environment with these tools."""

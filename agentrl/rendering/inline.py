@@ -86,7 +86,7 @@ class InlineRenderer:
     def _written(self, message: Message, tools: Sequence[ToolSchema]) -> str:
         """What stands for a message in the assistant's own text."""
         if message.role != "assistant":
-            return inline_text.between(self._tags.result, self._disarm(message.content))
+            return self._tags.framed(self._disarm(message.content))
         if any(one.arguments is None for one in message.tool_calls):
             return "".join(one.raw for one in message.tool_calls)
         return inline_text.write(message, tools, self._tags)

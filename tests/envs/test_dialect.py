@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl import Tags
-from agentrl.envs.dialect import closing, opening
+from agentrl.envs import Chat
+from agentrl.envs.dialect import closing, opening, tags_of
 
 
 def test_tags_are_written_with_angle_brackets():
@@ -27,3 +28,25 @@ def test_one_tag_for_two_things_is_refused():
 
 def test_all_names_of_an_environment_are_its_tools_and_both_tags():
     assert Tags("information", "answer").names(["search"]) == ("search", "information", "answer")
+
+
+def test_an_answer_of_the_world_stands_in_its_frame() -> None:
+    assert Tags("facts").framed("x {} y") == "<facts> x {} y</facts>"
+    assert Tags.search_r1().framed("Doc 1(Title: t) a") == (
+        "\n\n<information>Doc 1(Title: t) a</information>\n\n"
+    )
+    assert Tags.retool().framed("42") == "\n\n<interpreter>\n42\n</interpreter>\n\n"
+
+
+@pytest.mark.parametrize(
+    "frame", ["{}", "<facts>", "<result>{}</result>", "{}<facts></facts>", "<facts></facts>{}"]
+)
+def test_a_frame_holds_the_words_between_its_own_tags(frame: str) -> None:
+    with pytest.raises(ValueError, match="the frame must hold <facts>"):
+        Tags("facts", frame=frame)
+
+
+def test_where_all_is_text_chat_is_told_by_tags() -> None:
+    assert tags_of(Chat()) == Tags()
+    assert tags_of(Tags("facts")) == Tags("facts")
+    assert Chat().names(["look"]) == ("look",)

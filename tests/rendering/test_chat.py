@@ -151,6 +151,15 @@ def test_a_call_that_cannot_be_read_is_a_call_with_a_sentence(form, written, nam
     assert named is None or only.name == named
 
 
+@pytest.mark.parametrize(
+    "written", ["<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>", "<tool_call>\n</tool_call>"]
+)
+def test_a_call_in_arguments_of_markup_that_cannot_be_read_is_a_call_with_a_sentence(written):
+    (only,) = read("glm-4.5", written).tool_calls
+    assert only.arguments is None
+    assert only.error
+
+
 @pytest.mark.parametrize("form", ["qwen3", "template, tagged calls"])
 def test_a_bad_call_does_not_spoil_the_good_one_beside_it(form):
     good = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

@@ -296,6 +296,14 @@ def test_the_world_cannot_close_its_own_tag_nor_open_the_answers():
     assert tokenizer.convert_tokens_to_ids("<answer>") not in ids
 
 
+@pytest.mark.parametrize("tags", [Tags.search_r1(), Tags.retool()])
+def test_the_published_forms_are_spelled_as_published(tags):
+    tokenizer = BOTH["tags are strings"][1]
+    inline = InlineRenderer(tokenizer, tags)
+    shown = (Message("tool", "Doc 1(Title: t) text"),)
+    assert inline.decode(inline.extend(NOTHING_SEEN, shown, TOOLS)) == tags.framed("Doc 1(Title: t) text")
+
+
 @every
 def test_a_rewritten_history_goes_on_in_the_assistants_own_text(kind):
     inline = BOTH[kind][0]
