@@ -41,5 +41,14 @@ def engine_command(as_json: bool) -> None:
     _print(bench_engine(), as_json)
 
 
+@bench.command("envs")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def envs_command(as_json: bool) -> None:
+    """What the episode loop costs: episodes a second through it and around it, side by side."""
+    from agentrl.bench.worlds import bench_envs
+
+    _print(bench_envs(), as_json)
+
+
 def _print(result: dict[str, JSON], as_json: bool) -> None:
     click.echo(json.dumps(result) if as_json else json.dumps(result["summary"], indent=2))
