@@ -45,7 +45,7 @@ class Evaluator:
         """Play n episodes over `tasks` in their order, beginning again where they run out.
 
         Raises:
-            ConfigError: there are no tasks.
+            ConfigError: there are no tasks, or no prompt fits into an episode.
             WorldBrokenError: every single episode failed, in play or in scoring.
         """
         if not tasks:
@@ -59,6 +59,12 @@ class Evaluator:
             said = f"{first.failure.stage} failed: {first.failure.detail}" if first.failure else first.ending
             raise WorldBrokenError(
                 f"{self.setting.env_id}: all {n} episodes failed (first: {said}); mend the environment."
+            )
+        if scored.episodes and not any(map(_had_room, scored.episodes)):
+            most = scored.episodes[0].limits.max_tokens
+            raise ConfigError(
+                f"{self.setting.env_id}: no prompt leaves room for a single token of the model in an "
+                f"episode of {most} tokens; raise rollout_max_context_len."
             )
         seconds = time.perf_counter() - started
         report = summarize(scored.episodes, scored.verdicts, self.setting, seconds=seconds)
@@ -77,3 +83,9 @@ class Evaluator:
             marked = await self.scorer.mark(episode)
         self.progress(1)
         return marked
+
+
+def _had_room(episode: Episode) -> bool:
+    """Whether the agent could say anything, or has no tokens to say it with."""
+    tokens = [turn.tokens for turn in episode.turns]
+    return any(one is None or len(one.completion.token_ids) for one in tokens) or not tokens

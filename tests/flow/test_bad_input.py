@@ -223,6 +223,13 @@ def complaint(capfd, *arguments):
         (("train", "--env=HopSearch-v0", "--eval-split=nope", *SMALL), "nope"),
         (("train", BANDIT, *SMALL, "--max-context-len=10", "--num-rollout=1"), "max_context_len"),
         (("train", "--env=tests.flow.worlds:Endless", *SMALL, "--num-rollout=1"), "max_tokens"),
+        (("train", BANDIT, *SMALL, "--dialect=chatt"), "'own', 'inline' or 'chat'"),
+        (("train", BANDIT, *SMALL, "--dialect=chat", "--chat-format=qwen33"), "Did you mean `qwen3`?"),
+        (
+            ("train", BANDIT, *SMALL, "--dialect=chat", "--chat-format=llama-3"),
+            "does not fit the chat format",
+        ),
+        (("train", BANDIT, *SMALL, "--dialect=chat", "--num-rollout=1"), "raise rollout_max_context_len"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capfd, arguments, says):
