@@ -1,4 +1,5 @@
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.algorithms.advantages import Grpo, group_advantages
 from agentrl.algorithms.samples import samples_of
+from agentrl.types import Restart, Trajectory
 from tests.algorithms.episodes import group, sample, turn
 
 rewards = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=2, max_size=9)
@@ -76,3 +78,29 @@ def test_baselines_count_episodes_whatever_became_of_them():
 def test_a_sample_from_nowhere_is_refused():
     with pytest.raises(ValueError, match=r"no group: \['x'\]"):
         Grpo()([group("a", [1, 0])], [sample("x", [0, 1])])
+
+
+def test_an_episode_that_began_anew_weighs_what_it_weighed_in_one_piece():
+    turns = (turn([1, 2], [3, 4]), turn([5], [6]))
+    whole = group("a", [1, 0], *turns)
+    split = replace(
+        whole,
+        episodes=tuple(
+            replace(e, trajectories=(Trajectory(turns[:1]), Trajectory(turns[1:], 0, Restart.COMPACTED)))
+            for e in whole.episodes
+        ),
+    )
+    per_token = []
+    for one in (whole, split):
+        samples = [s for e in one.episodes for s in samples_of(e, temperature=1.0)]
+        credit = Grpo()([one], samples)
+        masks = [s.loss_mask for s in samples]
+        per_token.append(
+            [
+                (float(a), float(w))
+                for advantages, weights, mask in zip(credit.advantages, credit.weights, masks, strict=True)
+                for a, w in zip(advantages[mask], weights[mask], strict=True)
+            ]
+        )
+    assert per_token[0] == per_token[1]
+    assert len(per_token[0]) == 6
