@@ -78,6 +78,10 @@ class RequestTooLargeError(EngineError):
     """The request needs more cache than the engine could ever give it."""
 
 
+class RenderingError(AgentRLError):
+    """A conversation cannot be put into a model's form; an episode's failure, not the user's."""
+
+
 class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a reply, not an error
     """Raise it in a tool to tell the model, in one sentence, what to do differently."""
 

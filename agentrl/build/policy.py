@@ -8,6 +8,8 @@ from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs import Chat, Dialect, Env, Tags
+from agentrl.envs.dialect import tags_of
+from agentrl.errors import UserError
 from agentrl.protocols import Agent, Engine, Policy, Renderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.config import RenderingConfig
@@ -31,12 +33,23 @@ def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
 
 
 def dialect_of(env: Env, config: RenderingConfig) -> Dialect:
-    """The form of turns: what the run asks for, or the environment's own."""
+    """The form of turns: what the run asks for, or the environment's own.
+
+    Raises:
+        UserError: a tool is named like a tag of the dialect that was asked for.
+    """
     if config.dialect == "chat":
         return Chat()
-    if config.dialect == "inline" and not isinstance(env.dialect, Tags):
-        return Tags()
-    return env.dialect
+    if config.dialect == "own":
+        return env.dialect
+    tags = tags_of(env.dialect)
+    for tool in env.tool_schemas:
+        if tool.name in (tags.result, tags.answer):
+            raise UserError(
+                f"{env.id}: the tool `{tool.name}` is named like a tag of the inline dialect; rename it, or "
+                "train with dialect = chat."
+            )
+    return tags
 
 
 def build_renderer(model: Model, dialect: Dialect, config: RenderingConfig) -> Renderer:

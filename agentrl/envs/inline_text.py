@@ -9,7 +9,6 @@ Rendering does the same over tokens, and the Gymnasium face over strings; both r
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 
 from agentrl.envs.dialect import Tags, closing, opening
@@ -24,16 +23,24 @@ def read(text: str, tools: Sequence[ToolSchema], tags: Tags) -> Message:
     A turn without one comes back as a ToolCall with an error for the model to read.
     """
     names = tuple(tool.name for tool in tools)
-    known = "|".join(map(re.escape, (*names, tags.answer)))
-    found = re.search(rf"<({known})>(.*?)</\1>", text, re.DOTALL)
-    if found is None:
+    whole = [found for name in (*names, tags.answer) if (found := _first(text, name))]
+    if not whole:
         return Message("assistant", tool_calls=(_malformed(text, (*names, tags.answer)),))
-    reasoning = text[: found.start()].strip() or None
-    name, inner = found[1], found[2]
+    start, name, inner = min(whole)
+    reasoning = text[:start].strip() or None
     if name == tags.answer:
         return Message("assistant", inner.strip(), reasoning=reasoning)
     schema = next(tool for tool in tools if tool.name == name)
-    return Message("assistant", reasoning=reasoning, tool_calls=(_read_call(schema, inner, found[0]),))
+    raw = f"{opening(name)}{inner}{closing(name)}"
+    return Message("assistant", reasoning=reasoning, tool_calls=(_read_call(schema, inner, raw),))
+
+
+def _first(text: str, tag: str) -> tuple[int, str, str] | None:
+    """Where the first whole tag of this name begins, its name, and what stands in it."""
+    # Two searches, where one expression for all would go back from every tag that is never closed.
+    start = text.find(opening(tag))
+    end = text.find(closing(tag), start)
+    return None if start < 0 or end < 0 else (start, tag, text[start + len(opening(tag)) : end])
 
 
 def write(message: Message, tools: Sequence[ToolSchema], tags: Tags) -> str:

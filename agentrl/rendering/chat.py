@@ -163,6 +163,7 @@ class FamilyRenderer:
 
         Raises:
             ValueError: a call whose arguments could not be read has no canonical form.
+            UserError: the format begins a turn otherwise than its prompt ends.
         """
         if any(one.arguments is None for one in action.tool_calls):
             raise ValueError("cannot write a malformed call")
@@ -171,7 +172,10 @@ class FamilyRenderer:
         chat.append(as_chat(action, self._disarm))
         whole = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
         if whole[: len(before)] != before:
-            raise ValueError("this format does not write an answer where its prompt ends")
+            raise UserError(
+                "this chat format begins an answer otherwise than its prompt ends, so no demonstration can "
+                "be written in it; set warm_start_steps = 0, or use another dialect."
+            )
         stops = self.stops(tools).token_ids
         ends = [index for index, token in enumerate(whole) if token in stops and index >= len(before)]
         if ends:

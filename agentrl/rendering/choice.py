@@ -49,7 +49,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -
         return FamilyRenderer(tokenizer, named)
     template = ChatTemplate(tokenizer)
     expected = [_written(tokenizer, template, probe) for probe in _PROBES]
-    for family in families():
+    for family in families() if None not in expected else ():
         renderer = _fitting(tokenizer, family)
         if renderer is not None and [renderer.render(probe, (_TOOL,)) for probe in _PROBES] == expected:
             logging.getLogger(__name__).info("chat format: %s", family)
@@ -58,10 +58,15 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -
     return TemplateRenderer(tokenizer)
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, probe: Observation) -> list[int]:
-    """What the tokenizer's own template makes of a conversation."""
+def _written(
+    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, probe: Observation
+) -> list[int] | None:
+    """What the tokenizer's own template makes of a conversation; None where it refuses it."""
     chat = [as_chat(message, Disarm(tokenizer)) for message in probe]
-    text = template.text(chat, list(tools_as_chat((_TOOL,))), prompt=True)
+    try:
+        text = template.text(chat, list(tools_as_chat((_TOOL,))), prompt=True)
+    except UserError:
+        return None
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 

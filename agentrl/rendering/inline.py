@@ -15,8 +15,9 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.envs import inline_text
-from agentrl.envs.dialect import Tags, closing
+from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.template_facts import Chat, ChatTemplate
 from agentrl.rendering.words import Disarm
 from agentrl.types import Message, Observation
 
@@ -33,7 +34,8 @@ class InlineRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Tags) -> None:
         self._tokenizer = tokenizer
         self._tags = tags
-        self._disarm = Disarm(tokenizer)
+        # Tags that are no tokens of their own would be read as tags all the same.
+        self._disarm = Disarm(tokenizer, (opening(tags.result), closing(tags.result)))
         # Prompts and results recur: siblings share prompts, searches find the same documents.
         self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
         self._stops = lru_cache(64)(self._find_stops)
@@ -78,10 +80,14 @@ class InlineRenderer:
 
     def _prompt(self, messages: Observation) -> tuple[int, ...]:
         if self._tokenizer.chat_template is None:
-            return self._encode("\n".join(message.content for message in messages) + "\n")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        return self._encode(str(text))
+            return self._encode("\n".join(self._shown(message) for message in messages) + "\n")
+        # Templates refuse a conversation of nothing.
+        shown = messages or (Message("user"),)
+        turns: Chat = [{"role": message.role, "content": self._shown(message)} for message in shown]
+        return self._encode(ChatTemplate(self._tokenizer).text(turns, prompt=True))
+
+    def _shown(self, message: Message) -> str:
+        return self._disarm(message.content) if message.role == "tool" else message.content
 
     def _written(self, message: Message, tools: Sequence[ToolSchema]) -> str:
         """What stands for a message in the assistant's own text."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.errors import UserError
+from agentrl.errors import RenderingError, UserError
 from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
 from agentrl.rendering.words import Disarm, as_chat, read_call, tools_as_chat, unreadable_call
@@ -35,9 +35,10 @@ class TemplateRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer)
-        facts = self._template.facts()
-        self._close, self._calls = facts.close, facts.calls
-        self._close_id = tokenizer.get_added_vocab()[facts.close]
+        self._facts = self._template.facts()
+        self._calls = self._facts.calls
+        vocabulary = tokenizer.get_added_vocab()
+        self._ends = {vocabulary[self._facts.close], vocabulary[self._facts.call_close]}
         self._disarm = Disarm(tokenizer)
         self._keeps_reasoning = lru_cache(64)(self._find_out_whether_reasoning_is_kept)
         self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
@@ -45,7 +46,7 @@ class TemplateRenderer:
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The token that ends a turn, and the end-of-text token."""
         del tools
-        ends = {self._close_id}
+        ends = set(self._ends)
         if self._tokenizer.eos_token_id is not None:
             ends.add(int(self._tokenizer.eos_token_id))
         return Stops((), tuple(sorted(ends)))
@@ -53,7 +54,7 @@ class TemplateRenderer:
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """The prompt's tokens, up to where the assistant begins to write."""
         chat = [as_chat(message, self._disarm) for message in messages]
-        return list(self._encode(self._template.text(chat, self._shown(tools), prompt=True)))
+        return list(self._encode(self._text(chat, tools, prompt=True)))
 
     def extend(
         self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
@@ -61,17 +62,19 @@ class TemplateRenderer:
         """What the world adds, up to where the assistant writes again; or why the prefix does not hold."""
         if tuple(tools) != tuple(seen.tools):
             return Restart.TOOLS_CHANGED
-        if not seen.completion_ids or seen.completion_ids[-1] != self._close_id:
+        if not seen.completion_ids or seen.completion_ids[-1] not in self._ends:
             return Restart.REWRITTEN
         roles = tuple(message.role for message in observation)
         if not self._keeps_reasoning(roles) and self._shows_reasoning(seen):
             return Restart.REASONING_STRIPPED
-        told = self._template.answered(roles) + [as_chat(message, self._disarm) for message in observation]
-        after = self._template.text(told, self._shown(tools), prompt=True).partition(MARK)[2]
-        for _ in range(roles.count("tool") - 1):
+        calls = roles.count("tool") if self._facts.several else min(roles.count("tool"), 1)
+        told = self._template.answered(calls) + [as_chat(message, self._disarm) for message in observation]
+        after = self._text(told, tools, prompt=True)
+        for _ in range(max(calls, 1)):
             # Every call of the answered turn holds the mark once.
             after = after.partition(MARK)[2]
-        return list(self._encode(after.partition(self._close)[2]))
+        close = self._facts.call_close if calls else self._facts.close
+        return list(self._encode(after.partition(close)[2]))
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
@@ -87,6 +90,9 @@ class TemplateRenderer:
         if self._calls is None:
             return Message("assistant", text.strip(), reasoning)
         content, calls = _find_calls(text, self._calls)
+        if not self._facts.several:
+            reason = "This model takes one call a turn, and this is one more"
+            calls[1:] = [unreadable_call(reason, one.raw, n) for n, one in enumerate(calls[1:], 1)]
         return Message("assistant", content.strip(), reasoning, tuple(calls))
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
@@ -94,16 +100,20 @@ class TemplateRenderer:
 
         Raises:
             ValueError: a call whose arguments could not be read has no canonical form.
+            UserError: the template begins a turn otherwise than its prompt ends.
         """
         if any(one.arguments is None for one in action.tool_calls):
             raise ValueError("cannot write a malformed call")
         asked: Chat = [{"role": "user", "content": "?"}]
-        before = self._template.text(asked, self._shown(tools), prompt=True)
-        told = [*asked, as_chat(action, self._disarm)]
-        whole = self._template.text(told, self._shown(tools), prompt=False)
+        before = self._text(asked, tools, prompt=True)
+        whole = self._text([*asked, as_chat(action, self._disarm)], tools, prompt=False)
         if not whole.startswith(before):
-            raise ValueError("this chat template does not write an answer where its prompt ends")
-        return list(self._encode(whole[len(before) :].rpartition(self._close)[0] + self._close))
+            raise UserError(
+                "the tokenizer's chat template begins an answer otherwise than its prompt ends, so no "
+                "demonstration can be written in it; set warm_start_steps = 0, or use another dialect."
+            )
+        close = self._facts.call_close if action.tool_calls else self._facts.close
+        return list(self._encode(whole[len(before) :].rpartition(close)[0] + close))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of any tokens, special ones included."""
@@ -117,11 +127,19 @@ class TemplateRenderer:
             )
         return [dict(tool) for tool in tools_as_chat(tools)]
 
+    def _text(self, chat: Chat, tools: Sequence[ToolSchema], *, prompt: bool) -> str:
+        shown = self._shown(tools)
+        try:
+            return self._template.text(chat, shown, prompt=prompt)
+        except UserError as refused:
+            # What a model or a world said may bring this about: it must not end the run.
+            raise RenderingError(str(refused)) from refused
+
     def _find_out_whether_reasoning_is_kept(self, roles: tuple[str, ...]) -> bool:
         heard: Chat = [{"role": role, "content": "."} for role in roles]
-        told = self._template.answered(roles, reasoning=True) + heard
-        expected = 1 + roles.count("tool")
-        return self._template.text(told, prompt=True).count(MARK) >= expected
+        calls = roles.count("tool") if self._facts.several else min(roles.count("tool"), 1)
+        told = self._template.answered(calls, reasoning=True) + heard
+        return self._text(told, (), prompt=True).count(MARK) >= 1 + calls
 
     def _shows_reasoning(self, seen: Seen) -> bool:
         said = [message.reasoning for message in seen.messages if message.reasoning]

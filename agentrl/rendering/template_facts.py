@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from jinja2 import TemplateError
@@ -19,7 +19,6 @@ MARK = "zqmarkqz"
 Chat = list[dict[str, JSON]]
 _QUESTION: dict[str, JSON] = {"role": "user", "content": "?"}
 _PROBE = "zqprobeqz"
-_THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,17 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """close: the special token that ends a turn. calls: None where the template shows no tools."""
+    """What a template does.
+
+    close: the special token that ends an answer. call_close: the one that ends a turn with calls.
+    calls: None where the template shows no tools, or writes calls in another form than JSON objects.
+    several: whether one turn may hold several calls.
+    """
 
     close: str
+    call_close: str
     calls: CallFormat | None
+    several: bool
 
 
 class ChatTemplate:
@@ -75,49 +81,84 @@ class ChatTemplate:
     def facts(self) -> TemplateFacts:
         """How it ends turns and writes calls."""
         said = self.text([_QUESTION, {"role": "assistant", "content": MARK}], prompt=False)
-        after = said.rpartition(MARK)[2]
-        special = [token for token in self._tokenizer.get_added_vocab() if after.startswith(token)]
-        if not special:
+        close = self._special_at(said.rpartition(MARK)[2])
+        if close is None:
             raise UserError(
                 "the tokenizer's chat template ends a turn with no special token, so nothing could stop the "
                 "model there; use the environment's inline dialect."
             )
-        close = max(special, key=len)
-        return TemplateFacts(close, self._call_format(close))
+        shown = _tool_shown()
+        if _PROBE not in self.text([_QUESTION], [shown], prompt=True):
+            return TemplateFacts(close, close, None, several=False)
+        told = self.text([_QUESTION, _calling(1, said=MARK)], [shown], prompt=False)
+        calls = _call_format(told)
+        if calls is None:
+            return TemplateFacts(close, close, None, several=False)
+        form, after = calls
+        # The call's own closing tag may be a special token too: the turn ends with the last one.
+        ends = [token for token in self._tokenizer.get_added_vocab() if token in after]
+        call_close = max(ends, key=after.rindex, default=close)
+        closing = after.rpartition(call_close)[0].strip()
+        return TemplateFacts(close, call_close, replace(form, closing=closing), several=self._takes_two())
 
-    def answered(self, roles: Sequence[str], *, reasoning: bool = False) -> Chat:
-        """A question and a turn that ends in MARK, or has it as reasoning, to be answered by these roles."""
-        turn: dict[str, JSON] = {"role": "assistant", "content": "" if "tool" in roles else MARK}
-        if "tool" in roles:
-            turn["tool_calls"] = [_call({_PROBE: MARK}, n) for n in range(roles.count("tool"))]
+    def _takes_two(self) -> bool:
+        answers: Chat = [{"role": "tool", "content": "?", "tool_call_id": f"call_{n}"} for n in range(2)]
+        try:
+            told = self.text([_QUESTION, _calling(2), *answers], [_tool_shown()], prompt=True)
+        except UserError:
+            return False
+        return told.count(MARK) >= 2
+
+    def _special_at(self, text: str) -> str | None:
+        special = [token for token in self._tokenizer.get_added_vocab() if text.startswith(token)]
+        return max(special, key=len, default=None)
+
+    def answered(self, calls: int, *, reasoning: bool = False) -> Chat:
+        """A question and a turn with so many calls that hold MARK, or an answer that does.
+
+        reasoning: MARK is its reasoning, too.
+        """
+        turn = _calling(calls)
+        if not calls:
+            turn = {"role": "assistant", "content": "." if reasoning else MARK}
         if reasoning:
             turn["reasoning_content"] = MARK
-            turn["content"] = "" if "tool" in roles else "."
         return [_QUESTION, turn]
 
-    def _call_format(self, close: str) -> CallFormat | None:
-        schema: JSON = {"type": "object", "properties": {_PROBE: {"type": "string"}}}
-        tool: JSON = {
-            "type": "function",
-            "function": {"name": _PROBE, "description": "?", "parameters": schema},
-        }
-        asked = self.text([_QUESTION], [tool], prompt=True)
-        if _PROBE not in asked:
-            return None
-        told: Chat = [
-            _QUESTION,
-            {"role": "assistant", "content": "", "tool_calls": [_call({_PROBE: MARK}, 0)]},
-        ]
-        body = self.text(told, [tool], prompt=False).rpartition(MARK)
-        start = _start_of_object(body[0] + body[1] + body[2])
-        if start is None:
-            return None
-        text = "".join(body)
-        found, end = json.JSONDecoder().raw_decode(text, start)
-        before = text[:start].removeprefix(asked).rpartition(_THINK_END)[2].strip()
-        name = next(key for key, value in found.items() if value == _PROBE)
-        arguments = next(key for key, value in found.items() if isinstance(value, dict))
-        return CallFormat(before, text[end:].partition(close)[0].strip(), name, arguments)
+
+def _tool_shown() -> JSON:
+    schema: JSON = {"type": "object", "properties": {_PROBE: {"type": "string"}}}
+    return {"type": "function", "function": {"name": _PROBE, "description": "?", "parameters": schema}}
+
+
+def _calling(calls: int, said: str = "") -> dict[str, JSON]:
+    return {
+        "role": "assistant",
+        "content": said,
+        "tool_calls": [_call({_PROBE: MARK}, n) for n in range(calls)],
+    }
+
+
+def _call_format(told: str) -> tuple[CallFormat, str] | None:
+    """How the call in a rendered turn is written, its closing left out, and what stands behind it."""
+    start = _start_of_object(told)
+    if start is None:
+        return None
+    found, end = json.JSONDecoder().raw_decode(told, start)
+    name = next((key for key, value in found.items() if value == _PROBE), None)
+    arguments = next((key for key, value in found.items() if value == {_PROBE: MARK}), None)
+    _, mark, opening = told[:start].rpartition(MARK)
+    if name is None or arguments is None:
+        return None
+    if not mark:
+        # The template leaves out what was said beside a call: the call is the whole turn.
+        opening = ""
+    # Objects in a list of calls have no delimiters of their own.
+    return (
+        None
+        if opening.strip().endswith("[")
+        else (CallFormat(opening.strip(), "", name, arguments), told[end:])
+    )
 
 
 def _as_dicts(tools: Sequence[JSON]) -> list[dict[str, JSON] | Callable[..., object]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,22 +16,28 @@ _WORD_JOINER = "\u2060"
 
 
 class Disarm:
-    """Text of tools in which no special token of a tokenizer can be found.
+    """Text of tools in which no special token of a tokenizer can be found, nor any of `more`.
 
     Tokenizers read `<|im_end|>` in a document as the end of a turn: whoever writes a web page could speak
     as the user. An invisible word joiner behind the first character keeps the text and breaks the token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        special = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-        found = "|".join(re.escape(token) for token in special if len(token) > 1)
-        self._special = re.compile(found) if found else None
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, more: Iterable[str] = ()) -> None:
+        # Runs of blanks and line ends are tokens of some tokenizers, and no markup.
+        known = {token for token in (*tokenizer.get_added_vocab(), *more) if len(token) > 1 and token.strip()}
+        any_of = "|".join(map(re.escape, sorted(known)))
+        # Few letters begin markup: nowhere else are hundreds of tokens tried. It is looked ahead for, not
+        # consumed, since tokens may stand inside one another.
+        letters = "".join(re.escape(letter) for letter in sorted({token[0] for token in known}))
+        self._markup = re.compile(f"(?=[{letters}])(?=(?:{any_of}))") if known else None
 
     def __call__(self, text: str) -> str:
-        """The text; unchanged where it holds no special token."""
-        if self._special is None:
+        """The text; unchanged where it holds no markup."""
+        if self._markup is None:
             return text
-        return self._special.sub(lambda match: match[0][0] + _WORD_JOINER + match[0][1:], text)
+        starts = [match.start() for match in self._markup.finditer(text)]
+        parts = [text[a:b] for a, b in pairwise([0, *(start + 1 for start in starts), len(text)])]
+        return _WORD_JOINER.join(parts)
 
 
 def as_chat(message: Message, disarm: Disarm) -> dict[str, JSON]:
@@ -47,7 +54,8 @@ def as_chat(message: Message, disarm: Disarm) -> dict[str, JSON]:
     if message.reasoning is not None:
         chat["reasoning_content"] = message.reasoning
     if message.role == "tool":
-        chat |= {"tool_call_id": message.tool_call_id or "", "name": message.name or ""}
+        # Both are the model's own words where it made the call.
+        chat |= {"tool_call_id": disarm(message.tool_call_id or ""), "name": disarm(message.name or "")}
     return chat
 
 
@@ -59,7 +67,7 @@ def _call_as_chat(tool_call: ToolCall, index: int) -> JSON:
 def read_call(name: JSON, arguments: JSON, raw: str, index: int) -> ToolCall:
     """The call that a model wrote as a name and arguments, whatever it wrote for them."""
     id = f"call_{index}"
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not is_storable(name):
         return ToolCall("", None, raw=raw, id=id, error="The call names no tool; write its name as a string.")
     if not isinstance(arguments, dict) or not is_storable(arguments):
         error = f"{name}: the arguments must be a JSON object of what the tool takes, not {_clip(raw)}."

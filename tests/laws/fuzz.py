@@ -199,7 +199,8 @@ def _action(dice: random.Random) -> Message:
             call("add", a=dice.randrange(-99, 99), b=dice.randrange(99)),
         )
     )
-    thought = text_of(dice).strip() or None
+    # No two thoughts alike, so that one that is found was not something else.
+    thought = f"so {dice.randrange(10**9)} {text_of(dice)}".strip()
     return made if dice.random() < 0.7 else Message(made.role, made.content, thought, made.tool_calls)
 
 

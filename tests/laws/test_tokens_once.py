@@ -103,7 +103,7 @@ def test_the_decoded_trajectory_is_what_was_shown(conversation):
     played = Played(conversation)
     text = played.words.text
     for index, turn in enumerate(played.trajectory.turns):
-        disarm = Disarm(played.words.tokenizer)
+        disarm = Disarm(played.words.tokenizer, (f"<{DIALECT.result}>", f"</{DIALECT.result}>"))
         answers = [disarm(message.content) for message in turn.observation]
         shown = "".join(f"<{DIALECT.result}> {answer}</{DIALECT.result}>" for answer in answers)
         if index == 0:

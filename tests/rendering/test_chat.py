@@ -13,6 +13,7 @@ from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.template import TemplateRenderer
+from agentrl.rendering.words import Disarm, as_chat
 from agentrl.types import Restart
 from tests.rendering.subjects import (
     BARE_CALLS,
@@ -244,27 +245,6 @@ def test_a_malformed_call_comes_back_as_the_model_wrote_it(form):
     assert "Well:\n{oops" in subject.decode(subject.render((*ASK, bad, Message("user", "Again.")), TOOLS))
 
 
-def test_a_tokenizer_without_a_template_is_told_what_to_use():
-    with pytest.raises(UserError, match="no chat template"):
-        TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>"))
-
-
-def test_a_template_that_ends_no_turn_is_refused():
-    plain = tokenizer(
-        "byte-level", CHATML, "<|im_end|>", "{% for m in messages %}{{ m.content }} {% endfor %}"
-    )
-    with pytest.raises(UserError, match="no special token"):
-        TemplateRenderer(plain)
-
-
-def test_a_template_without_tools_speaks_until_tools_are_shown():
-    template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    subject = TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", template))
-    assert subject.decode(subject.render(ASK, ())) == "Where was Kalor born?<|im_end|>"
-    with pytest.raises(UserError, match="shows no tools"):
-        subject.render(ASK, TOOLS)
-
-
 def test_an_unknown_format_is_named_with_the_nearest():
     with pytest.raises(UserError, match="Did you mean `qwen3`"):
         chat_renderer(tokenizer("byte-level", CHATML, "<|im_end|>"), "qwen33")
@@ -317,3 +297,26 @@ def test_a_published_name_decides():
 
 def test_the_families_that_training_knows_are_there():
     assert {"qwen3", "llama-3", "glm-4.5"} <= set(families())
+
+
+def test_markup_inside_markup_and_around_blanks():
+    words = tokenizer("byte-level", (*CHATML, "<<think>>", "    ", "\n\n"), "<|im_end|>")
+    disarm = Disarm(words, ("</facts>",))
+    code = "def f():\n    return 1\n\nf()"
+    assert disarm(code) == code
+    for text in ("<<think>>", "a<|im_end|>", "</facts>", "<think></think>"):
+        assert disarm(text).replace("\u2060", "") == text
+        held = set(words.encode(disarm(text))) & {
+            words.convert_tokens_to_ids(t) for t in (*CHATML, "<<think>>")
+        }
+        assert not held
+    assert disarm("</facts>") != "</facts>"
+
+
+def test_a_tool_cannot_be_named_into_the_prompt():
+    subject = renderer("template, tagged calls", "byte-level")
+    shown = as_chat(Message("tool", "x", tool_call_id="<|im_end|>", name="<|im_start|>"), subject._disarm)
+    assert "<|im_end|>" not in shown["tool_call_id"]
+    assert "<|im_start|>" not in shown["name"]
+    (only,) = read("qwen3", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>').tool_calls
+    assert only.arguments is None
