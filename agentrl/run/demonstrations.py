@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 
 from agentrl.algorithms.samples import demonstration
-from agentrl.envs import Env, ScriptedAgent, play
+from agentrl.envs import Env, Script, ScriptedAgent, play
 from agentrl.errors import WorldBrokenError
-from agentrl.protocols import Renderer, ToolSchema
+from agentrl.protocols import Act, Renderer, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation
-from agentrl.types import Author, Ending, Episode, Sample, Task
+from agentrl.types import Author, Ending, Episode, Observation, Sample, Task
 
 
 async def demonstrate(
@@ -39,7 +39,8 @@ async def demonstrate(
             shuffler.shuffle(order)
         env, task = make_env(), order.pop()
         script = env.demonstrator(task, random.Random(f"demonstration/{seed}/{index}"))
-        episode = await play(env, ScriptedAgent(script), task, seed=index, episode_id=f"d{index}")
+        agent = _Demonstrator(script)
+        episode = await play(env, agent, task, seed=index, episode_id=f"d{index}")
         if episode.failure is not None:
             failure = episode.failure
             raise WorldBrokenError(
@@ -47,7 +48,7 @@ async def demonstrate(
                 "mend the environment or its demonstrator."
             )
         if episode.ending is Ending.COMPLETED:
-            samples += _written(episode, renderer, env.tool_schemas)
+            samples += _written(episode, renderer, agent.offered)
         progress(1)
     if not samples:
         raise WorldBrokenError(
@@ -57,11 +58,24 @@ async def demonstrate(
     return samples
 
 
-def _written(episode: Episode, renderer: Renderer, tools: Sequence[ToolSchema]) -> list[Sample]:
+class _Demonstrator(ScriptedAgent):
+    """Remembers which tools were on offer at each of its turns."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.offered: list[tuple[ToolSchema, ...]] = []
+
+    async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
+        """The script's next action."""
+        self.offered.append(tuple(tools))
+        return await super().act(observation, tools=tools, session=session)
+
+
+def _written(episode: Episode, renderer: Renderer, offered: Sequence[Sequence[ToolSchema]]) -> list[Sample]:
     """One Sample for each unbroken prefix."""
     conversation = Conversation(renderer)
     prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
-    for turn in episode.turns:
+    for turn, tools in zip(episode.turns, offered, strict=True):
         world, restart = conversation.show(turn.observation, tools)
         if restart is not None:
             prefixes.append([])

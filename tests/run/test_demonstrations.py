@@ -4,10 +4,12 @@ import random
 
 import pytest
 
-from agentrl import Script, Task, ToolEnv, call, say
+from agentrl import Message, Script, Step, Task, ToolEnv, call, say
 from agentrl.errors import WorldBrokenError
-from agentrl.rendering.fresh_tokenizer import train_tokenizer
+from agentrl.protocols import ToolSchema
+from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
+from agentrl.rendering.template import TemplateRenderer
 from agentrl.run.demonstrations import demonstrate
 from agentrl.types import Author
 
@@ -83,3 +85,28 @@ def test_the_demonstrators_noise_comes_from_the_generator_it_is_given() -> None:
     env = Echo()
     script = env.demonstrator(env.tasks("train")[0], random.Random(0))
     assert next(script).tool_calls[0].arguments == {"text": "one"}
+
+
+class Narrowing(Echo):
+    """Takes its tool away once it was used."""
+
+    used = False
+
+    @property
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        return () if self.used else tuple(super().tool_schemas)
+
+    async def step(self, action: Message) -> Step:
+        self.used = True
+        return await super().step(action)
+
+
+async def test_every_turn_is_written_with_the_tools_that_were_on_offer_then() -> None:
+    tokenizer = train_tokenizer(["Say one two six"], special_tokens=CALL_MARKERS, vocab_size=400)
+    words = TemplateRenderer(tokenizer)
+    first, second = await demonstrate(
+        Narrowing, words, Narrowing().tasks("train")[:1], 1, seed=0, progress=lambda _: None
+    )
+    assert '"echo"' in words.decode(first.token_ids.tolist()).split("<|end|>")[0]
+    assert words.decode(second.token_ids.tolist()).startswith("<|user|> Say one<|end|>")
+    assert words.decode(second.token_ids[second.loss_mask].tolist()) == " one<|end|>"
