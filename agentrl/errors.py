@@ -9,6 +9,7 @@
         RunExistsError          the run folder already holds a run
         WorldBrokenError        the environment fails so often that a run cannot go on
       StageError                one episode failed at a named stage; data for the journal, never a crash
+        ToolError               a tool failed by no doing of the model
       EngineError               the inference engine refused or failed
         RequestTooLargeError    the request can never fit in the engine's cache
     ToolRejected                raised by a tool: its sentence goes back to the model and is scored
@@ -60,7 +61,8 @@ class WorldBrokenError(UserError):
 class StageError(AgentRLError):
     """One episode failed at a stage (reset, tool, step, reward, act, episode).
 
-    kind: "timeout", "error" (an exception) or "invalid" (a value that breaks the contract).
+    kind: "timeout", "error" (an exception) or "invalid" (a value that breaks the contract); a
+    ToolError has kinds of its own.
     """
 
     def __init__(self, stage: str, kind: str, detail: str) -> None:
@@ -68,6 +70,17 @@ class StageError(AgentRLError):
         self.stage = stage
         self.kind = kind
         self.detail = detail
+
+
+class ToolError(StageError):
+    """A tool failed by no doing of the model: the episode is replaced, not scored.
+
+    kind: "unavailable" (it cannot be reached or started, or does not answer in its own time), "crashed"
+    (it died in the call), "protocol" (what it answered makes no sense), "refused" (it is not allowed).
+    """
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__("tool", kind, detail)
 
 
 class EngineError(AgentRLError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
@@ -10,16 +9,17 @@ from typing import get_args
 
 from agentrl.envs.base import Env
 from agentrl.envs.scoring import Grade, graded
-from agentrl.errors import StageError, ToolDefinitionError, ToolRejected, stage
+from agentrl.envs.toolbox import Toolbox
+from agentrl.errors import StageError, ToolDefinitionError
 from agentrl.protocols import ToolSchema
-from agentrl.tools import ArgumentPolicy, ArgumentsRejected, Tool, ToolFunction
-from agentrl.types import JSON, Message, Observation, Step, Task, ToolCall
+from agentrl.tools import ArgumentPolicy, Tool, ToolFunction, Toolkit
+from agentrl.types import JSON, Message, Observation, Step, Task
 
 
 class ToolEnv(Env):
     """Tool calls until a final answer, which is rewarded.
 
-    Set `tools` to typed functions (or methods of the class) and write `tasks` and `reward`:
+    Set `tools` to typed functions, methods of the class or toolkits, and write `tasks` and `reward`:
 
         class Capitals(ToolEnv):
             tools = (lookup,)
@@ -45,11 +45,14 @@ class ToolEnv(Env):
         tool/NAME/rejected/KIND     broke the schema: `required`, `type`, `enum`, ... (a keyword of JSON
                                     Schema), `value` (a pydantic model's own check); or `tool`: it said no
         tool/NAME/timeouts          were stopped at the deadline
+        tool/NAME/failed/KIND       failed by no doing of the model: `error`, `unavailable`, `crashed`, ...
         tool/NAME/truncated         had answers longer than `limits.max_tool_chars`
         tool/NAME/us                microseconds of wall time, all calls together
+        tool/NAME/took/30ms         took at most 30 ms and more than 10 (bins up to 30000ms, then `more`)
+        tool_queue/NAME/us          microseconds of waiting for room (see `tool(max_concurrency=...)`)
     """
 
-    tools: Sequence[ToolFunction] = ()
+    tools: Sequence[ToolFunction | Toolkit] = ()
     arguments: ArgumentPolicy = "strict"
 
     def __init__(self) -> None:
@@ -59,15 +62,9 @@ class ToolEnv(Env):
             raise ToolDefinitionError(
                 f"{type(self).__name__}: `arguments` is {self.arguments!r}; write `strict` or `coerce`."
             )
-        offered = [self._bound(function) for function in self.tools]
-        names = Counter(self.dialect.names(tool.name for tool in offered))
-        if clashes := [name for name, times in names.items() if times > 1]:
-            raise ToolDefinitionError(
-                f"{type(self).__name__}: `{clashes[0]}` names two things, among tools and tags of the "
-                "dialect; rename one of them."
-            )
-        self._toolbox = {tool.name: tool for tool in offered}
-        self._seconds: dict[str, float] = {}
+        self._toolbox = Toolbox(self.arguments, self.counts)
+        self._toolkits: list[Toolkit] = []
+        self.offer(*self.tools)
 
     @abstractmethod
     def reward(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
@@ -80,12 +77,18 @@ class ToolEnv(Env):
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
         """The tools on offer."""
-        return tuple(tool.schema for tool in self._toolbox.values())
+        return self._toolbox.schemas
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Show the task's prompt."""
+        """Open what the tools hold for an episode, and show the task's prompt.
+
+        Raises:
+            ToolError: one of them cannot be opened.
+        """
         self.seed_rng(seed)
         self.task = task
+        await self._toolbox.open(self._toolkits)
+        self._check_names()
         return task.prompt, {}
 
     async def step(self, action: Message) -> Step:
@@ -95,11 +98,33 @@ class ToolEnv(Env):
             StageError: a tool or the reward function broke (the world's failure).
         """
         if action.tool_calls:
-            return Step.going(*[await self._answer(tool_call) for tool_call in action.tool_calls])
+            return Step.going(*[await self._toolbox.answer(one, self.limits) for one in action.tool_calls])
         if self.task is None:
             raise StageError("step", "invalid", "step() came before reset()")
         timeout_s = self.limits.reward_timeout_s
         return Step.finished(reward=await graded(self.reward, self.task, action.content, timeout_s))
+
+    async def close(self) -> None:
+        """Close what the tools hold for this episode."""
+        await self._toolbox.close()
+
+    def offer(self, *tools: ToolFunction | Toolkit) -> None:
+        """Offer more tools in this episode; before reset().
+
+        Raises:
+            ToolDefinitionError: one of them cannot be described to a model, or has a name that is taken.
+        """
+        self._toolkits += [tool for tool in tools if isinstance(tool, Toolkit)]
+        self._toolbox.add(self._bound(tool) for tool in tools if not isinstance(tool, Toolkit))
+        self._check_names()
+
+    def _check_names(self) -> None:
+        names = Counter(self.dialect.names(schema.name for schema in self.tool_schemas))
+        if clashes := [name for name, times in names.items() if times > 1]:
+            raise ToolDefinitionError(
+                f"{type(self).__name__}: `{clashes[0]}` names two things, among tools and tags of the "
+                "dialect; rename one of them."
+            )
 
     def _bound(self, function: ToolFunction) -> Tool:
         name = getattr(function, "__name__", "")
@@ -107,70 +132,3 @@ class ToolEnv(Env):
         if any(vars(base).get(name) is function for base in type(self).__mro__):
             function = getattr(self, name)
         return Tool.of(function)
-
-    async def _answer(self, tool_call: ToolCall) -> Message:
-        self.counts["tool_calls"] += 1
-        text, name = _encodable(await self._outcome(tool_call)), _encodable(tool_call.name)
-        return Message("tool", text, tool_call_id=tool_call.id, name=name)
-
-    async def _outcome(self, tool_call: ToolCall) -> str:
-        # Names that the model made up never become names of counts: there is no end to them.
-        name = tool_call.name if tool_call.name in self._toolbox else ""
-        if name:
-            self._count(name, "calls")
-        if tool_call.arguments is None:
-            self.counts["malformed_calls"] += 1
-            if name:
-                self._count(name, "malformed")
-            return tool_call.error or ""
-        if not name:
-            self.counts["unknown_tools"] += 1
-            return (
-                f"There is no tool {tool_call.name[:40]!r}; there are {', '.join(self._toolbox) or 'none'}."
-            )
-        began = time.perf_counter()
-        try:
-            return self._bounded(name, await self._stopped_in_time(name, tool_call.arguments))
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
-            self.counts[f"tool/{name}/us"] = round(1e6 * self._seconds[name])
-
-    async def _stopped_in_time(self, name: str, arguments: Mapping[str, JSON]) -> str:
-        try:
-            async with stage("tool", self.limits.tool_timeout_s):
-                return await self._invoke(self._toolbox[name], arguments)
-        except StageError as error:
-            # The model chose the arguments: were an overrun a failure, the episode would be
-            # replaced, and hanging the tool would be a way out of a hard task.
-            if error.kind != "timeout":
-                raise
-            self.counts["tool_timeouts"] += 1
-            self._count(name, "timeouts")
-            return f"{name} was stopped: it {error.detail}."
-
-    async def _invoke(self, tool: Tool, arguments: Mapping[str, JSON]) -> str:
-        try:
-            reading = tool.reader.read(arguments, self.arguments)
-            if reading.coerced:
-                self._count(tool.name, "coerced")
-            return await tool.call(reading.values)
-        except ToolRejected as rejected:
-            kind = rejected.kind if isinstance(rejected, ArgumentsRejected) else "tool"
-            self.counts["rejected_calls"] += 1
-            self._count(tool.name, f"rejected/{kind}")
-            return str(rejected)
-
-    def _bounded(self, name: str, text: str) -> str:
-        most = self.limits.max_tool_chars
-        if most is None or len(text) <= most:
-            return text
-        self._count(name, "truncated")
-        return f"{text[:most]}\n... truncated: {len(text) - most:,} of {len(text):,} characters are left out."
-
-    def _count(self, name: str, what: str) -> None:
-        self.counts[f"tool/{name}/{what}"] += 1
-
-
-def _encodable(text: str) -> str:
-    """The same without halves of surrogate pairs: JSON can hold them, no tokenizer and no file takes them."""
-    return text.encode("utf-8", "replace").decode()

@@ -17,19 +17,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TypeVar, cast, overload
+from typing import Literal, TypeAlias, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ToolDefinitionError
 from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import Reader
+from agentrl.tools.gate import Gate
 from agentrl.tools.running import inline as inlined
 from agentrl.tools.running import is_inline, run
-from agentrl.tools.schema import builders, compile_validator, describe
+from agentrl.tools.schema import builders, check_parameters, compile_validator, describe
 from agentrl.types import JSON
 
 ToolFunction = Callable[..., str] | Callable[..., Awaitable[str]]
 _F = TypeVar("_F", bound=ToolFunction)
+Overrun: TypeAlias = Literal["model", "world"]
+"""Whose doing it is when a tool overruns its deadline: the model's, who is told so, or the world's."""
 _OPTIONS = "__agentrl_tool__"
 
 
@@ -37,6 +40,8 @@ _OPTIONS = "__agentrl_tool__"
 class _Options:
     name: str | None = None
     description: str | None = None
+    max_concurrency: int | None = None
+    overrun: Overrun = "model"
 
 
 @overload
@@ -45,7 +50,12 @@ def tool(function: _F, /) -> _F: ...
 
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, inline: bool = False
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    inline: bool = False,
+    max_concurrency: int | None = None,
+    overrun: Overrun = "model",
 ) -> Callable[[_F], _F]: ...
 
 
@@ -56,16 +66,22 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     inline: bool = False,
+    max_concurrency: int | None = None,
+    overrun: Overrun = "model",
 ) -> _F | Callable[[_F], _F]:
-    """Override what a model is told about a function, or promise that it is quick.
+    """Override what a model is told about a function, or how it is run.
 
     inline: the function returns within microseconds, so it runs on the event loop itself; no
         deadline can interrupt it (see `agentrl.tools.inline`). Other synchronous functions run in a
         thread of their own.
+    max_concurrency: calls that run at a time, over all episodes; the others wait, and the wait does not
+        count against their deadline. None = no limit.
+    overrun: whose doing it is when a call overruns its deadline. `model`: the arguments can make it slow,
+        so the model is told, and scored. `world`: they cannot, so the episode fails and is replaced.
     """
 
     def mark(target: _F) -> _F:
-        vars(target)[_OPTIONS] = _Options(name, description)
+        vars(target)[_OPTIONS] = _Options(name, description, max_concurrency, overrun)
         return inlined(target) if inline else target
 
     return mark if function is None else mark(function)
@@ -78,6 +94,8 @@ class Tool:
     schema: ToolSchema
     function: ToolFunction
     reader: Reader = field(repr=False, compare=False)
+    gate: Gate = field(repr=False, compare=False)
+    overrun: Overrun = "model"
 
     @classmethod
     def of(cls, function: ToolFunction) -> Tool:
@@ -90,8 +108,27 @@ class Tool:
             raise ToolDefinitionError(
                 f"{function!r} is not a function or a method; wrap it in a typed function with a docstring"
             )
-        reader = _described(function)
-        return cls(reader.schema, function, reader)
+        options = _options(function)
+        reader, gate = _described(function, options)
+        return cls(reader.schema, function, reader, gate, options.overrun)
+
+    @classmethod
+    def described(
+        cls,
+        schema: ToolSchema,
+        function: Callable[..., Awaitable[str]],
+        *,
+        gate: Gate | None = None,
+        overrun: Overrun = "model",
+    ) -> Tool:
+        """A tool whose schema is given rather than read off a signature; arguments arrive as keywords.
+
+        Raises:
+            ToolDefinitionError: its parameters are no valid JSON Schema.
+        """
+        check_parameters(schema)
+        reader = Reader(schema, compile_validator(schema), {})
+        return cls(schema, function, reader, gate or Gate(None), overrun)
 
     @property
     def name(self) -> str:
@@ -104,13 +141,15 @@ class Tool:
         return self.schema.description
 
     async def invoke(self, arguments: Mapping[str, JSON]) -> str:
-        """Check the arguments, strictly, call the function, return the text for the model.
+        """Check the arguments, strictly, wait for room, call the function, return the text for the model.
 
         Raises:
             ToolRejected: the arguments do not fit the schema, or the tool says no.
             TypeError: the tool returned something that is not a string.
         """
-        return await self.call(self.reader.read(arguments).values)
+        values = self.reader.read(arguments).values
+        async with self.gate.admitted():
+            return await self.call(values)
 
     async def call(self, values: Mapping[str, object]) -> str:
         """Call the function with arguments that its reader has made.
@@ -136,16 +175,17 @@ def _options(function: FunctionType | MethodType) -> _Options:
 
 # Environments live for one episode and describe the same few functions every time. Weak keys: functions
 # made inside an episode must not outlive it. Two tables: as a method, a function has no `self` to describe.
-_functions: WeakKeyDictionary[Callable[..., object], Reader] = WeakKeyDictionary()
-_methods: WeakKeyDictionary[Callable[..., object], Reader] = WeakKeyDictionary()
+_Described: TypeAlias = tuple[Reader, Gate]
+_functions: WeakKeyDictionary[Callable[..., object], _Described] = WeakKeyDictionary()
+_methods: WeakKeyDictionary[Callable[..., object], _Described] = WeakKeyDictionary()
 
 
-def _described(function: FunctionType | MethodType) -> Reader:
+def _described(function: FunctionType | MethodType, options: _Options) -> _Described:
     table, key = _functions, cast(Callable[..., object], function)
     if isinstance(function, MethodType):
         table, key = _methods, function.__func__
     if key not in table:
-        options = _options(function)
         schema = describe(function, name=options.name, description=options.description)
-        table[key] = Reader(schema, compile_validator(schema), builders(function))
+        reader = Reader(schema, compile_validator(schema), builders(function))
+        table[key] = reader, Gate(options.max_concurrency)
     return table[key]

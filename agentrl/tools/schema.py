@@ -33,6 +33,7 @@ from enum import Enum
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 from pydantic import BaseModel, TypeAdapter
@@ -72,6 +73,24 @@ _StrictValidator = _extend(
 def compile_validator(schema: ToolSchema) -> Validator:
     """A validator of whole argument objects, to be made once for each tool."""
     return _StrictValidator(schema.parameters)
+
+
+def check_parameters(schema: ToolSchema) -> None:
+    """Refuse parameters that are no JSON Schema of an object, for schemas that others wrote.
+
+    Raises:
+        ToolDefinitionError: they are not.
+    """
+    try:
+        Draft202012Validator.check_schema(schema.parameters)
+    except SchemaError as error:
+        raise ToolDefinitionError(
+            f"tool `{schema.name}`: its parameters are no JSON Schema: {error.message}"
+        ) from None
+    if schema.parameters.get("type", "object") != "object":
+        raise ToolDefinitionError(
+            f"tool `{schema.name}`: its parameters must be an object, got {schema.parameters['type']!r}"
+        )
 
 
 def describe(

@@ -134,7 +134,7 @@ class Episode:
     @property
     def events(self) -> dict[str, int]:
         """`counts` without wall time: the same whenever the same episode is played again."""
-        return {name: count for name, count in self.counts.items() if not name.endswith("/us")}
+        return {n: c for n, c in self.counts.items() if not n.endswith("/us") and "/took/" not in n}
 
     @property
     def turns(self) -> tuple[Turn, ...]:

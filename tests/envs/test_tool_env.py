@@ -30,7 +30,7 @@ async def started(env, seed=0):
 
 
 def events(env):
-    return {name: count for name, count in env.counts.items() if not name.endswith("/us")}
+    return {n: c for n, c in env.counts.items() if not n.endswith("/us") and "/took/" not in n}
 
 
 async def answers(env, action):
