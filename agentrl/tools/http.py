@@ -1,0 +1,174 @@
+"""HTTP for tools: a client that reaches the addresses that a run allowed, and no others.
+
+A model may choose a URL, and a server may answer with a redirect: neither must lead a tool to machines
+that nobody meant. Addresses are compared as origins (scheme, host, port), each time a connection would be
+used, on the very URL that it would be used for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+import httpx2
+
+from agentrl.errors import ConfigError, ToolError, ToolRejected
+
+_PORTS = {"http": 80, "https": 443}
+_SHOWN_CHARACTERS = 80
+_SENT_BEFORE = "agentrl_sent_before"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a URL leads. host: in lower case, IP addresses in their shortest form."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def origin_of(url: httpx2.URL) -> Origin | None:
+    """The origin of a URL; None where its scheme is neither http nor https, or it has no host.
+
+    `127.1`, `2130706433` and `localhost.` stay as they are: other spellings of an allowed host are strangers.
+    """
+    host = url.raw_host.decode("ascii", "replace").lower()
+    if url.scheme not in _PORTS or not host:
+        return None
+    with suppress(ValueError):  # a name
+        host = ipaddress.ip_address(host).compressed
+    return Origin(url.scheme, host, _PORTS[url.scheme] if url.port is None else url.port)
+
+
+class AllowedAddresses:
+    """The origins that a run's tools may reach: `AllowedAddresses("http://127.0.0.1:8000")`.
+
+    addresses: URLs, of which the origin counts. A name is allowed as a name, wherever it leads.
+
+    Raises:
+        ConfigError: one of them is no http or https address, or holds credentials.
+    """
+
+    def __init__(self, *addresses: str) -> None:
+        self._origins = frozenset(_configured(address) for address in addresses)
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(str(origin) for origin in self._origins)) or "none"
+
+    def why_not(self, url: httpx2.URL) -> str | None:
+        """What is wrong with reaching a URL, in one sentence; None where it is allowed."""
+        if origin_of(url) not in self._origins:
+            return f"{_shown(url)} is not an allowed address; allowed: {self}."
+        if url.userinfo:
+            return f"{_shown(url)}: leave the user name and password out of the address."
+        return None
+
+    def check(self, address: str) -> httpx2.URL:
+        """The URL that a model wrote, where it may be reached. A tool that takes URLs calls this first.
+
+        Raises:
+            ToolRejected: it is no URL, or leads elsewhere; the sentence names what is allowed.
+        """
+        try:
+            url = httpx2.URL(address)
+        except (httpx2.InvalidURL, ValueError):
+            raise ToolRejected(
+                f"{address[:_SHOWN_CHARACTERS]!r} is not a URL; allowed addresses: {self}."
+            ) from None
+        if reason := self.why_not(url):
+            raise ToolRejected(reason)
+        return url
+
+    def client(
+        self,
+        *,
+        timeout_s: float | None = 30.0,
+        max_connections: int = 100,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.AsyncClient:
+        """A client that can reach these origins alone. The caller closes it.
+
+        Redirects are followed. Proxies, certificates and passwords of the process's environment are not
+        used.
+
+        timeout_s: of each wait for the network (connect, read, write, a free connection), not of the
+            whole request. None = none.
+
+        A request of it raises:
+            ToolRejected: it would go to another origin: whoever wrote the URL chose wrong.
+            ToolError: `refused`, the server redirects to another origin.
+            httpx2.HTTPError: the network or the server failed.
+        """
+        limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+        return httpx2.AsyncClient(
+            transport=GuardedTransport(httpx2.AsyncHTTPTransport(trust_env=False, limits=limits), self),
+            timeout=timeout_s,
+            headers=dict(headers or {}),
+            follow_redirects=True,
+            trust_env=False,
+        )
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """Lets only requests to allowed origins through to another transport, redirected ones included."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, allowed: AllowedAddresses) -> None:
+        self._inner = inner
+        self._allowed = allowed
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request to an allowed origin.
+
+        Raises:
+            ToolRejected: it goes elsewhere.
+            ToolError: `refused`, it goes elsewhere because a server redirected it.
+        """
+        if reason := self._allowed.why_not(request.url):
+            if _SENT_BEFORE in request.extensions:
+                raise ToolError("refused", f"a server redirects elsewhere: {reason}")
+            raise ToolRejected(reason)
+        # A request made of a redirect inherits the extensions of the one before it.
+        request.extensions[_SENT_BEFORE] = True
+        return await self._inner.handle_async_request(request)
+
+    async def __aenter__(self) -> GuardedTransport:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+
+def _configured(address: str) -> Origin:
+    try:
+        url = httpx2.URL(address)
+    except (httpx2.InvalidURL, ValueError):
+        url = httpx2.URL("")
+    origin = origin_of(url)
+    if origin is None:
+        raise ConfigError(f"{address!r} is not an address; write one such as http://127.0.0.1:8000.")
+    if url.userinfo:
+        raise ConfigError(f"The address of {origin} holds credentials; give them as headers.")
+    return origin
+
+
+def _shown(url: httpx2.URL) -> str:
+    shown = str(origin_of(url) or url.copy_with(userinfo=b""))
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
