@@ -1,0 +1,189 @@
+"""One session with a server, through the official SDK: opened, listed, called, told apart where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import Context
+
+import httpx2
+from mcp.client import Client, ClientSession, Transport
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    CallToolResult,
+    Implementation,
+    PaginatedRequestParams,
+    Tool,
+)
+from pydantic import ValidationError
+
+from agentrl.errors import ToolError, ToolRejected
+from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.mcp.results import NOTHING, text_of
+from agentrl.tools.mcp.server import Command, Server
+from agentrl.tools.mcp.stdio import MAX_LINE_BYTES, ServerLog, stdio
+from agentrl.types import JSON
+
+ANSWERS_S = 2.0
+"""After a call that was stopped, a server that lists its tools within this time is taken to be well."""
+CLOSE_S = 8.0
+"""Closing takes no longer than this: `play` waits ten seconds."""
+_MOST_PAGES = 100
+_ME = Implementation(name="agentrl", version="0.1.0")
+# What a broken server or network raises in the SDK; groups come from its tasks.
+_BROKEN = (MCPError, ValidationError, TimeoutError, OSError, httpx2.HTTPError, ExceptionGroup)
+
+
+class Connection:
+    """A session that is open; any task of its event loop may call. Make one with `connect`."""
+
+    def __init__(self, session: ClientSession, tools: tuple[Tool, ...], log: ServerLog) -> None:
+        self.tools = tools
+        self._session = session
+        self._log = log
+        self._over = False
+        self._asking: asyncio.Task[bool] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the server has ended, as far as is known."""
+        return self._over or self._log.over
+
+    async def stuck(self) -> bool:
+        """Whether a call was stopped, and the server has not answered since."""
+        if self._asking is not None and await asyncio.shield(self._asking):
+            self._asking = None
+        return self._asking is not None
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
+        """Call a tool and return its text.
+
+        Cancelling it tells the server, and asks in the background whether it still answers.
+
+        Raises:
+            ToolRejected: the tool reports an error, or the server finds the arguments wrong.
+            ToolError: `crashed`, the server ended; `protocol`, what it answered makes no sense.
+        """
+        try:
+            result = await self._session.call_tool(name, dict(arguments))
+        except asyncio.CancelledError:
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_task(self._answers(), context=Context())
+            raise
+        except MCPError as error:
+            raise await self._told(name, error) from error
+        except (ValidationError, RuntimeError) as error:
+            # RuntimeError: the SDK's word for a result that does not fit the tool's own output schema.
+            raise ToolError(
+                "protocol", f"`{name}` answered what MCP does not allow: {_line(error)}"
+            ) from error
+        return _checked(name, result)
+
+    async def close(self) -> None:
+        """Ask no more; the session itself belongs to `connect`."""
+        self._over = True
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    async def _answers(self) -> bool:
+        with suppress(MCPError, TimeoutError, ValidationError):
+            async with asyncio.timeout(ANSWERS_S):
+                await self._session.list_tools()
+                return True
+        return False
+
+    async def _told(self, name: str, error: MCPError) -> ToolError | ToolRejected:
+        if error.code == INVALID_PARAMS:
+            return ToolRejected(f"{name}: {error.message}")
+        if error.code == CONNECTION_CLOSED:
+            self._over = True
+            words = await self._log.last_words()
+            return ToolError("crashed", f"the server ended during a call of `{name}`: {_line(error)}{words}")
+        return ToolError("protocol", f"`{name}` failed with JSON-RPC error {error.code}: {_line(error)}")
+
+
+def _checked(name: str, result: CallToolResult) -> str:
+    text = text_of(result)
+    if result.is_error:
+        raise ToolRejected(f"{name} failed and did not say why." if text == NOTHING else text)
+    return text
+
+
+@asynccontextmanager
+async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Connection]:
+    """Open a session and list the server's tools; on leaving, nothing of either is left.
+
+    Entering raises:
+        ToolError: `unavailable`, it did not start or answer in time; `protocol`, it speaks no MCP.
+    """
+    # The SDK logs what servers do wrong, with tracebacks; it reaches those who ask for it, not the terminal.
+    for name in ("mcp", "client"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+    log, connection = ServerLog(), None
+    try:
+        async with asyncio.timeout(start_timeout_s) as deadline, AsyncExitStack() as stack:
+            client = await stack.enter_async_context(await _client(server, log, stack))
+            tools = await _listed(client.session)
+            connection = Connection(client.session, tools, log)
+            deadline.reschedule(None)
+            try:
+                yield connection
+            finally:
+                deadline.reschedule(asyncio.get_running_loop().time() + CLOSE_S)
+                await connection.close()
+    except _BROKEN as error:
+        # A connection that breaks while it is open is told of by the calls; there is nothing left to close.
+        if connection is None:
+            raise await _not_opened(error, log, start_timeout_s) from error
+
+
+async def _client(server: Server, log: ServerLog, stack: AsyncExitStack) -> Client:
+    # "auto": whichever protocol the server speaks. Only the older ones, "legacy", have sessions over HTTP.
+    if isinstance(server, Command):
+        return Client(stdio(server, log), mode="auto", client_info=_ME, cache=None)
+    # Waits are bounded by the deadlines of starting, calling and closing.
+    http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
+    await stack.enter_async_context(http)
+    transport: Transport = streamable_http_client(
+        server.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES
+    )
+    mode = "legacy" if server.with_session else "auto"
+    return Client(transport, mode=mode, client_info=_ME, cache=None)
+
+
+async def _listed(session: ClientSession) -> tuple[Tool, ...]:
+    tools: list[Tool] = []
+    cursor: str | None = None
+    for _ in range(_MOST_PAGES):
+        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tuple(tools)
+    raise ToolError("protocol", f"the server's list of tools does not end after {_MOST_PAGES} pages")
+
+
+async def _not_opened(error: Exception, log: ServerLog, timeout_s: float) -> ToolError:
+    cause = _first(error)
+    if isinstance(cause, ToolError):
+        return cause
+    words = await log.last_words()
+    if isinstance(cause, TimeoutError):
+        return ToolError("unavailable", f"the server was not ready within {timeout_s:g} s{words}")
+    if isinstance(cause, ValidationError):
+        return ToolError("protocol", f"the server's first answers are not MCP: {_line(cause)}{words}")
+    return ToolError("unavailable", f"the server did not start: {_line(cause)}{words}")
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

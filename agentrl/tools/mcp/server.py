@@ -1,0 +1,60 @@
+"""Which server is meant: a program that is started, or an address. Checked before anything is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A server that is started. path: of the program. env: all that it sees. cwd: None = our own folder."""
+
+    path: str
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server that is reached over streamable HTTP. headers: sent with every request.
+
+    with_session: whether it is to remember what was done before; protocols from 2026 on have no sessions.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    with_session: bool = True
+
+
+Server = Command | Address
+
+
+def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Command:
+    """A program, looked up on our PATH: the server itself sees none of our environment.
+
+    Raises:
+        UserError: there is no such program.
+    """
+    path = shutil.which(name)
+    if path is None:
+        raise UserError(f"there is no program `{name}` to start; install it, or write its whole path.")
+    # Absolute: the server may start in another folder.
+    return Command(os.path.abspath(path), tuple(args), dict(env), cwd)
+
+
+def address(url: str, headers: Mapping[str, str], *, with_session: bool) -> Address:
+    """A URL.
+
+    Raises:
+        ConfigError: it is no http or https address, or holds credentials.
+    """
+    from agentrl.tools.http import AllowedAddresses
+
+    AllowedAddresses(url)
+    return Address(url, dict(headers), with_session)

@@ -1,0 +1,285 @@
+"""A server as a process of its own, spoken to over its pipes: a transport for the SDK's session.
+
+The SDK has one too. This one differs in what a gym needs: the server gets the environment that was given and
+no more, it dies with us whatever happens to us (see `guard`), a line is bounded, and a line that is no
+message fails the calls that are waiting instead of leaving them to their deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client import Transport
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    INVALID_PARAMS,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
+
+from agentrl.tools.mcp import guard
+from agentrl.tools.mcp.server import Command
+
+MAX_LINE_BYTES = 16 * 2**20
+"""Of one message; a server that says more in one call is told of as one that says too much."""
+EXIT_S = 2.0
+"""How long a server may take to end after its stdin was closed."""
+_STOP_S = guard.GRACE_S + guard.GIVE_UP_S + 1.0
+_CHUNK_BYTES = 2**16
+_ENDS_BYTES = 256
+_LOG_BYTES = 4096
+_LOG_LINES = 5
+_LOG_SETTLES_S = 1.0
+_SHOWN_CHARACTERS = 80
+_QUEUED = 1024
+_ID_FIRST = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
+_ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+
+Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+
+class ServerLog:
+    """The last words of a server on its stderr, for error messages; nothing of it reaches our terminal."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._read = False
+        self._over = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether the server and all it started are gone."""
+        return self._over.is_set()
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Keep what comes until all who could write are gone."""
+        self._read = True
+        while chunk := await stream.read(_CHUNK_BYTES):
+            self._kept = (self._kept + chunk)[-_LOG_BYTES:]
+        self._over.set()
+
+    async def last_words(self) -> str:
+        """The last lines as ` (its last words: ...)`, or nothing; they have a moment to come in."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOG_SETTLES_S if self._read else 0):
+                await self._over.wait()
+        lines = [" ".join(line.split()) for line in self._kept.decode("utf-8", "replace").splitlines()]
+        said = " | ".join([line for line in lines if line][-_LOG_LINES:])
+        printable = "".join(c if c.isprintable() else "?" for c in said)
+        return f" (its last words: {printable})" if printable else ""
+
+
+class Lines:
+    """Cuts bytes into lines. Of a line that is longer than `most` only the two ends are kept."""
+
+    def __init__(self, most: int = MAX_LINE_BYTES) -> None:
+        self._most = most
+        self._line = bytearray()
+        self._head: bytes | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
+        """The lines that are whole now, each with whether its middle was left out."""
+        first, *others = chunk.split(b"\n")
+        self._add(first)
+        for part in others:
+            yield (self._head or b"") + self._line, self._head is not None
+            self._line, self._head = bytearray(), None
+            self._add(part)
+
+    def _add(self, part: bytes) -> None:
+        self._line += part
+        if self._head is None and len(self._line) > self._most:
+            self._head = bytes(self._line[:_ENDS_BYTES])
+        if self._head is not None:
+            self._line = self._line[-_ENDS_BYTES:]
+
+
+class _Calls:
+    """The calls that wait for an answer, and what each line of the server says to them."""
+
+    def __init__(self) -> None:
+        self._waiting: set[RequestId] = set()
+
+    def sent(self, message: JSONRPCMessage) -> None:
+        if isinstance(message, JSONRPCRequest) and message.method == "tools/call":
+            self._waiting.add(message.id)
+        if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._waiting.discard((message.params or {}).get("requestId", ""))
+
+    def heard(self, line: bytes, cut: bool) -> Iterator[JSONRPCMessage]:
+        if cut:
+            yield from self._too_long(line)
+            return
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValidationError:
+            # Words on stdout before or between calls do no harm; within one they may be its answer.
+            yield from self._failed(PARSE_ERROR, f"it wrote {_shown(line)}, which is no message of MCP")
+            return
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
+            self._waiting.discard(message.id)
+        yield message
+
+    def _too_long(self, line: bytes) -> Iterator[JSONRPCMessage]:
+        found = _ID_FIRST.match(line) or _ID_LAST.search(line)
+        text = f"the answer has more than {MAX_LINE_BYTES:,} bytes; ask for less."
+        if found and int(found[1]) in self._waiting:
+            self._waiting.discard(int(found[1]))
+            yield _error(int(found[1]), INVALID_PARAMS, text)
+        else:
+            yield from self._failed(PARSE_ERROR, f"it wrote a line of more than {MAX_LINE_BYTES:,} bytes")
+
+    def _failed(self, code: int, text: str) -> Iterator[JSONRPCMessage]:
+        waiting, self._waiting = self._waiting, set()
+        return (_error(one, code, text) for one in waiting)
+
+
+def _error(request: RequestId, code: int, text: str) -> JSONRPCError:
+    return JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=code, message=text))
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+
+
+def stdio(command: Command, log: ServerLog) -> Transport:
+    """Start a server under guard; on leaving, it and whatever it started are gone.
+
+    Entering raises:
+        OSError: the guard cannot be started. A server that cannot is one that ends at once.
+    """
+    return _stdio(command, log)
+
+
+@asynccontextmanager
+async def _stdio(command: Command, log: ServerLog) -> AsyncIterator[Streams]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command.path),
+        *command.args,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=dict(command.env),
+        cwd=command.cwd,
+        start_new_session=True,
+    )
+    # No await before the `try`: a cancellation there would leave the server to itself.
+    try:
+        async with _pumped(process, log) as streams:
+            try:
+                yield streams
+            finally:
+                await _stop(process)
+    finally:
+        _kill(process)
+
+
+@asynccontextmanager
+async def _pumped(process: Process, log: ServerLog) -> AsyncIterator[Streams]:
+    """The session's two streams, and three tasks that carry lines between them and the pipes."""
+    assert process.stderr is not None, "started with pipes"
+    to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    # With room: that a call is cancelled must not wait until a server that hangs reads its stdin.
+    to_server, from_session = anyio.create_memory_object_stream[SessionMessage](_QUEUED)
+    calls = _Calls()
+    async with from_server, to_server, anyio.create_task_group() as tasks:
+        tasks.start_soon(_hear, process, to_session, calls)
+        tasks.start_soon(_tell, process, from_session, to_session, calls)
+        tasks.start_soon(log.read, process.stderr)
+        yield from_server, to_server
+        tasks.cancel_scope.cancel()
+
+
+async def _hear(
+    process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], calls: _Calls
+) -> None:
+    """Consumes stdout; waits for the session to take each message; ends with stdout or the session."""
+    assert process.stdout is not None, "started with pipes"
+    lines, told = Lines(), True
+    async with to_session:
+        while chunk := await process.stdout.read(_CHUNK_BYTES):
+            for line, cut in lines.feed(chunk):
+                for message in calls.heard(line, cut) if told and line.strip() else ():
+                    # Where the session is gone the rest is read and dropped: a full pipe must not keep
+                    # the server from ending.
+                    told = told and await _given(to_session, message)
+
+
+async def _given(
+    to_session: MemoryObjectSendStream[SessionMessage | Exception], message: JSONRPCMessage
+) -> bool:
+    try:
+        await to_session.send(SessionMessage(message))
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return False
+    return True
+
+
+async def _tell(
+    process: Process,
+    from_session: MemoryObjectReceiveStream[SessionMessage],
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    calls: _Calls,
+) -> None:
+    """Consumes the session's messages; waits for stdin to take each; ends with either.
+
+    A server that takes no more messages is over for the session, too.
+    """
+    assert process.stdin is not None, "started with pipes"
+    async with from_session:
+        try:
+            async for one in from_session:
+                calls.sent(one.message)
+                text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(text.encode() + b"\n")
+                await process.stdin.drain()
+        except OSError:
+            await to_session.aclose()
+
+
+async def _stop(process: Process) -> None:
+    """Close stdin, wait, have the guard end the server and all it started, wait."""
+    assert process.stdin is not None, "started with pipes"
+    process.stdin.close()
+    if await _ended(process, EXIT_S):
+        return
+    with suppress(ProcessLookupError):
+        process.terminate()
+    await _ended(process, _STOP_S)
+
+
+async def _ended(process: Process, within_s: float) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await process.wait()
+    return process.returncode is not None
+
+
+def _kill(process: Process) -> None:
+    """The last word, without an await: what comes here early was interrupted in `_stop`."""
+    with suppress(ProcessLookupError, PermissionError):
+        if process.returncode is None:
+            # The guard needs nobody to do its work.
+            process.terminate()
+        else:
+            # Somebody may have killed the guard: the server has gone with it, its children have not.
+            os.killpg(process.pid, signal.SIGKILL)

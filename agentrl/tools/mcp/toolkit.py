@@ -1,0 +1,196 @@
+"""`McpTools`: the tools of any MCP server, for the episodes of an environment."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from agentrl.errors import ToolDefinitionError, ToolError, UserError, did_you_mean
+from agentrl.protocols import ToolSchema
+from agentrl.tools.base import Tool
+from agentrl.tools.gate import Gate
+from agentrl.tools.mcp.server import Server, address, command
+from agentrl.tools.shared import Held, Shared
+from agentrl.tools.toolkit import Toolkit
+from agentrl.types import JSON
+
+if TYPE_CHECKING:
+    from mcp_types import Tool as ServerTool
+
+    from agentrl.tools.mcp.connection import Connection
+
+_ANEW = (
+    "(The server was started again after the call before, which it did not survive; it remembers nothing.)"
+)
+
+
+@dataclass(eq=False)
+class McpTools(Toolkit):
+    """The tools of an MCP server: a program that is started, or an address.
+
+        McpTools(command="mcp-server-time", args=["--local-timezone", "UTC"])
+        McpTools(url="http://127.0.0.1:8000/mcp", only=["add"])
+
+    command: a program on our PATH, started with `args`. env: all of the environment that it sees; nothing of
+        ours is handed on. cwd: the folder that it starts in; None = ours.
+    url: of a server that speaks streamable HTTP, with `headers` on every request; no other origin is reached.
+    only: the names, as the server has them, of the tools to offer; None = all.
+    prefix: put before every name that the model sees, so that two servers can stand side by side.
+    stateful: the server remembers, so every episode has a session of its own, and a process of its own where
+        there is a command. Over HTTP that takes a server of a protocol with sessions, 2025-11-25 or older.
+        False: all episodes share one.
+    start_timeout_s: seconds for starting the server and listing its tools.
+    max_concurrency: calls that it answers at a time, over all episodes and tools; None = no limit.
+
+    A call that overruns its deadline is the model's doing, and cancelled on the server. One that then answers
+    nothing for two seconds is started again, and the model is told that it remembers nothing.
+
+    Opening raises, and a call raises:
+        ToolError: `unavailable`, it does not start; `crashed`, it ended; `protocol`, it speaks no MCP.
+    """
+
+    command: str | None = None
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    only: Sequence[str] | None = None
+    prefix: str = ""
+    stateful: bool = True
+    start_timeout_s: float = 20.0
+    max_concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UserError where the server cannot be meant so, or the SDK is not installed."""
+        if find_spec("mcp") is None:
+            raise UserError(
+                "MCP servers need the package `mcp`; install it with `pip install 'agentrl[mcp]'`."
+            )
+        self._server = _server(self)
+        if not self.start_timeout_s > 0:
+            raise UserError(f"McpTools: start_timeout_s must be above 0, got {self.start_timeout_s}.")
+        self._gate = Gate(self.max_concurrency)
+        self._shared = Shared(self._connect, f"MCP server {self.command or self.url}")
+
+    @asynccontextmanager
+    async def episode(self) -> AsyncIterator[Sequence[Tool]]:
+        """The server's tools for one episode.
+
+        Raises:
+            ToolError: the server cannot be reached, started or understood.
+            ToolDefinitionError: it lacks a tool of `only`, or describes one by no JSON Schema of an object.
+        """
+        if not self.stateful:
+            yield self._tools(_SharedLine(self._shared), (await self._shared.get()).tools)
+            return
+        line = _OwnLine(self._connect)
+        try:
+            yield self._tools(line, (await line.connection()).tools)
+        finally:
+            await line.close()
+
+    def _connect(self) -> AbstractAsyncContextManager[Connection]:
+        from agentrl.tools.mcp.connection import connect
+
+        return connect(self._server, start_timeout_s=self.start_timeout_s)
+
+    def _tools(self, line: _Line, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
+        known = {tool.name: tool for tool in offered}
+        chosen = known if self.only is None else self.only
+        for name in chosen:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise ToolDefinitionError(
+                    f"the MCP server has no tool `{name}`.{did_you_mean(name, known)} It has {there}."
+                )
+        return tuple(self._tool(line, known[name]) for name in chosen)
+
+    def _tool(self, line: _Line, offered: ServerTool) -> Tool:
+        async def call(**arguments: JSON) -> str:
+            return await line.call(offered.name, arguments)
+
+        said = offered.description or offered.title or offered.name
+        schema = ToolSchema(f"{self.prefix}{offered.name}", said, offered.input_schema)
+        return Tool.described(schema, call, gate=self._gate)
+
+
+def _server(tools: McpTools) -> Server:
+    if (tools.command is None) == (tools.url is None):
+        raise UserError("an MCP server has either a `command`, a program to start, or a `url`, an address.")
+    if tools.command is not None:
+        if tools.headers:
+            raise UserError(
+                "`headers` belong to the `url` of an MCP server; leave them out with a `command`."
+            )
+        return command(tools.command, tools.args, tools.env, tools.cwd)
+    if tools.args or tools.env or tools.cwd is not None:
+        raise UserError("`args`, `env` and `cwd` belong to the `command` of an MCP server; not to a `url`.")
+    return address(tools.url or "", tools.headers, with_session=tools.stateful)
+
+
+class _Line(ABC):
+    """How the tools of one episode reach their server."""
+
+    @abstractmethod
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
+        """Call a tool. Raises ToolRejected or ToolError."""
+
+
+class _SharedLine(_Line):
+    """Over the session of all episodes. One that is spoilt is replaced: it remembered nothing."""
+
+    def __init__(self, shared: Shared[Connection]) -> None:
+        self._shared = shared
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
+        """Call a tool on the session that is open then."""
+        connection = await self._shared.get()
+        if connection.over or await connection.stuck():
+            await self._shared.drop(connection)
+            connection = await self._shared.get()
+        try:
+            return await connection.call(name, arguments)
+        except ToolError:
+            await self._shared.drop(connection)
+            raise
+
+
+class _OwnLine(_Line):
+    """Over a session of its own, which is opened again where a call that was stopped has spoilt it."""
+
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+        self._connect = connect
+        self._held = Held(connect(), "MCP server")
+        self._one_at_a_time = asyncio.Lock()
+        self._spoilt = False
+        self._anew = False
+
+    async def connection(self) -> Connection:
+        """The session, as soon as it is open."""
+        return await self._held.value()
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._held.close()
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
+        """Call a tool; where what the server remembered is lost, say so in front of its answer."""
+        async with self._one_at_a_time:
+            await self._mend()
+        text = await (await self._held.value()).call(name, arguments)
+        anew, self._anew = self._anew, False
+        return f"{_ANEW}\n{text}" if anew else text
+
+    async def _mend(self) -> None:
+        # Each step may be cancelled by the deadline of a call; the next call goes on from there.
+        self._spoilt = self._spoilt or await (await self._held.value()).stuck()
+        if self._spoilt:
+            await self._held.close()
+            self._held = Held(self._connect(), "MCP server")
+            self._spoilt, self._anew = False, True
