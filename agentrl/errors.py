@@ -96,7 +96,14 @@ class RenderingError(AgentRLError):
 
 
 class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a reply, not an error
-    """Raise it in a tool to tell the model, in one sentence, what to do differently."""
+    """Raise it in a tool to tell the model, in one sentence, what to do differently.
+
+    kind: what it is counted as (`tool/NAME/rejected/KIND`); one of a few words, never the model's own.
+    """
+
+    def __init__(self, sentence: str, kind: str = "tool") -> None:
+        super().__init__(sentence)
+        self.kind = kind
 
 
 @asynccontextmanager

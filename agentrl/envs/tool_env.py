@@ -43,7 +43,8 @@ class ToolEnv(Env):
         tool/NAME/malformed         of which could not be read (broken JSON and the like)
         tool/NAME/coerced           fitted the schema only after they had been mended
         tool/NAME/rejected/KIND     broke the schema: `required`, `type`, `enum`, ... (a keyword of JSON
-                                    Schema), `value` (a pydantic model's own check); or `tool`: it said no
+                                    Schema), `value` (a pydantic model's own check); or `tool`: it said no, or
+                                    a word of the tool's own (`timeout`, `memory`, ...)
         tool/NAME/timeouts          were stopped at the deadline
         tool/NAME/failed/KIND       failed by no doing of the model: `error`, `unavailable`, `crashed`, ...
         tool/NAME/truncated         had answers longer than `limits.max_tool_chars`

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from agentrl.errors import StageError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
-from agentrl.tools import ArgumentPolicy, ArgumentsRejected, Held, Tool, Toolkit
+from agentrl.tools import ArgumentPolicy, Held, Tool, Toolkit
 from agentrl.types import JSON, Limits, Message, ToolCall
 
 _BINS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
@@ -116,9 +116,8 @@ class Toolbox:
                 self._count(tool.name, "coerced")
             return await tool.call(reading.values)
         except ToolRejected as rejected:
-            kind = rejected.kind if isinstance(rejected, ArgumentsRejected) else "tool"
             self._counts["rejected_calls"] += 1
-            self._count(tool.name, f"rejected/{kind}")
+            self._count(tool.name, f"rejected/{rejected.kind}")
             return str(rejected)
 
     def _bounded(self, name: str, text: str, limits: Limits) -> str:

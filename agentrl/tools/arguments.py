@@ -31,10 +31,6 @@ class ArgumentsRejected(ToolRejected):
     Where the schema is content and a model's own validator is not, the kind is `value`.
     """
 
-    def __init__(self, sentence: str, kind: str) -> None:
-        super().__init__(sentence)
-        self.kind = kind
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -1,0 +1,120 @@
+"""A process for every session: in bubblewrap, where only that may make namespaces, or unprotected.
+
+Slower than the sandbox with its warm parent: an interpreter is started every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentrl.errors import ToolError
+from agentrl.tools.python import installation
+from agentrl.tools.python.inside.enter import Plan
+from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.wire import pack
+from agentrl.tools.python.sessions import Backend, Session
+
+_INSIDE = "/agentrl"
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[2]); from inside import alone; alone.main()"
+_END_S = 2.0
+
+
+def bubblewrap() -> str | None:
+    """The program, where it is installed."""
+    return shutil.which("bwrap")
+
+
+class OneProcess(Backend):
+    """Starts a process for every session.
+
+    command: what is written before the interpreter's own command; a sandbox of its own, or nothing.
+    here: where that interpreter finds the modules that run inside.
+    """
+
+    def __init__(self, command: Sequence[str], here: str, environment: dict[str, str]) -> None:
+        self._command = command
+        self._here = here
+        self._environment = environment
+
+    async def session(self, limits: Limits) -> Session:
+        """A new session, in a new process.
+
+        Raises:
+            ToolError: the process does not start.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                process = await self._start(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                raise ToolError("unavailable", f"the interpreter does not start: {error}") from None
+        await asyncio.get_running_loop().sock_sendall(ours, pack(self._environment))
+        return _Owned(ours, limits, process)
+
+    async def _start(self, fd: int) -> Process:
+        program = [installation.interpreter(), "-I", "-S", "-c", _PROGRAM, str(fd), self._here]
+        return await asyncio.create_subprocess_exec(
+            *self._command, *program,
+            env={"PYTHONHASHSEED": "0"}, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL,
+            pass_fds=(fd,), start_new_session=True,
+        )  # fmt: skip
+
+
+class _Owned(Session):
+    """A session with a process of its own, which is waited for."""
+
+    def __init__(self, host: socket.socket, limits: Limits, process: Process) -> None:
+        super().__init__(host, limits)
+        self._process = process
+
+    async def close(self) -> None:
+        """End it, and wait until its process is gone."""
+        try:
+            await super().close()
+        finally:
+            await self._buried()
+
+    async def _buried(self) -> None:
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+@asynccontextmanager
+async def unprotected() -> AsyncIterator[OneProcess]:
+    """No sandbox: code sees what this user may see. The packages are those of this installation."""
+    paths = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    environment = installation.environment(paths)
+    yield OneProcess((), str(Path(__file__).parent), environment)
+
+
+@asynccontextmanager
+async def in_bubblewrap(program: str, plan: Plan) -> AsyncIterator[OneProcess]:
+    """Bubblewrap with the same view of the machine, and namespaces of every kind, for every session."""
+    command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
+    command += ["--cap-drop", "ALL", "--hostname", "sandbox"]
+    for outside, inside in plan["seen"]:
+        command += ["--ro-bind", outside, inside]
+    for folder in plan["hidden"]:
+        if Path(folder).is_dir():
+            command += ["--tmpfs", folder, "--remount-ro", folder]
+    for inside, target in plan["links"]:
+        command += ["--symlink", target, inside]
+    command += ["--ro-bind", str(Path(__file__).parent / "inside"), f"{_INSIDE}/inside"]
+    command += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/tmp", "--"]
+    yield OneProcess(command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})

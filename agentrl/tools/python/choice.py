@@ -1,0 +1,77 @@
+"""Which sandbox there is on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
+
+from agentrl.errors import ToolError
+from agentrl.tools.python import alone, installation, namespaces
+from agentrl.tools.python.inside.enter import Plan
+from agentrl.tools.python.inside.kernel import MACHINE, SUPPORTED
+from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.namespaces import SandboxRefusedError
+from agentrl.tools.python.sessions import Backend
+
+Sandboxing = Literal["auto", "namespaces", "bubblewrap", "none"]
+
+
+@asynccontextmanager
+async def backend(
+    sandboxing: Sandboxing, packages: Sequence[str], preload: Sequence[str], limits: Limits
+) -> AsyncIterator[Backend]:
+    """The backend that was asked for; `auto` takes namespaces, else bubblewrap, else nothing.
+
+    Raises:
+        SandboxRefusedError: there is none; the sentence names what to change.
+        UserError: a package is missing.
+    """
+    if sandboxing == "none":
+        async with alone.unprotected() as running:
+            yield running
+        return
+    plan = installation.plan(packages, preload)
+    async with AsyncExitStack() as stack:
+        if sandboxing == "bubblewrap":
+            chosen: Backend = await _bubblewrapped(plan, limits, stack, "")
+        else:
+            try:
+                _check_platform()
+                chosen = await stack.enter_async_context(namespaces.started(plan))
+            except SandboxRefusedError as refused:
+                if sandboxing == "namespaces":
+                    raise _no_sandbox(f"namespaces are refused ({refused})") from None
+                chosen = await _bubblewrapped(
+                    plan, limits, stack, f"namespaces are refused ({refused}), and "
+                )
+        yield chosen
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise SandboxRefusedError(f"they are Linux's, and this is {sys.platform}")
+    if MACHINE not in SUPPORTED:
+        raise SandboxRefusedError(f"no filter of system calls is known for {MACHINE}")
+
+
+async def _bubblewrapped(plan: Plan, limits: Limits, stack: AsyncExitStack, before: str) -> Backend:
+    program = alone.bubblewrap()
+    if program is None:
+        raise _no_sandbox(f"{before}bubblewrap is not installed")
+    found = await stack.enter_async_context(alone.in_bubblewrap(program, plan))
+    try:
+        async with await found.session(limits) as session:
+            await session.run("")
+    except ToolError as error:
+        raise _no_sandbox(f"{before}bubblewrap does not run here ({error.detail})") from None
+    return found
+
+
+def _no_sandbox(why: str) -> SandboxRefusedError:
+    return SandboxRefusedError(
+        f"the Python tool has no sandbox here: {why}. Allow unprivileged user namespaces (sysctl "
+        "kernel.unprivileged_userns_clone = 1, kernel.apparmor_restrict_unprivileged_userns = 0) or install "
+        'bubblewrap; `sandbox = "none"` runs code unprotected, with all that you may do.'
+    )

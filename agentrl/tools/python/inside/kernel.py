@@ -1,0 +1,111 @@
+"""System calls that Python has no function for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_NEWTIME = 0x00000080
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION_3 = 0x20080522
+_MOST_CAPABILITIES = 64
+
+MACHINE = platform.machine()
+SUPPORTED = tuple(_CAPSET)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Move this process (for pids: its next child) into new namespaces."""
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Move this process (for pids: its next child) into the namespaces that a pidfd shows."""
+    _checked(_libc.setns(fd, flags), "setns")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2)."""
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    result = _libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+    _checked(result, f"mount {kind or 'bind'} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Take a mount off its place; files that are open in it stay readable."""
+    _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(folder: str) -> None:
+    """Make `folder`, a mount, the root, and take the old root away."""
+    os.chdir(folder)
+    _checked(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
+    _checked(_libc.umount2(b".", MNT_DETACH), "umount of the old root")
+    os.chdir("/")
+
+
+def prctl(option: int, argument: int, what: str) -> None:
+    """prctl(2) with one argument."""
+    _checked(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), what)
+
+
+def die_with_parent(signal: int) -> None:
+    """Ask for a signal when the parent is gone."""
+    prctl(_PR_SET_PDEATHSIG, signal, "prctl PDEATHSIG")
+
+
+def hide_memory() -> None:
+    """Let no process of the same user look into this one."""
+    prctl(_PR_SET_DUMPABLE, 0, "prctl DUMPABLE")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, "prctl SUBREAPER")
+
+
+def forbid_new_privileges() -> None:
+    """No program that is started from here gains anything by set-user-id or file capabilities."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl NO_NEW_PRIVS")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good."""
+    for capability in range(_MOST_CAPABILITIES):
+        # Beyond the last that this kernel knows the answer is EINVAL.
+        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break
+    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _checked(_libc.syscall(_CAPSET[MACHINE], header, bytes(24)), "capset")

@@ -1,0 +1,176 @@
+"""The interpreter that runs a model's code. Before the first line of it every privilege is gone.
+
+Nothing that it says is believed: what it reports can only change what the model itself is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import io
+import linecache
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+
+from . import kernel, seccomp, wire
+from .limits import Limits
+
+_FILE = "<python>"
+_MOST_FILES = 128
+_MOST_TRACEBACK_LINES = 40
+_STACK_BYTES = 8 * 2**20
+
+
+def confine(limits: Limits, mapped_bytes: int, *, user: int | None) -> None:
+    """Give up every privilege, for good.
+
+    mapped_bytes: address space that the interpreter has already, beside what the code may take.
+    user: the id to become; None where the session is its own user already.
+    """
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    # A user namespace of its own: its processes are counted for it alone.
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    bound(limits, mapped_bytes)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))
+    kernel.drop_capabilities()
+    kernel.die_with_parent(signal.SIGKILL)
+    seccomp.install()
+
+
+def bound(limits: Limits, mapped_bytes: int) -> None:
+    """The limits that the kernel keeps for each process by itself."""
+    bounds = {
+        resource.RLIMIT_AS: mapped_bytes + limits["memory_bytes"],
+        resource.RLIMIT_FSIZE: limits["files_bytes"],
+        resource.RLIMIT_NOFILE: _MOST_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_STACK: _STACK_BYTES,
+    }
+    if not limits["stateful"]:
+        # More than the supervisor grants: it tells the reason, this is the net below it.
+        bounds[resource.RLIMIT_CPU] = int(limits["cpu_s"]) + 2
+    if sys.platform == "linux":
+        bounds |= {resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0}
+    for which, wanted in bounds.items():
+        hard = resource.getrlimit(which)[1]
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(which, (most, most))
+
+
+def serve(cells: int, status: int, environment: Mapping[str, str], *, stateful: bool) -> None:
+    """Run cells of code as they come, and report the end of each, until the pipe is closed.
+
+    Without state there is one cell, and its end is that of a program.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    _reseed()
+    module = _fresh_main()
+    while (cell := wire.read(cells)) is not None:
+        told = _Told()
+        with told:
+            _run(str(cell), module)
+        if not stateful:
+            with told:
+                _finish()
+        _flush()
+        os.write(status, told.outcome)
+
+
+def _reseed() -> None:
+    """Chance starts anew in every session: the same code gives the same answer."""
+    for name in ("random", "numpy.random"):
+        if (module := sys.modules.get(name)) is not None:
+            vars(module)["seed"](0)
+
+
+def _fresh_main() -> types.ModuleType:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "inside"]:
+        del sys.modules[name]
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    sys.stdout, sys.stderr = _text(1), _text(2)
+    sys.argv = [""]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    return module
+
+
+def _text(fd: int) -> io.TextIOWrapper:
+    raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _run(code: str, module: types.ModuleType) -> None:
+    """Run one cell; where its last statement is an expression, print its value as a console does."""
+    linecache.cache[_FILE] = (len(code), None, code.splitlines(keepends=True), _FILE)
+    tree = ast.parse(code, _FILE)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, _FILE, "exec"), module.__dict__)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), _FILE, "eval"), module.__dict__)
+        if value is not None:
+            print(repr(value))
+
+
+class _Told:
+    """Lets nothing escape that code raises: it is printed, and the outcome is an error."""
+
+    def __init__(self) -> None:
+        self.outcome = b"d"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: types.TracebackType | None
+    ) -> bool:
+        if isinstance(error, SystemExit) and not error.code:
+            return True
+        if error is not None:
+            self.outcome = b"e"
+            # Its __str__, and what stands in the place of stderr, are the model's code too.
+            with suppress(BaseException):
+                sys.stderr.write(_explained(error))
+        return True
+
+
+def _explained(error: BaseException) -> str:
+    """A traceback that begins in the model's own code."""
+    if isinstance(error, SystemExit):
+        return f"exit: {error.code}\n"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, trace)).splitlines(keepends=True)
+    if len(lines) > _MOST_TRACEBACK_LINES:
+        half = _MOST_TRACEBACK_LINES // 2
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half} lines are left out\n"]
+    return "".join(lines)
+
+
+def _finish() -> None:
+    """What an interpreter does at its end: wait for its threads, run what was registered."""
+    while waiting := [thread for thread in threading.enumerate() if _is_awaited(thread)]:
+        waiting[0].join()
+    atexit._run_exitfuncs()
+
+
+def _is_awaited(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread is not threading.current_thread()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # It may be closed, or replaced by anything.
+        with suppress(BaseException):
+            stream.flush()

@@ -1,0 +1,79 @@
+"""One session: a supervisor, and the interpreter that it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import cast
+
+from . import kernel, runner, wire
+from .limits import Limits
+from .supervisor import Everybody, Supervisor
+from .usage import Processes
+
+WORK = "/tmp"
+CELLS, STATUS = 3, 4
+_MOST_DESCRIPTORS = 2**20
+
+
+class Confined:
+    """A session inside the sandbox, as pid 1 of its own pid namespace.
+
+    user: the id that the interpreter becomes; None where all of the sandbox is one user.
+    """
+
+    def __init__(self, host: int, environment: Mapping[str, str], user: int | None) -> None:
+        self._host, self._environment, self._user = host, environment, user
+
+    def run(self) -> None:
+        """Serve the host until it goes away; then everything in the session is dead."""
+        kernel.hide_memory()
+        limits = cast(Limits, wire.read(self._host))
+        proc = _own_file_system(limits)
+        processes = Processes(proc)
+        mapped = processes.mapped_bytes()
+
+        def start(cells: int, status: int, output: int) -> int:
+            if pid := os.fork():
+                return pid
+            keep_only(cells, status, output)
+            runner.confine(limits, mapped, user=self._user)
+            runner.serve(CELLS, STATUS, self._environment, stateful=limits["stateful"])
+            os._exit(0)
+
+        everybody = Everybody()
+        try:
+            Supervisor(self._host, limits, processes, everybody, start).serve()
+        finally:
+            everybody.signal(signal.SIGKILL)
+            everybody.reap()
+
+
+def _own_file_system(limits: Limits) -> int | None:
+    """A folder to write in that goes with the session; no /proc, but a way for the supervisor to read it."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    proc = None
+    if os.path.ismount("/proc"):
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        kernel.unmount("/proc")
+        kernel.unmount("/proc")
+    size = f"mode=1777,size={limits['files_bytes']},nr_inodes={1024 + limits['files_bytes'] // 16384}"
+    kernel.mount("tmpfs", WORK, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+    os.chdir(WORK)
+    return proc
+
+
+def keep_only(cells: int, status: int, output: int) -> None:
+    """Keep these and nothing else open: no way back to the supervisor or the host."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    # First out of the way of the numbers that they get.
+    high = [os.dup2(fd, 100 + n, inheritable=False) for n, fd in enumerate((nothing, output, cells, status))]
+    for fd, number in zip((high[0], high[1], high[1], high[2], high[3]), range(5), strict=True):
+        os.dup2(fd, number, inheritable=number < CELLS)
+    os.closerange(5, _MOST_DESCRIPTORS)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    sys.stdout = sys.stderr = None

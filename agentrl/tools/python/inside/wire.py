@@ -1,0 +1,49 @@
+"""Messages between the processes: a length of four bytes, then JSON. Reading never trusts the length."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+_LENGTH = struct.Struct("!I")
+MOST_BYTES = 64 * 2**20
+
+
+def pack(message: object) -> bytes:
+    """A message as it is sent."""
+    body = json.dumps(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def write(fd: int, message: object) -> None:
+    """Send a message through a file descriptor that blocks."""
+    data = memoryview(pack(message))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read(fd: int) -> object | None:
+    """The next message; None where the other side is gone.
+
+    Raises:
+        ValueError: what came is no message.
+    """
+    header = _exactly(fd, _LENGTH.size)
+    if header is None:
+        return None
+    length: int = _LENGTH.unpack(header)[0]
+    if length > MOST_BYTES:
+        raise ValueError(f"a message of {length} bytes")
+    body = _exactly(fd, length)
+    return None if body is None else json.loads(body)
+
+
+def _exactly(fd: int, number: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < number:
+        part = os.read(fd, min(number - len(parts), 2**20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

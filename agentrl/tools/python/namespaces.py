@@ -1,0 +1,173 @@
+"""The sandbox of namespaces: started once, and asked for a session with every call.
+
+    host (agentrl)  --socket-->  warm parent, pid 1 of the sandbox
+                                   |-- session: pid 1 of its own pid namespace
+                                   |     `-- interpreter, no privileges, seccomp, limits
+                                   `-- session ...
+
+Closing the host's end of the socket, in whatever way, ends all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentrl.errors import ToolError, UserError
+from agentrl.tools.python import installation
+from agentrl.tools.python.inside.enter import Plan
+from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.wire import pack
+from agentrl.tools.python.sessions import Backend, Session
+
+_HERE = str(Path(__file__).parent)
+_START_S = 60.0
+_END_S = 2.0
+_NOBODY = 65534
+_LAST_WORDS = 2000
+
+
+class SandboxRefusedError(UserError):
+    """The kernel does not allow what the sandbox needs."""
+
+
+class Namespaces(Backend):
+    """A running sandbox. Make one with `started`."""
+
+    def __init__(self, process: Process, control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+
+    async def session(self, limits: Limits) -> Session:
+        """A new session, forked from the warm parent.
+
+        Raises:
+            ToolError: the sandbox is dead.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                while not self._handed_over(theirs):
+                    await asyncio.sleep(0.001)
+            except OSError as error:
+                ours.close()
+                raise ToolError("crashed", f"the sandbox is dead: {error}") from None
+        ours.setblocking(False)
+        return Session(ours, limits)
+
+    def _handed_over(self, theirs: socket.socket) -> bool:
+        try:
+            return bool(socket.send_fds(self._control, [b"s"], [theirs.fileno()]))
+        except BlockingIOError:
+            return False
+
+
+@asynccontextmanager
+async def started(plan: Plan) -> AsyncIterator[Namespaces]:
+    """Start a sandbox; leaving ends every process in it.
+
+    Raises:
+        SandboxRefusedError: the kernel refuses; the sentence says what.
+        UserError: the packages that were to be imported early cannot be.
+        ToolError: it does not come up.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                installation.interpreter(), "-I", "-S", "-c", _PROGRAM, str(theirs.fileno()), _HERE,
+                env={"PYTHONHASHSEED": "0"}, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
+                pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        try:
+            async with asyncio.timeout(_START_S):
+                await _Handshake(process, ours).done(plan)
+            yield Namespaces(process, ours)
+        except TimeoutError:
+            raise ToolError("unavailable", f"the sandbox did not come up within {_START_S:g} s") from None
+        finally:
+            ours.close()
+            await _ended(process)
+
+
+async def _ended(process: Process) -> None:
+    """Wait until the sandbox is gone, which it is as soon as its socket is closed; else kill it."""
+    try:
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    except TimeoutError:
+        # The warm parent dies with the process that waits for it, and all sessions with the warm parent.
+        process.kill()
+        await process.wait()
+
+
+class _Handshake:
+    """What the host and the sandbox tell each other while it comes up."""
+
+    def __init__(self, process: Process, control: socket.socket) -> None:
+        self._process, self._control = process, control
+        control.setblocking(False)
+
+    async def done(self, plan: Plan) -> None:
+        await self._tell(plan)
+        await self._told()
+        await self._tell({"user": _map_users(self._process.pid)})
+        await self._told()
+
+    async def _tell(self, message: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # its last message says why it is gone
+            await asyncio.get_running_loop().sock_sendall(self._control, pack(message))
+
+    async def _told(self) -> None:
+        """Wait for its next message; anything but good news is raised."""
+        length = int.from_bytes(await self._exactly(4), "big")
+        said = json.loads(await self._exactly(length))
+        if (step := said.get("refused")) == "packages":
+            raise UserError(f"the Python tool cannot import early what it is to offer: {said['detail']}.")
+        if step is not None:
+            raise SandboxRefusedError(f"{step}: {said['detail']}")
+
+    async def _exactly(self, number: int) -> bytes:
+        data = b""
+        while len(data) < number:
+            part = await asyncio.get_running_loop().sock_recv(self._control, number - len(data))
+            if not part:
+                assert self._process.stderr is not None
+                words = (await self._process.stderr.read(_LAST_WORDS)).decode("utf-8", "replace").strip()
+                raise ToolError("unavailable", f"the sandbox did not come up: {words.splitlines()[-1:]}")
+            data += part
+        return data
+
+
+def _map_users(pid: int) -> int | None:
+    """Say who is who in the new user namespace; return the id that code runs as, None = the only one there.
+
+    Everybody inside is us, as far as the kernel is concerned: it can look at what we may read, had it not
+    lost sight of it. For root that would be too much: there code runs as nobody.
+
+    Raises:
+        SandboxRefusedError: the kernel lets nobody be mapped.
+    """
+    folder = Path(f"/proc/{pid}")
+    ids = {"uid_map": os.geteuid(), "gid_map": os.getegid()}
+    try:
+        if ids["uid_map"] == 0:
+            for name in ids:
+                (folder / name).write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
+            return _NOBODY
+        (folder / "setgroups").write_text("deny")
+        for name, number in ids.items():
+            (folder / name).write_text(f"0 {number} 1\n")
+    except OSError as error:
+        raise SandboxRefusedError(f"users: {error}") from None
+    return None
+
+
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[2]); from inside import enter; enter.main()"

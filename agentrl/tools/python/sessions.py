@@ -1,0 +1,130 @@
+"""Sessions, seen from the host: code goes in, results come out, and closing one ends all that is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from agentrl.errors import ToolError
+from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.wire import MOST_BYTES, pack
+
+_LENGTH = struct.Struct("!I")
+_GRACE_S = 10.0
+_END_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PythonResult:
+    """What a piece of code did.
+
+    output: what it printed, bounded. dropped_bytes: how much more it printed.
+    outcome: `done`; `error` (an exception, or an exit code); `timeout`, `cpu`, `memory` (a limit was broken);
+        `signal` (it crashed) or `ended` (it left without a word). detail: the signal, or the exit code.
+    cpu_s: CPU seconds that it took, those of its children included.
+    over: the session has ended with it: variables are gone.
+    """
+
+    output: str
+    outcome: str
+    detail: str
+    dropped_bytes: int
+    cpu_s: float
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    outcome: Literal["unavailable"]
+    detail: str
+
+
+_ANSWER: TypeAdapter[PythonResult | _Refusal] = TypeAdapter(PythonResult | _Refusal)
+
+
+class Session:
+    """One session. Its code is run one piece after another.
+
+    Waits for: the supervisor's answers. Unblocked by: the limits, which the supervisor keeps; its death.
+    On cancellation: close() it, as `async with` does; everything in it is then dead.
+    """
+
+    def __init__(self, host: socket.socket, limits: Limits) -> None:
+        self._socket = host
+        self._limits = limits
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def __aenter__(self) -> Session:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Begin; `async with` does it."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        self._writer.write(pack(self._limits))
+
+    async def run(self, code: str) -> PythonResult:
+        """Run a piece of code to its end, or to a limit.
+
+        Raises:
+            ToolError: the sandbox died, or cannot start a session.
+        """
+        assert self._writer is not None, "a session is entered before it runs anything"
+        try:
+            self._writer.write(pack(code))
+            async with asyncio.timeout(self._limits["wall_s"] + _GRACE_S):
+                answer = await self._answer()
+        except TimeoutError:
+            raise ToolError("crashed", "the sandbox does not answer") from None
+        except (OSError, EOFError) as error:
+            raise ToolError("crashed", f"the sandbox died: {error or type(error).__name__}") from None
+        except ValueError as error:
+            raise ToolError("protocol", f"the sandbox answered nonsense: {error}") from None
+        if isinstance(answer, _Refusal):
+            raise ToolError("unavailable", f"the sandbox cannot start a session: {answer.detail}")
+        return answer
+
+    async def close(self) -> None:
+        """End it, and wait until everything in it is dead. Closing twice is fine."""
+        if self._writer is None or self._reader is None:
+            self._socket.close()
+            return
+        try:
+            async with asyncio.timeout(_END_S):
+                if self._writer.can_write_eof() and not self._writer.is_closing():
+                    self._writer.write_eof()
+                    # The supervisor's end of the socket closes after the last process of the session.
+                    await self._reader.read()
+        except (OSError, TimeoutError):
+            return
+        finally:
+            self._writer.close()
+
+    async def _answer(self) -> PythonResult | _Refusal:
+        assert self._reader is not None
+        length: int = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))[0]
+        if length > MOST_BYTES:
+            raise OSError(f"an answer of {length} bytes")
+        return _ANSWER.validate_json(await self._reader.readexactly(length))
+
+
+class Backend(ABC):
+    """Where sessions come from."""
+
+    @abstractmethod
+    async def session(self, limits: Limits) -> Session:
+        """A new session, to be entered with `async with`.
+
+        Raises:
+            ToolError: the sandbox is dead.
+        """

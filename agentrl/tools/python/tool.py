@@ -1,0 +1,220 @@
+"""The Python tool."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import get_args
+
+from agentrl.errors import ToolError, ToolRejected, UserError
+from agentrl.protocols import ToolSchema
+from agentrl.tools.base import Tool
+from agentrl.tools.gate import Gate
+from agentrl.tools.python.choice import Sandboxing, backend
+from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.sessions import Backend, PythonResult, Session
+from agentrl.tools.shared import Shared
+from agentrl.tools.toolkit import Toolkit
+from agentrl.types import JSON
+
+MOST_CODE_BYTES = 60_000
+_MB = 2**20
+_FENCED = re.compile(r"\s*```[a-zA-Z0-9]*[ \t]*\n(.*?)(?:\n[ \t]*```\s*)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PythonTool(Toolkit):
+    """Runs Python that a model wrote, in a sandbox that needs no rights and no installation (Linux).
+
+        async with PythonTool().episode() as (python,):
+            print(await python.invoke({"code": "print(6 * 7)"}))
+
+    What the code prints is the answer, and the value of its last line where that is an expression. Without
+    state every call is a process of its own; with it, variables live for the episode. Code sees the standard
+    library and `packages`: no network, no file, variable or process of this machine. What breaks a limit is
+    told the model, in one sentence (a `ToolRejected` of kind error, timeout, cpu, memory, signal or ended).
+
+    name: what the model calls it by.
+    stateful: whether variables, modules and files stay from call to call of an episode.
+    packages: distributions that code may import, with all that they require; they must be installed here.
+    preload: modules that are imported once, before any call: imports of them then cost nothing.
+    wall_s, cpu_s: seconds that one call may take, on the clock and of computing (all its processes together).
+    memory_mb: memory of a call, beside the interpreter's own (2**20 bytes). It binds each process at once,
+        and all of them together within a twentieth of a second.
+    files_mb: files that it may write, in memory, gone with the call or the episode (2**20 bytes).
+    processes: processes and threads at a time (count).
+    output_bytes: output that is kept; what goes beyond is left out, visibly.
+    max_concurrency: calls that run at a time, over all episodes; None = twice the cores.
+    sandbox: `auto` takes namespaces, or bubblewrap where the kernel refuses them to us; `none` runs code
+        unprotected, with this user's rights: only for code that you trust.
+
+    Raises:
+        UserError: a limit that leaves no room.
+    """
+
+    name: str = "python"
+    stateful: bool = False
+    packages: Sequence[str] = ()
+    preload: Sequence[str] = ()
+    wall_s: float = 10.0
+    cpu_s: float = 10.0
+    memory_mb: int = 512
+    files_mb: int = 64
+    processes: int = 32
+    output_bytes: int = 20_000
+    max_concurrency: int | None = None
+    sandbox: Sandboxing = "auto"
+    _shared: Shared[Backend] = field(init=False, repr=False, compare=False)
+    _gate: Gate = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("wall_s", "cpu_s", "memory_mb", "files_mb", "processes", "output_bytes"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"the Python tool needs {name} above 0, got {getattr(self, name)}.")
+        if self.sandbox not in get_args(Sandboxing):
+            raise UserError(
+                f"the Python tool knows no sandbox `{self.sandbox}`; write `auto`, `namespaces`, "
+                "`bubblewrap` or `none`."
+            )
+        limit = self.max_concurrency or 2 * (os.cpu_count() or 1)
+        object.__setattr__(self, "_shared", Shared(self._backend, f"sandbox of {self.name}"))
+        object.__setattr__(self, "_gate", Gate(limit))
+
+    @asynccontextmanager
+    async def episode(self) -> AsyncIterator[Sequence[Tool]]:
+        """The tool for one episode; with state, its interpreter starts with the first call.
+
+        Raises:
+            UserError: the kernel refuses the sandbox; the sentence says what to do.
+        """
+        await self._shared.get()
+        interpreter = _Interpreter(self)
+
+        try:
+            yield (Tool.described(self.schema, interpreter.answer, gate=self._gate),)
+        finally:
+            await interpreter.close()
+
+    async def run(self, code: str) -> PythonResult:
+        """Run one piece of code, without state.
+
+        Raises:
+            ToolError: the sandbox died.
+            UserError: the kernel refuses the sandbox.
+        """
+        async with self._gate.admitted(), await self.session(stateful=False) as session:
+            return await session.run(_unfenced(code))
+
+    async def session(self, *, stateful: bool) -> Session:
+        """A new session, to be entered with `async with`. A sandbox that is dead is started anew, once.
+
+        Raises:
+            ToolError: it cannot be had.
+            UserError: the kernel refuses the sandbox.
+        """
+        limits = self._limits(stateful)
+        backend = await self._shared.get()
+        try:
+            return await backend.session(limits)
+        except ToolError:
+            await self._shared.drop(backend)
+            return await (await self._shared.get()).session(limits)
+
+    @property
+    def schema(self) -> ToolSchema:
+        """What the model is told."""
+        state = "Variables stay for later calls." if self.stateful else "Every call starts afresh."
+        offered = f" {', '.join(self.packages)} can be imported." if self.packages else ""
+        said = f"Run Python code and return what it prints. {state}{offered}"
+        code: dict[str, JSON] = {"type": "string", "description": "A program."}
+        parameters: dict[str, JSON] = {"type": "object", "properties": {"code": code}, "required": ["code"]}
+        return ToolSchema(self.name, said, {**parameters, "additionalProperties": False})
+
+    def _limits(self, stateful: bool) -> Limits:
+        return Limits(
+            wall_s=self.wall_s,
+            cpu_s=self.cpu_s,
+            memory_bytes=self.memory_mb * _MB,
+            files_bytes=self.files_mb * _MB,
+            processes=self.processes,
+            output_bytes=self.output_bytes,
+            stateful=stateful,
+        )
+
+    def _backend(self) -> AbstractAsyncContextManager[Backend]:
+        return backend(self.sandbox, self.packages, self.preload, self._limits(stateful=False))
+
+    def told(self, result: PythonResult) -> str:
+        """The answer for the model.
+
+        Raises:
+            ToolRejected: the code failed or broke a limit; its output stands before the sentence.
+        """
+        output = result.output.rstrip("\n")
+        if result.dropped_bytes:
+            output += f"\n... truncated: {result.dropped_bytes:,} more bytes were printed."
+        if result.outcome == "done":
+            return output or "(no output)"
+        sentences = {
+            "error": "",
+            "timeout": f"It was stopped: it ran longer than {self.wall_s:g} s.",
+            "cpu": f"It was stopped: it computed longer than {self.cpu_s:g} s.",
+            "memory": f"It was stopped: it used more than {self.memory_mb} MB of memory.",
+            "signal": f"The interpreter crashed ({result.detail}).",
+            "ended": f"The interpreter was left (exit code {result.detail or 'unknown'}).",
+        }
+        lost = "Its variables are gone." if result.over and self.stateful else ""
+        said = " ".join(filter(None, (sentences[result.outcome], lost)))
+        raise ToolRejected("\n".join(filter(None, (output, said))), result.outcome)
+
+
+class _Interpreter:
+    """What the tool holds for one episode: with state, a session from the first call on."""
+
+    def __init__(self, tool: PythonTool) -> None:
+        self._tool = tool
+        self._session: Session | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def answer(self, code: str) -> str:
+        """Run code and say what came of it.
+
+        Raises:
+            ToolRejected: the code failed, broke a limit or is too long.
+            ToolError: the sandbox died.
+        """
+        program = _unfenced(code).encode("utf-8", "replace").decode()
+        if len(program.encode()) > MOST_CODE_BYTES:
+            raise ToolRejected(f"The program is too long; write at most {MOST_CODE_BYTES:,} bytes.", "length")
+        async with self._one_at_a_time:
+            return self._tool.told(await self._run(program))
+
+    async def close(self) -> None:
+        """End the session, and all that runs in it."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _run(self, program: str) -> PythonResult:
+        if self._session is None:
+            self._session = await self._tool.session(stateful=self._tool.stateful)
+            await self._session.open()
+        goes_on = False
+        try:
+            result = await self._session.run(program)
+            goes_on = not result.over
+        finally:
+            # A session that was left in the middle of something answers no further question.
+            if not goes_on:
+                await self.close()
+        return result
+
+
+def _unfenced(code: str) -> str:
+    """The program in a Markdown fence, as models like to write it; other text as it is."""
+    found = _FENCED.fullmatch(code)
+    return found[1] if found else code

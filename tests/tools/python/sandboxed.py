@@ -1,0 +1,49 @@
+"""A helper for tests of the sandbox: run code, look at what came out and at what is left of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentrl.tools import Tool, release_shared
+from agentrl.tools.python import PythonTool
+
+QUICK = {"wall_s": 5.0, "cpu_s": 3.0, "memory_mb": 128, "files_mb": 8, "processes": 16}
+
+
+@asynccontextmanager
+async def python(**settings) -> AsyncIterator[Tool]:
+    """The tool, in an episode of its own, in a sandbox of its own."""
+    tool = PythonTool(**{"sandbox": "namespaces", **QUICK, **settings})
+    try:
+        async with tool.episode() as (found,):
+            yield found
+    finally:
+        await release_shared()
+
+
+async def result(code: str, **settings):
+    """What a piece of code did, in a sandbox of its own."""
+    try:
+        return await PythonTool(**{"sandbox": "namespaces", **QUICK, **settings}).run(code)
+    finally:
+        await release_shared()
+
+
+def descendants() -> set[int]:
+    """Every living process below this one, by its id outside of all sandboxes."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
