@@ -5,7 +5,13 @@ from agentrl.tools.base import Tool, ToolFunction, tool
 from agentrl.tools.calculator import calculate
 from agentrl.tools.gate import Gate
 from agentrl.tools.running import inline, is_inline, run
-from agentrl.tools.search import Bm25Index
+from agentrl.tools.search import (
+    Bm25Index,
+    DenseIndex,
+    HybridIndex,
+    RemoteSearchTool,
+    SearchTool,
+)
 from agentrl.tools.shared import Held, Shared, release_shared
 from agentrl.tools.toolkit import Toolkit
 
@@ -13,8 +19,12 @@ __all__ = [
     "ArgumentPolicy",
     "ArgumentsRejected",
     "Bm25Index",
+    "DenseIndex",
     "Gate",
     "Held",
+    "HybridIndex",
+    "RemoteSearchTool",
+    "SearchTool",
     "Shared",
     "Tool",
     "ToolFunction",

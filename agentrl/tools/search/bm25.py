@@ -1,0 +1,141 @@
+"""Search by words: BM25 over passages, scored by `bm25s`, queried without its batch machinery."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import bm25s
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.tools.search import folder as folders
+from agentrl.tools.search.corpus import Corpus, Watch, unwatched
+from agentrl.tools.search.index import Ranked, at_least_one
+
+KIND = "bm25"
+_WORD = re.compile(r"\w+")
+_Postings: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
+
+
+def words(text: str) -> list[str]:
+    """The lower-cased words of a text, in order, repeats kept."""
+    return _WORD.findall(text.lower())
+
+
+class Bm25Index:
+    """An immutable index over passages. Built once and shared; queries take no locks and no threads.
+
+    Okapi BM25 as Lucene computes it (k1 = 1.5, b = 0.75): Robertson & Zaragoza, "The Probabilistic
+    Relevance Framework: BM25 and Beyond" (2009).
+
+    Raises:
+        ValueError: there is no word in any passage.
+    """
+
+    def __init__(self, passages: Sequence[str] | Corpus, *, watch: Watch = unwatched) -> None:
+        corpus = passages if isinstance(passages, Corpus) else Corpus.of(passages)
+        rows = range(len(corpus))
+        tokens = [words(corpus.contents[row]) for row in watch(rows, "splitting into words", len(rows))]
+        if not any(tokens):
+            raise ValueError("an index needs at least one passage with a word in it")
+        retriever = bm25s.BM25()
+        retriever.index(tokens, show_progress=False)
+        self._take(corpus, retriever)
+
+    def _take(self, corpus: Corpus, retriever: bm25s.BM25) -> None:
+        self.corpus = corpus
+        self._retriever = retriever
+        # As plain arrays: slices of a memmap are ten times as dear.
+        self._rows: npt.NDArray[np.int32] = np.asarray(retriever.scores["indices"])
+        self._weights: npt.NDArray[np.float32] = np.asarray(retriever.scores["data"])
+        self._starts: list[int] = retriever.scores["indptr"].tolist()
+        # The library adds an empty word, without a row.
+        self._numbers: dict[str, int] = {word: n for word, n in retriever.vocab_dict.items() if word}
+        self._postings: dict[str, _Postings] = {}
+
+    @classmethod
+    def load(cls, folder: str | Path, *, mmap: bool = True) -> Bm25Index:
+        """An index that was saved. mmap: leave postings and passages on disk until they are asked for.
+
+        Raises:
+            UserError: the folder holds no such index, or not all of it.
+        """
+        with folders.Saved.at(folder).reading(KIND) as inside:
+            corpus = Corpus.saved(inside, mmap=mmap)
+            retriever = bm25s.BM25.load(inside, mmap=mmap, show_progress=False)
+            sizes = retriever.scores["num_docs"], len(retriever.scores["indices"])
+            if sizes != (len(corpus), retriever.scores["indptr"][-1]):
+                raise ValueError("postings and passages differ in number")
+            index = cls.__new__(cls)
+            index._take(corpus, retriever)
+        return index
+
+    def save(self, folder: str | Path) -> None:
+        """Keep the index and its corpus in a new folder, in the files of `bm25s`.
+
+        Raises:
+            UserError: something is there already, or the disk says no.
+        """
+        folders.save(folder, self.corpus, [KIND], self.write)
+
+    def write(self, folder: Path) -> None:
+        """Write all but the corpus into a folder that is there."""
+        self._retriever.save(folder, show_progress=False)
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def scores(self, query: str) -> npt.NDArray[np.float32]:
+        """The score of every passage, float32 [number of passages]; 0 = no word in common."""
+        total = np.zeros(len(self.corpus), np.float32)
+        for word in words(query):
+            found = self._postings.get(word) or self._looked_up(word)
+            if found:
+                rows, weights = found
+                total[rows] += weights
+        return total
+
+    def search(self, query: str, k: int = 1) -> list[str]:
+        """At most `k` passages that share a word with the query, best first; ties by position.
+
+        Raises:
+            ValueError: k is less than 1.
+        """
+        return [self.corpus.contents[row] for row in self._best(self.scores(query), k)]
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[Ranked]]:
+        """At most `k` rows for each query that share a word with it, best first; ties by position.
+
+        Raises:
+            ValueError: k is less than 1.
+        """
+        ranked = []
+        for query in queries:
+            scores = self.scores(query)
+            ranked.append([Ranked(row, float(scores[row])) for row in self._best(scores, k)])
+        return ranked
+
+    def _looked_up(self, word: str) -> _Postings | None:
+        number = self._numbers.get(word)
+        if number is None:
+            return None
+        span = slice(self._starts[number], self._starts[number + 1])
+        self._postings[word] = found = self._rows[span], self._weights[span]
+        return found
+
+    @staticmethod
+    def _best(scores: npt.NDArray[np.float32], k: int) -> list[int]:
+        at_least_one(k)
+        if k == 1:
+            best = int(scores.argmax())
+            return [best] if scores[best] > 0 else []
+        count = min(k, len(scores))
+        # Everything as good as the k-th: a bare partition would break ties at random.
+        worst = np.partition(scores, -count)[-count]
+        near = np.flatnonzero((scores >= worst) & (scores > 0))
+        order = near[np.argsort(-scores[near], kind="stable")]
+        best_first: list[int] = order[:count].tolist()
+        return best_first

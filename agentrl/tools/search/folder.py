@@ -1,0 +1,102 @@
+"""Saved indexes: a folder is whole or not there, and says what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import UserError
+from agentrl.tools.search.corpus import Corpus
+
+FORMAT = 1
+"""Rises whenever a saved index can no longer be read by code that reads the last one, or the other way."""
+MANIFEST = "agentrl-index.json"
+_BUILD_AGAIN = "build it again with `agentrl serve-search CORPUS.jsonl --save FOLDER`"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """An index on disk that is whole. kinds: `bm25`, `dense` or both."""
+
+    folder: Path
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def at(cls, folder: str | Path) -> Saved:
+        """Look at a folder: all files that it should hold are there, in their full lengths.
+
+        Raises:
+            UserError: it holds no index, a broken one, or one of another format.
+        """
+        folder = Path(folder)
+        try:
+            told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise UserError(f"{folder} holds no saved index; {_BUILD_AGAIN}.") from None
+        match told:
+            case {"format": int(version)} if version != FORMAT:
+                raise UserError(f"The index in {folder} has format {version}, not {FORMAT}; {_BUILD_AGAIN}.")
+            case {"format": int(), "kinds": list(kinds), "files": dict(files)}:
+                if _sizes(folder, list(files)) == files:
+                    return cls(folder, tuple(map(str, kinds)))
+        raise UserError(f"The index in {folder} is not whole; {_BUILD_AGAIN}.")
+
+    @contextmanager
+    def reading(self, kind: str) -> Iterator[Path]:
+        """The folder, to read an index of a kind from.
+
+        Raises:
+            UserError: there is none of that kind, or its files are not what they should be.
+        """
+        if kind not in self.kinds:
+            held = " and ".join(self.kinds)
+            raise UserError(f"{self.folder} holds a {held} index, not {kind}; {_BUILD_AGAIN}.")
+        try:
+            yield self.folder
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
+            raise UserError(f"The index in {self.folder} is not whole ({error}); {_BUILD_AGAIN}.") from error
+
+
+def save(folder: str | Path, corpus: Corpus, kinds: Sequence[str], write: Callable[[Path], None]) -> None:
+    """Write an index beside its place, then rename it: whoever sees the folder sees all of it.
+
+    write: puts what is not the corpus into a folder.
+
+    Raises:
+        UserError: something is there already, or the disk says no.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; name another folder or delete it first.")
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(parents=True)
+        corpus.write(partial)
+        write(partial)
+        files = _sizes(partial, [path.name for path in partial.iterdir()])
+        told = json.dumps({"format": FORMAT, "kinds": list(kinds), "passages": len(corpus), "files": files})
+        (partial / MANIFEST).write_text(told, encoding="utf-8")
+        for path in partial.iterdir():
+            _to_disk(path)
+        partial.rename(folder)
+    except OSError as error:
+        raise UserError(f"The index cannot be saved in {folder}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sizes(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """The sizes of files that are in a folder itself, in bytes."""
+    plain = [name for name in names if name == Path(name).name and (folder / name).is_file()]
+    return {name: (folder / name).stat().st_size for name in plain}
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,86 @@
+"""Search by words and by meaning at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.tools.search import bm25, dense
+from agentrl.tools.search import folder as folders
+from agentrl.tools.search.bm25 import Bm25Index
+from agentrl.tools.search.corpus import Corpus
+from agentrl.tools.search.dense import DenseIndex, Encoder
+from agentrl.tools.search.index import Ranked, at_least_one
+
+
+class HybridIndex:
+    """Two indexes over one corpus, their rankings fused by reciprocal rank.
+
+    score(passage) = sum over the rankings that hold it of 1 / (constant + its rank, from 1): Cormack, Clarke
+    & Buettcher, "Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning Methods" (2009),
+    where the constant is 60.
+
+    depth: how many rows of each ranking are fused, at least `k`.
+
+    Raises:
+        ValueError: the two are over different corpora.
+    """
+
+    def __init__(
+        self, words: Bm25Index, meaning: DenseIndex, *, depth: int = 100, constant: float = 60.0
+    ) -> None:
+        if not _same(words.corpus, meaning.corpus):
+            raise ValueError("a hybrid index needs two indexes over the same corpus")
+        self.corpus = words.corpus
+        self._parts = (words, meaning)
+        self._depth = depth
+        self._constant = constant
+
+    @classmethod
+    def load(cls, folder: str | Path, encoder: Encoder, *, mmap: bool = True) -> HybridIndex:
+        """An index that was saved.
+
+        Raises:
+            UserError: the folder holds no such index, not all of it, or one of another encoder.
+        """
+        return cls(Bm25Index.load(folder, mmap=mmap), DenseIndex.load(folder, encoder, mmap=mmap))
+
+    def save(self, folder: str | Path) -> None:
+        """Keep both indexes and their corpus in a new folder.
+
+        Raises:
+            UserError: something is there already, or the disk says no.
+        """
+        folders.save(folder, self.corpus, [bm25.KIND, dense.KIND], self.write)
+
+    def write(self, folder: Path) -> None:
+        """Write all but the corpus into a folder that is there."""
+        for part in self._parts:
+            part.write(folder)
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def rank(self, queries: Sequence[str], k: int) -> list[list[Ranked]]:
+        """The best `k` rows of both rankings for each query; ties by position.
+
+        Raises:
+            ValueError: k is less than 1.
+        """
+        at_least_one(k)
+        rankings = [part.rank(queries, max(k, self._depth)) for part in self._parts]
+        return [self._fused(several)[:k] for several in zip(*rankings, strict=True)]
+
+    def _fused(self, rankings: Sequence[Sequence[Ranked]]) -> list[Ranked]:
+        scores: dict[int, float] = defaultdict(float)
+        for ranking in rankings:
+            for rank, (row, _) in enumerate(ranking, start=1):
+                scores[row] += 1 / (self._constant + rank)
+        return sorted((Ranked(*one) for one in scores.items()), key=lambda one: (-one.score, one.row))
+
+
+def _same(one: Corpus, other: Corpus) -> bool:
+    """Whether two corpora are the same, as far as a look at some passages tells."""
+    rows = range(0, len(one), max(1, len(one) // 64))
+    return one is other or (len(one) == len(other) and all(one[row] == other[row] for row in rows))
