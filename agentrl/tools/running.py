@@ -62,7 +62,7 @@ async def _in_thread(work: Callable[[], object], name: str) -> object:
             done.set_result(outcome)
 
     def begin() -> None:
-        outcome = _outcome(lambda: context.run(work), name)
+        outcome = outcome_of(lambda: context.run(work), name)
         # The loop may be closed by now: then nobody waits for this result.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, outcome)
@@ -71,7 +71,7 @@ async def _in_thread(work: Callable[[], object], name: str) -> object:
     return (await done)()
 
 
-def _outcome(work: Callable[[], object], name: str) -> Callable[[], object]:
+def outcome_of(work: Callable[[], object], name: str) -> Callable[[], object]:
     """Do the work and return what replays its result or its exception, whatever was raised."""
     try:
         result = work()

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,10 +23,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentrl.errors import UserError
-from agentrl.tools.running import run
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit, SearchIndex, found
+from agentrl.tools.search.worker import Worker
 
 _LAST_REQUESTS_S = 5
 _Found: TypeAlias = Sequence[tuple[Hit, ...]]
@@ -46,6 +46,7 @@ class RetrieveApp:
         self._topk = topk
         self._bounds = bounds or wire.Bounds()
         self._batcher: Batcher[wire.Request, _Found] | None = None
+        self._worker = Worker("search")
         self.served = {"requests": 0, "batches": 0}
         self.app = Starlette(
             routes=[
@@ -64,6 +65,7 @@ class RetrieveApp:
             yield
         finally:
             await self._batcher.close()
+            self._worker.close()
 
     async def _health(self, request: Request) -> Response:
         del request
@@ -96,7 +98,7 @@ class RetrieveApp:
 
     async def _answered(self, several: Sequence[wire.Request]) -> Sequence[_Found]:
         self.served["batches"] += 1
-        return cast(Sequence[_Found], await run(partial(_all_found, self._index, several), thread="search"))
+        return await self._worker.call(partial(_all_found, self._index, several))
 
 
 def _all_found(index: SearchIndex, several: Sequence[wire.Request]) -> list[_Found]:

@@ -17,6 +17,7 @@ from agentrl.tools.schema import describe
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit, SearchIndex, at_least_one, found
 from agentrl.tools.search.opening import open_index
+from agentrl.tools.search.worker import Worker
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
 
@@ -116,15 +117,17 @@ class SearchTool(_SearchToolkit):
             # Kept for the next event loop, too.
             index = self.index = cast(SearchIndex, await run(index, thread="search index"))
         assert not isinstance(index, str | Path), "a path has become a function"
-        batcher = Batcher[str, Sequence[Hit]](partial(self._found, index), most=self.max_batch)
+        worker = Worker(self.name)
+
+        async def answer(queries: Sequence[str]) -> Sequence[Sequence[Hit]]:
+            return await worker.call(partial(found, index, queries, self.k))
+
+        batcher = Batcher[str, Sequence[Hit]](answer, most=self.max_batch)
         try:
             yield batcher.ask
         finally:
             await batcher.close()
-
-    async def _found(self, index: SearchIndex, queries: Sequence[str]) -> Sequence[Sequence[Hit]]:
-        work = partial(found, index, queries, self.k)
-        return cast(Sequence[Sequence[Hit]], await run(work, thread="search"))
+            worker.close()
 
 
 @dataclass(eq=False)
