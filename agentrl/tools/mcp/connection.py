@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
+    PARSE_ERROR,
     CallToolResult,
     Implementation,
     PaginatedRequestParams,
@@ -105,6 +106,8 @@ class Connection:
             self._over = True
             words = await self._log.last_words()
             return ToolError("crashed", f"the server ended during a call of `{name}`: {_line(error)}{words}")
+        if error.code == PARSE_ERROR:
+            return ToolError("protocol", f"in answer to `{name}` {_line(error)}")
         return ToolError("protocol", f"`{name}` failed with JSON-RPC error {error.code}: {_line(error)}")
 
 
@@ -186,4 +189,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _line(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process, SubprocessStreamProtocol
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -72,15 +72,25 @@ class ServerLog:
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Keep what comes until all who could write are gone."""
         self._read = True
-        while chunk := await stream.read(_CHUNK_BYTES):
-            self._kept = (self._kept + chunk)[-_LOG_BYTES:]
+        try:
+            while chunk := await stream.read(_CHUNK_BYTES):
+                self._kept = (self._kept + chunk)[-_LOG_BYTES:]
+        finally:
+            self._over.set()
+
+    def end(self) -> None:
+        """Nothing that counts comes any more."""
         self._over.set()
 
-    async def last_words(self) -> str:
-        """The last lines as ` (its last words: ...)`, or nothing; they have a moment to come in."""
+    async def settled(self) -> None:
+        """What was said before the end has a moment to come in."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOG_SETTLES_S if self._read else 0):
                 await self._over.wait()
+
+    async def last_words(self) -> str:
+        """The last lines as ` (its last words: ...)`, or nothing."""
+        await self.settled()
         lines = [" ".join(line.split()) for line in self._kept.decode("utf-8", "replace").splitlines()]
         said = " | ".join([line for line in lines if line][-_LOG_LINES:])
         printable = "".join(c if c.isprintable() else "?" for c in said)
@@ -172,41 +182,107 @@ def stdio(command: Command, log: ServerLog) -> Transport:
 
 @asynccontextmanager
 async def _stdio(command: Command, log: ServerLog) -> AsyncIterator[Streams]:
-    process = await asyncio.create_subprocess_exec(
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(_CHUNK_BYTES, loop),
         *(sys.executable, "-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command.path),
         *command.args,
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
         env=dict(command.env),
         cwd=command.cwd,
         start_new_session=True,
     )
     # No await before the `try`: a cancellation there would leave the server to itself.
+    guarded = _Guarded(Process(transport, protocol, loop), transport)
     try:
-        async with _pumped(process, log) as streams:
+        async with guarded.pumped(log) as streams:
             try:
                 yield streams
             finally:
-                await _stop(process)
+                # The end of the event loop cancels the tasks that carry lines, and they would cancel this.
+                with anyio.CancelScope(shield=True):
+                    await guarded.stop()
+                    await log.settled()
+                    log.end()
     finally:
-        _kill(process)
+        guarded.let_go()
 
 
-@asynccontextmanager
-async def _pumped(process: Process, log: ServerLog) -> AsyncIterator[Streams]:
-    """The session's two streams, and three tasks that carry lines between them and the pipes."""
-    assert process.stderr is not None, "started with pipes"
-    to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    # With room: that a call is cancelled must not wait until a server that hangs reads its stdin.
-    to_server, from_session = anyio.create_memory_object_stream[SessionMessage](_QUEUED)
-    calls = _Calls()
-    async with from_server, to_server, anyio.create_task_group() as tasks:
-        tasks.start_soon(_hear, process, to_session, calls)
-        tasks.start_soon(_tell, process, from_session, to_session, calls)
-        tasks.start_soon(log.read, process.stderr)
-        yield from_server, to_server
-        tasks.cancel_scope.cancel()
+class _Guarded:
+    """The process of a guard, whose pipes are those of its server."""
+
+    def __init__(self, process: Process, transport: asyncio.SubprocessTransport) -> None:
+        self._process = process
+        self._transport = transport
+        # `process.wait()` would also wait for the pipes, which a child of a server can hold open.
+        self._ended = asyncio.Event()
+        self._pidfd: int | None = None
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            self._ended.set()
+        else:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._ended.set)
+
+    @asynccontextmanager
+    async def pumped(self, log: ServerLog) -> AsyncIterator[Streams]:
+        """The session's two streams, and tasks that carry lines between them and the pipes."""
+        assert self._process.stderr is not None, "started with pipes"
+        to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        # With room: that a call is cancelled must not wait until a server that hangs reads its stdin.
+        to_server, from_session = anyio.create_memory_object_stream[SessionMessage](_QUEUED)
+        calls = _Calls()
+        async with to_session, from_server, to_server, anyio.create_task_group() as tasks:
+            tasks.start_soon(_hear, self._process, to_session, calls)
+            tasks.start_soon(_tell, self._process, from_session, to_session, calls)
+            tasks.start_soon(log.read, self._process.stderr)
+            tasks.start_soon(self._watch, to_session, log)
+            yield from_server, to_server
+            tasks.cancel_scope.cancel()
+
+    async def _watch(
+        self, to_session: MemoryObjectSendStream[SessionMessage | Exception], log: ServerLog
+    ) -> None:
+        """Waits for the guard's end: then the server is gone, whoever still holds its pipes."""
+        await self._ended.wait()
+        self._kill_group()
+        await log.settled()
+        log.end()
+        await to_session.aclose()
+
+    async def stop(self) -> None:
+        """Close stdin, wait, have the guard end the server and all it started, wait."""
+        assert self._process.stdin is not None, "started with pipes"
+        self._process.stdin.close()
+        if await self._ends_within(EXIT_S):
+            return
+        self._ask_to_end()
+        await self._ends_within(_STOP_S)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        return self._ended.is_set()
+
+    def let_go(self) -> None:
+        """The last word, without an await: where `stop` was interrupted, the guard ends its work alone."""
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        if self._ended.is_set():
+            self._kill_group()
+            self._transport.close()
+        else:
+            self._ask_to_end()
+
+    def _ask_to_end(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def _kill_group(self) -> None:
+        # Somebody may have killed the guard: its server has gone with it, children of that have not.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 async def _hear(
@@ -254,32 +330,3 @@ async def _tell(
                 await process.stdin.drain()
         except OSError:
             await to_session.aclose()
-
-
-async def _stop(process: Process) -> None:
-    """Close stdin, wait, have the guard end the server and all it started, wait."""
-    assert process.stdin is not None, "started with pipes"
-    process.stdin.close()
-    if await _ended(process, EXIT_S):
-        return
-    with suppress(ProcessLookupError):
-        process.terminate()
-    await _ended(process, _STOP_S)
-
-
-async def _ended(process: Process, within_s: float) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            await process.wait()
-    return process.returncode is not None
-
-
-def _kill(process: Process) -> None:
-    """The last word, without an await: what comes here early was interrupted in `_stop`."""
-    with suppress(ProcessLookupError, PermissionError):
-        if process.returncode is None:
-            # The guard needs nobody to do its work.
-            process.terminate()
-        else:
-            # Somebody may have killed the guard: the server has gone with it, its children have not.
-            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,131 @@
+"""Servers over streamable HTTP: sessions of their own or one for all, and nothing but the server's origin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from subprocess import DEVNULL, Popen
+
+import pytest
+
+from agentrl.errors import ToolError
+from agentrl.tools import release_shared
+from agentrl.tools.mcp import McpTools
+from tests.tools.mcp.watching import SDK, in_flight, opened
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextmanager
+def serving(*more: str):
+    """The SDK's server on loopback; its process and its URL."""
+    port = free_port()
+    process = Popen([sys.executable, SDK, str(port), *more], stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        for _ in range(2000):
+            if process.poll() is None and socket.socket().connect_ex(("127.0.0.1", port)) == 0:
+                break
+            threading.Event().wait(0.01)
+        yield process, f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving() as (_, url):
+        yield url
+
+
+async def test_two_episodes_at_once_have_sessions_of_their_own_and_close_them(url):
+    toolkit = McpTools(url=url)
+    async with opened(toolkit) as one, opened(toolkit) as other:
+        assert [await one["count"].invoke({}) for _ in range(3)] == ["1", "2", "3"]
+        assert await other["count"].invoke({"by": 10}) == "10"
+        assert await one["count"].invoke({}) == "4"
+    async with opened(toolkit) as later:
+        assert await later["count"].invoke({}) == "1"
+
+
+async def test_a_stateless_server_is_one_session_for_all(url):
+    toolkit = McpTools(url=url, stateful=False, only=["add", "count"])
+    async with opened(toolkit) as one, opened(toolkit) as other:
+        assert list(one) == ["add", "count"]
+        assert await asyncio.gather(*(one["add"].invoke({"a": k, "b": 1}) for k in range(20))) == [
+            str(k + 1) for k in range(20)
+        ]
+        assert await other["add"].invoke({"a": 40, "b": 2}) == "42"
+    await release_shared()
+
+
+async def test_a_call_that_is_cancelled_leaves_the_session_usable(url, tmp_path):
+    async with opened(McpTools(url=url)) as tools:
+        assert await tools["count"].invoke({}) == "1"
+        waiting, _ = await in_flight(tools["wait"], tmp_path / "mark", seconds=600)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await tools["count"].invoke({}) == "2"
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_a_server_killed_in_mid_call_is_a_crash_and_then_unavailable(tmp_path, stateful):
+    with serving() as (process, url):
+        toolkit = McpTools(url=url, stateful=stateful)
+        async with opened(toolkit) as tools:
+            calling, server = await in_flight(tools["wait"], tmp_path / "mark", seconds=600)
+            assert server == process.pid
+            os.kill(server, signal.SIGKILL)
+            with pytest.raises(ToolError, match="ended during a call of `wait`") as caught:
+                await calling
+            assert caught.value.kind == "crashed"
+        await release_shared()
+        with pytest.raises(ToolError, match="did not start") as caught:
+            async with opened(toolkit):
+                pass
+        assert caught.value.kind == "unavailable"
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """Redirects every request to another origin."""
+
+    target = ""
+    asked = 0
+
+    def do_POST(self) -> None:
+        type(self).asked += 1
+        self.send_response(307)
+        self.send_header("Location", self.target)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_a_redirect_to_another_origin_is_not_followed(url):
+    httpd = HTTPServer(("127.0.0.1", 0), Elsewhere)
+    Elsewhere.target = url
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    try:
+        with pytest.raises(ToolError, match=r"Redirect to .* not followed") as caught:
+            async with opened(McpTools(url=f"http://127.0.0.1:{httpd.server_port}/mcp")):
+                pass
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
+    assert caught.value.kind == "unavailable"
+    assert Elsewhere.asked

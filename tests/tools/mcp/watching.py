@@ -1,0 +1,81 @@
+"""Servers for the tests of MCP, and a look into /proc at what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentrl import Limits, Task, ToolEnv
+from agentrl.tools import Tool
+from agentrl.tools.mcp import McpTools
+from tests.worlds import ASK
+
+HERE = Path(__file__).parent
+RAW, SDK = str(HERE / "raw_server.py"), str(HERE / "sdk_server.py")
+_PATIENCE_S = 10.0
+
+
+def raw(*habits: str, **settings) -> McpTools:
+    """A toolkit over the raw server, with its bad habits."""
+    return McpTools(command=sys.executable, args=[RAW, *habits], **settings)
+
+
+class Desk(ToolEnv):
+    """A world whose tools are those of toolkits."""
+
+    limits = Limits(max_turns=6, max_tokens=None)
+
+    def __init__(self, *toolkits: McpTools) -> None:
+        self.tools = toolkits
+        super().__init__()
+
+    def tasks(self, split):
+        return [ASK]
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(answer == task.answer)
+
+
+@asynccontextmanager
+async def opened(toolkit: McpTools):
+    """The tools of one episode by their names."""
+    async with toolkit.episode() as tools:
+        yield {tool.name: tool for tool in tools}
+
+
+async def in_flight(tool: Tool, mark: Path, **arguments) -> tuple[asyncio.Task[str], int]:
+    """Begin a call that says on disk that it has come in; the call, and the pid of its server."""
+    calling = asyncio.create_task(tool.invoke({"mark": str(mark), **arguments}))
+    await until(lambda: mark.exists() and mark.read_text())
+    assert not calling.done()
+    return calling, int(mark.read_text())
+
+
+async def until(true) -> None:
+    """Wait for something that comes by itself."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def servers() -> set[int]:
+    """Every process of a test server and of its guard, that this machine runs for this test process."""
+    return {pid for pid in _below(Path("/proc/self")) if alive(pid)}
+
+
+def _below(process: Path) -> set[int]:
+    found: set[int] = set()
+    for path in process.glob("task/*/children"):
+        for pid in map(int, path.read_text().split()):
+            found |= {pid, *_below(Path(f"/proc/{pid}"))}
+    return found
