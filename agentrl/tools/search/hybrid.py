@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from agentrl.tools.search.bm25 import Bm25Index
 from agentrl.tools.search.corpus import Corpus
 from agentrl.tools.search.dense import DenseIndex, Encoder
 from agentrl.tools.search.index import Ranked, at_least_one
+
+_FUSION_FILE = "hybrid.json"
 
 
 class HybridIndex:
@@ -44,7 +47,10 @@ class HybridIndex:
         Raises:
             UserError: the folder holds no such index, not all of it, or one of another encoder.
         """
-        return cls(Bm25Index.load(folder, mmap=mmap), DenseIndex.load(folder, encoder, mmap=mmap))
+        words, meaning = Bm25Index.load(folder, mmap=mmap), DenseIndex.load(folder, encoder, mmap=mmap)
+        with folders.Saved.at(folder).reading(dense.KIND) as inside:
+            told = json.loads((inside / _FUSION_FILE).read_text(encoding="utf-8"))
+            return cls(words, meaning, depth=int(told["depth"]), constant=float(told["constant"]))
 
     def save(self, folder: str | Path) -> None:
         """Keep both indexes and their corpus in a new folder.
@@ -58,6 +64,8 @@ class HybridIndex:
         """Write all but the corpus into a folder that is there."""
         for part in self._parts:
             part.write(folder)
+        fusion = {"depth": self._depth, "constant": self._constant}
+        (folder / _FUSION_FILE).write_text(json.dumps(fusion), encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self.corpus)

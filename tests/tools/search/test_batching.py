@@ -1,0 +1,146 @@
+"""Coalescing, and the thread that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from agentrl.errors import ToolError
+from agentrl.tools.search.batching import Batcher
+from agentrl.tools.search.worker import Worker
+
+
+class Slow:
+    """Answers batches when it is let; keeps what it was asked."""
+
+    def __init__(self):
+        self.batches = []
+        self.go = asyncio.Event()
+        self.ended = 0
+
+    async def __call__(self, queries):
+        self.batches.append(queries)
+        try:
+            await self.go.wait()
+        finally:
+            self.ended += 1
+        if "break" in queries:
+            raise ToolError("crashed", "as asked")
+        return [query.upper() for query in queries]
+
+
+async def asking(batcher, *queries):
+    tasks = [asyncio.create_task(batcher.ask(query)) for query in queries]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_nobody_waits_for_company_and_who_comes_meanwhile_goes_together():
+    slow = Slow()
+    batcher = Batcher(slow, most=3)
+    tasks = [
+        *await asking(batcher, "a"),
+        *await asking(batcher, "b", "c"),
+        *await asking(batcher, "d", "e", "f"),
+    ]
+    assert slow.batches == [("a",)]
+    slow.go.set()
+    assert await asyncio.gather(*tasks) == list("ABCDEF")
+    assert slow.batches == [("a",), ("b", "c", "d"), ("e", "f")]
+
+
+async def test_several_batches_go_at_once_where_they_may():
+    slow = Slow()
+    batcher = Batcher(slow, at_once=2)
+    tasks = [task for query in "abcd" for task in await asking(batcher, query)]
+    assert slow.batches == [("a",), ("b",)]
+    slow.go.set()
+    assert await asyncio.gather(*tasks) == list("ABCD")
+
+
+async def test_a_failure_reaches_all_of_its_batch_and_no_other():
+    slow = Slow()
+    batcher = Batcher(slow)
+    tasks = [*await asking(batcher, "a"), *await asking(batcher, "break", "b")]
+    slow.go.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert outcomes[0] == "A"
+    assert [str(one) for one in outcomes[1:]] == ["tool crashed: as asked"] * 2
+    assert await batcher.ask("c") == "C"
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_ends_at_once():
+    slow = Slow()
+    batcher = Batcher(slow)
+    tasks = await asking(batcher, "a", "b")
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:1])
+    assert slow.ended == 0
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    assert slow.ended == 1
+    slow.go.set()
+    assert await batcher.ask("c") == "C"
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_who_is_cancelled_while_waiting_is_never_asked_for():
+    slow = Slow()
+    batcher = Batcher(slow)
+    first, *others = [*await asking(batcher, "a"), *await asking(batcher, "b", "c")]
+    others[0].cancel()
+    await asyncio.sleep(0)
+    slow.go.set()
+    await asyncio.wait([first, *others])
+    assert slow.batches == [("a",), ("c",)]
+    assert others[1].result() == "C"
+
+
+async def test_closing_tells_those_who_wait():
+    slow = Slow()
+    batcher = Batcher(slow)
+    tasks = await asking(batcher, "a")
+    await batcher.close()
+    with pytest.raises(ToolError, match="closed while it was asked"):
+        await tasks[0]
+    assert slow.ended == 1
+
+
+def threads():
+    return [one for one in threading.enumerate() if one.name == "worker"]
+
+
+async def gone():
+    for _ in range(100):
+        if not threads():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(threads())
+
+
+async def test_a_worker_keeps_one_thread_and_hands_on_what_breaks():
+    worker = Worker("worker")
+    idents = {await worker.call(threading.get_ident) for _ in range(20)}
+    assert len(idents) == 1
+    assert threading.get_ident() not in idents
+    with pytest.raises(ZeroDivisionError):
+        await worker.call(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        await worker.call(lambda: exit())
+    assert await worker.call(threading.get_ident) in idents
+    worker.close()
+    await gone()
+
+
+async def test_a_function_that_never_returns_is_in_nobodys_way():
+    worker, release = Worker("worker"), threading.Event()
+    hanging = asyncio.create_task(worker.call(release.wait))
+    await asyncio.sleep(0.01)
+    hanging.cancel()
+    await asyncio.wait([hanging])
+    assert await worker.call(lambda: "done") == "done"
+    release.set()
+    worker.close()
+    await gone()
