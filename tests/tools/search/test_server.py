@@ -1,0 +1,171 @@
+"""`agentrl serve-search`: the protocol, its bounds, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+
+from agentrl.cli import main
+from agentrl.errors import UserError
+from agentrl.tools import Bm25Index, DenseIndex, HybridIndex
+from agentrl.tools.search import Corpus
+from agentrl.tools.search.client import SearchClient
+from agentrl.tools.search.index import found
+from agentrl.tools.search.server import RetrieveApp, bound
+from agentrl.tools.search.wire import Bounds
+from tests.tools.search.corpora import corpus, encoder, jsonl, queries, texts
+
+BOUNDS = Bounds(max_bytes=2000, max_queries=5, max_query_chars=20, max_topk=7)
+
+
+@asynccontextmanager
+async def asking(app):
+    async with app.app.router.lifespan_context(app.app):
+        transport = httpx2.ASGITransport(app.app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield client
+
+
+async def test_replies_are_those_of_search_r1_with_and_without_scores():
+    index = Bm25Index(texts(1))
+    async with asking(RetrieveApp(index, topk=2)) as client:
+        best, second = found(index, ["w1 w2"], 2)[0]
+        documents = [{"id": hit.passage.id, "contents": hit.passage.contents} for hit in (best, second)]
+        bare = await client.post("/retrieve", json={"queries": ["w1 w2", "unknown"]})
+        assert bare.json() == {"result": [documents, []]}
+        scored = await client.post("/retrieve", json={"queries": ["w1 w2"], "topk": 1, "return_scores": True})
+        assert scored.json() == {"result": [[{"document": documents[0], "score": best.score}]]}
+        assert (await client.get("/health")).json() == {"status": "ok", "passages": 200}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        *[(body, 400, "the body is not JSON.") for body in (b"", b"{", b"\xff", b"[" * 1500)],
+        *[(body, 422, "the body must be a JSON object with `queries`.") for body in (b"7", b"[]", b"null")],
+        *[(body, 422, "`queries` must be a list of strings.") for body in (b"{}", b'{"queries": "a"}')],
+        (b'{"queries": [7]}', 422, "`queries` must be a list of strings."),
+        (b'{"queries": []}', 422, "`queries` holds 1 to 5 queries, got 0."),
+        (json.dumps({"queries": ["a"] * 6}).encode(), 422, "`queries` holds 1 to 5 queries, got 6."),
+        (json.dumps({"queries": ["a" * 21]}).encode(), 422, "a query has at most 20 characters."),
+        *[
+            (
+                json.dumps({"queries": ["a"], "topk": k}).encode(),
+                422,
+                "`topk` must be a whole number from 1 to 7.",
+            )
+            for k in (0, -1, 8, 1.5, "3", True, 10**30)
+        ],
+        (b'{"queries": ["a"], "return_scores": 1}', 422, "`return_scores` must be true or false."),
+        (b'{"queries": ["a"]}' + b" " * 2000, 413, "a request has at most 2,000 bytes."),
+    ],
+)
+async def test_a_wrong_request_is_one_sentence(body, status, sentence):
+    async with asking(RetrieveApp(Bm25Index(["a"]), bounds=BOUNDS)) as client:
+        answer = await client.post("/retrieve", content=body)
+        assert (answer.status_code, answer.json()) == (status, {"detail": sentence})
+        assert (
+            await client.post("/retrieve", json={"queries": ["a"], "topk": None, "x": 1})
+        ).status_code == 200
+        assert (await client.get("/retrieve")).status_code == 405
+        assert (await client.get("/elsewhere")).status_code == 404
+
+
+async def test_requests_at_once_are_done_together_each_with_its_own_topk():
+    index = HybridIndex(Bm25Index(corpus()), DenseIndex(corpus(), encoder), depth=5)
+    entered, free = threading.Event(), threading.Event()
+
+    class Held:
+        corpus = index.corpus
+
+        def rank(self, queries, k):
+            entered.set()
+            assert free.wait(10)
+            return index.rank(queries, k)
+
+    app = RetrieveApp(Held())
+    asked = [{"queries": queries(n, 1 + n % 3), "topk": 1 + n % 7} for n in range(12)]
+    async with asking(app) as client:
+        tasks = [asyncio.create_task(client.post("/retrieve", json=asked[0]))]
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(client.post("/retrieve", json=one)) for one in asked[1:]]
+        await asyncio.sleep(0.05)
+        free.set()
+        for one, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
+            expected = [
+                [h.passage.contents for h in hits] for hits in found(index, one["queries"], one["topk"])
+            ]
+            assert [[d["contents"] for d in documents] for documents in answer.json()["result"]] == expected
+    assert app.served == {"requests": 12, "batches": 2}
+
+
+def test_an_address_that_is_taken_is_one_sentence():
+    with bound("127.0.0.1", 0) as holder:
+        holder.listen()
+        with pytest.raises(UserError, match="cannot be used: Address already in use; choose another"):
+            bound("127.0.0.1", holder.getsockname()[1])
+
+
+def serving(*arguments):
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl.cli",
+        "serve-search",
+        *map(str, arguments),
+        "--port",
+        "0",
+        "--json",
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
+    path, saved = jsonl(tmp_path / "corpus.jsonl", texts(1)), tmp_path / "saved"
+    arguments = (path, "--save", saved)
+    if number == signal.SIGTERM:
+        Bm25Index(Corpus.read(path)).save(saved)
+        arguments = (saved,)
+    with serving(*arguments) as process:
+        try:
+            told = json.loads(process.stdout.readline())
+            assert told["passages"] == 200
+            assert told["url"].startswith("http://127.0.0.1:")
+
+            async def ask():
+                async with SearchClient(told["url"], k=3).connected() as search:
+                    return await asyncio.gather(*(search(query) for query in queries(1)))
+
+            assert asyncio.run(ask()) == found(Bm25Index.load(saved), queries(1), 3)
+        finally:
+            process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "There is no corpus and no saved index at nowhere.jsonl"),
+        (["--topk", "0"], "topk"),
+        (["--encoder", "nothing"], "There is no encoder nothing"),
+        (["--encoder", "json:nothing"], "There is no encoder json:nothing"),
+        (["--encoder", "json:decoder"], "no function from texts to vectors"),
+        (["--encoder", "tests"], "holds no sentence-transformers model"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve-search", "nowhere.jsonl", *arguments])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
