@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
 from agentrl.errors import UserError
 from agentrl.tools.search.config import ServeSearch
@@ -66,7 +67,7 @@ def sentence_encoder(folder: str | Path) -> Encoder:
         ) from None
     try:
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The encoder in {folder} cannot be loaded: {error}.") from error
 
     def encode(texts: Sequence[str]) -> npt.NDArray[np.float32]:

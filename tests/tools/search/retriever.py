@@ -1,4 +1,4 @@
-"""A minimal server of Search-R1's `/retrieve`, written from the text of the protocol: shares no code with ours."""
+"""A minimal server of Search-R1's `/retrieve`, written from the protocol's text: no code of ours."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -128,7 +129,7 @@ async def test_a_worker_keeps_one_thread_and_hands_on_what_breaks():
     with pytest.raises(ZeroDivisionError):
         await worker.call(lambda: 1 // 0)
     with pytest.raises(RuntimeError, match="SystemExit"):
-        await worker.call(lambda: exit())
+        await worker.call(sys.exit)
     assert await worker.call(threading.get_ident) in idents
     worker.close()
     await gone()

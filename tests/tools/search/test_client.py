@@ -86,13 +86,13 @@ async def test_what_passes_is_tried_again_and_counted():
     ],
 )
 async def test_every_failure_is_typed_and_none_is_an_empty_list(behaviour, kind, requests):
-    async with Retriever(*[behaviour] * requests, headers="Retry-After: 0\r\n").serving() as server:
-        async with SearchClient(server.url, attempts=2).connected() as search:
-            with pytest.raises(ToolError, match=server.url) as failed:
-                await search("q")
-            assert failed.value.kind == kind
-            assert server.counts["requests"] == requests
-            assert await search("nothing") == (), "the next query finds the client as it was"
+    server = Retriever(*[behaviour] * requests, headers="Retry-After: 0\r\n")
+    async with server.serving(), SearchClient(server.url, attempts=2).connected() as search:
+        with pytest.raises(ToolError, match=server.url) as failed:
+            await search("q")
+        assert failed.value.kind == kind
+        assert server.counts["requests"] == requests
+        assert await search("nothing") == (), "the next query finds the client as it was"
 
 
 async def test_where_nobody_listens_it_is_unavailable():
@@ -116,12 +116,12 @@ async def test_a_server_that_comes_back_is_found_again():
 
 
 async def test_a_hanging_server_is_unavailable_at_the_clients_own_deadline():
-    async with Retriever("hang").serving() as server:
-        async with SearchClient(server.url, timeout_s=0.2).connected() as search:
-            with pytest.raises(ToolError, match=r"did not answer in 0\.2 s") as failed:
-                await search("q")
-            assert failed.value.kind == "unavailable"
-            assert len(await search("another")) == 3
+    server = Retriever("hang")
+    async with server.serving(), SearchClient(server.url, timeout_s=0.2).connected() as search:
+        with pytest.raises(ToolError, match=r"did not answer in 0\.2 s") as failed:
+            await search("q")
+        assert failed.value.kind == "unavailable"
+        assert len(await search("another")) == 3
 
 
 async def test_an_endless_reply_is_cut_off(monkeypatch):

@@ -17,7 +17,7 @@ from agentrl.tools.search.opening import open_index
 from tests.tools.search.corpora import bm25_scores, corpus, encoder, jsonl, queries, texts
 
 KINDS = {
-    "bm25": lambda over: Bm25Index(over),
+    "bm25": Bm25Index,
     "dense": lambda over: DenseIndex(over, encoder),
     "hybrid": lambda over: HybridIndex(Bm25Index(over), DenseIndex(over, encoder), depth=20),
 }
@@ -155,7 +155,7 @@ def test_a_folder_with_a_file_missing_cut_or_grown_is_refused_in_a_sentence(save
 
 def test_files_of_the_right_length_with_other_things_in_them_are_refused(saved, tmp_path):
     for number, name in enumerate(files_of(saved)):
-        if name == MANIFEST or name == "corpus.jsonl":
+        if name in (MANIFEST, "corpus.jsonl"):
             continue
         broken = tmp_path / str(number)
         shutil.copytree(saved, broken)
