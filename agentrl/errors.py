@@ -4,6 +4,7 @@
       UserError                 a sentence with the next move; the command line prints it and exits with 2
         ConfigError             a key, value or combination in the run file or the flags
         UnknownEnvError         no environment of that name
+        UnknownToolError        no tool of that name
         ToolDefinitionError     a tool that cannot be described to a model
         ModelLoadError          a model directory that is missing or broken
         RunExistsError          the run folder already holds a run
@@ -40,6 +41,10 @@ class ConfigError(UserError):
 
 class UnknownEnvError(UserError):
     """No environment is registered under that id."""
+
+
+class UnknownToolError(UserError):
+    """No tool is registered under that name."""
 
 
 class ToolDefinitionError(UserError):

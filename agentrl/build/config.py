@@ -11,6 +11,7 @@ from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
+from agentrl.tools.config import ToolChoice
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import JSON
 
@@ -31,7 +32,7 @@ class RunSection(Section):
     """Write TensorBoard events beside metrics.jsonl."""
 
 
-class EnvSection(Section):
+class EnvSection(ToolChoice):
     """The world that is trained in."""
 
     env: str = "HopSearch-v0"

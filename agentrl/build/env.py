@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from agentrl.envs import Env, find
+from agentrl.envs import Env, ToolEnv, find
+from agentrl.errors import UserError
+from agentrl.tools.config import ToolChoice
+from agentrl.tools.registry import make_tool
 from agentrl.types import Limits
 
 EnvFactory = Callable[[], Env]
@@ -17,14 +20,18 @@ def env_factory(
     *,
     max_turns: int | None = None,
     max_tokens: int | None = None,
+    tools: ToolChoice | None = None,
 ) -> EnvFactory:
     """A function that makes a fresh instance for every episode; None keeps the environment's limit.
 
+    tools: offered beside the environment's own; each is made once, here, and serves all episodes.
+
     Raises:
         UnknownEnvError: nothing has that name.
-        UserError: the environment does not take these arguments.
+        UnknownToolError: no tool has one of those names.
+        UserError: the environment or a tool does not take these arguments, or it is no ToolEnv.
     """
-    fresh = find(env_id).factory(**kwargs)
+    fresh = _with_tools(env_id, find(env_id).factory(**kwargs), tools or ToolChoice())
     limits: Limits = fresh().limits
     if max_turns is not None:
         limits = replace(limits, max_turns=max_turns)
@@ -34,6 +41,23 @@ def env_factory(
     def make() -> Env:
         env = fresh()
         env.limits = limits
+        return env
+
+    return make
+
+
+def _with_tools(env_id: str, fresh: EnvFactory, choice: ToolChoice) -> EnvFactory:
+    if not choice.tools:
+        return fresh
+    tools = [make_tool(name, **choice.tool_kwargs.get(name, {})) for name in choice.tools]
+
+    def make() -> Env:
+        env = fresh()
+        if not isinstance(env, ToolEnv):
+            raise UserError(
+                f"{env_id} is no ToolEnv, so it takes no more tools; leave out tools = {list(choice.tools)}."
+            )
+        env.offer(*tools)
         return env
 
     return make

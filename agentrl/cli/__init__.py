@@ -13,6 +13,7 @@ from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
 from agentrl.cli.serve_search import serve_search_command
+from agentrl.cli.tools import tools
 from agentrl.cli.train import train_command
 from agentrl.errors import AgentRLError, UserError
 
@@ -27,11 +28,11 @@ def cli() -> None:
     """An agent gym on top of an RL engine.
 
     Train an agent with `agentrl train`, score one with `agentrl eval`, see the worlds with
-    `agentrl envs list`.
+    `agentrl envs list`, and the tools that can be added to them with `agentrl tools list`.
     """
 
 
-for command in (train_command, evaluate_command, envs, bench, plot_command, serve_search_command):
+for command in (train_command, evaluate_command, envs, bench, plot_command, serve_search_command, tools):
     cli.add_command(command)
 
 

@@ -14,8 +14,6 @@ slash of a namespace is a dot there. Since Gymnasium 1.0 nothing is loaded that 
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +23,12 @@ from typing import cast
 import gymnasium
 
 from agentrl.envs.base import Env
-from agentrl.errors import UnknownEnvError, UserError, did_you_mean
+from agentrl.errors import UnknownEnvError, UserError
+from agentrl.tools.names import Names, check_arguments
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
 _GROUP = "agentrl.envs"
+_NAMES = Names("environment", "package.module:Class", UnknownEnvError)
 _FACE = "agentrl.envs.gym.face:GymnasiumFace"
 
 
@@ -49,11 +49,7 @@ class EnvSpec:
         if missing := sorted(self.env_class.__abstractmethods__):
             raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
         arguments = {**self.kwargs, **kwargs}
-        takes = inspect.signature(self.env_class)
-        try:
-            takes.bind(**arguments)
-        except TypeError as error:
-            raise UserError(f"{self.id}: {error}; it is made with {takes}, got {arguments}.") from None
+        check_arguments(self.id, self.env_class, arguments)
 
         def make() -> Env:
             env = self.env_class(**arguments)
@@ -102,10 +98,7 @@ def find(id: str) -> EnvSpec:
         return _register_offered(offered[id])
     if ":" in id:
         return _by_path(id)
-    names = env_ids()
-    raise UnknownEnvError(
-        f"no environment `{id}`.{did_you_mean(id, names)} Installed: {', '.join(names) or 'none'}."
-    )
+    raise _NAMES.unknown(id, env_ids())
 
 
 def make(id: str, **kwargs: object) -> Env:
@@ -128,13 +121,7 @@ def _offered() -> dict[str, EntryPoint]:
 
 
 def _register_offered(point: EntryPoint) -> EnvSpec:
-    try:
-        found: object = point.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise UnknownEnvError(
-            f"`{point.name}` is offered by {point.value}, which cannot be imported: {error}; "
-            "mend or reinstall that package."
-        ) from error
+    found = _NAMES.loaded(point)
     if isinstance(found, EnvSpec):
         return register(point.name, found.env_class, **found.kwargs)
     return register(point.name, cast(type[Env], found))
@@ -159,12 +146,7 @@ def _tell_gymnasium(id: str) -> None:
 
 
 def _by_path(path: str) -> EnvSpec:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-        # TypeError and ValueError: a relative or an empty module name.
-        raise UnknownEnvError(f"no environment `{path}`: {error}; name it `package.module:Class`.") from None
+    found = _NAMES.imported(path)
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise UnknownEnvError(f"`{path}` is not a subclass of agentrl.Env; name the class itself.")
     return EnvSpec(path, found)

@@ -10,10 +10,11 @@ from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count
+from agentrl.tools.config import ToolChoice
 from agentrl.types import JSON
 
 
-class EvalSettings(Section):
+class EvalSettings(ToolChoice):
     """What is played and how it is sampled."""
 
     n: Count = 512

@@ -39,6 +39,7 @@ async def _evaluate(env_id: str, directory: str, config: EvalConfig, console: Ru
         section.env_kwargs,
         max_turns=section.max_turns,
         max_tokens=section.rollout_max_context_len,
+        tools=section,
     )
     env = make_env()
     model = open_model(directory)

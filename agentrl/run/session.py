@@ -81,6 +81,7 @@ class Session:
                 config.env.env_kwargs,
                 max_turns=rollout.max_turns,
                 max_tokens=rollout.rollout_max_context_len,
+                tools=config.env,
             )
             env = make_env()
             scorer = Scorer(env.rewards)
