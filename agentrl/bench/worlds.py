@@ -8,11 +8,10 @@ waiting of many episodes `play` does at once; there the baseline plays them one 
 from __future__ import annotations
 
 import asyncio
-import statistics
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.bench.compare import Side, rates
 from agentrl.bench.machine import machine
 from agentrl.envs import Env, Script, ScriptedAgent, SingleTurnEnv, ToolEnv, find, play
 from agentrl.tools import inline
@@ -105,30 +104,15 @@ def bench_envs(*, workloads: Sequence[Workload] = WORKLOADS, repeats: int = 5) -
 
 
 async def _row(workload: Workload, repeats: int) -> dict[str, JSON]:
-    sides: dict[str, Callable[[], Awaitable[None]]] = {
+    sides: dict[str, Side] = {
         "play": lambda: _played(workload),
         "baseline": lambda: _one_by_one(workload, _bare if workload.baseline == "bare" else _play),
     }
-    for run in sides.values():
-        await run()
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    for repeat in range(repeats):
-        for side in sorted(sides, reverse=repeat % 2 == 1):
-            started = time.perf_counter()
-            await sides[side]()
-            rates[side].append(workload.episodes / (time.perf_counter() - started))
-    medians = {side: statistics.median(of) for side, of in rates.items()}
+    found = await rates(sides, workload.episodes, "episodes_per_s", repeats=repeats)
+    medians = found.medians
     ratio = medians["play"] / medians["baseline"]
-    told: dict[str, JSON] = {
-        side: {
-            "episodes_per_s": [*of],
-            "median": medians[side],
-            "spread": (max(of) - min(of)) / medians[side],
-        }
-        for side, of in rates.items()
-    }
     line = f"{ratio:.2f}x ({medians['play']:.0f} against {medians['baseline']:.0f} episodes/s)"
-    return {"name": workload.name, "line": line, "ratio": ratio, "sides": told}
+    return {"name": workload.name, "line": line, "ratio": ratio, "sides": found.told}
 
 
 async def _played(workload: Workload) -> None:

@@ -50,5 +50,23 @@ def envs_command(as_json: bool) -> None:
     _print(bench_envs(), as_json)
 
 
+@bench.command("python")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def python_command(as_json: bool) -> None:
+    """What the sandbox costs: calls a second of the Python tool, against a process for every call."""
+    from agentrl.bench.python import bench_python
+
+    _print(bench_python(), as_json)
+
+
+@bench.command("search")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def search_command(as_json: bool) -> None:
+    """What a search costs: queries a second of the search tools, against bm25s and faiss called bare."""
+    from agentrl.bench.search import bench_search
+
+    _print(bench_search(), as_json)
+
+
 def _print(result: dict[str, JSON], as_json: bool) -> None:
     click.echo(json.dumps(result) if as_json else json.dumps(result["summary"], indent=2))

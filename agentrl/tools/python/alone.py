@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +22,7 @@ from agentrl.tools.python import installation
 from agentrl.tools.python.inside.enter import Plan
 from agentrl.tools.python.inside.limits import Limits
 from agentrl.tools.python.inside.wire import pack
-from agentrl.tools.python.sessions import Backend, Session
+from agentrl.tools.python.sessions import NOBODY, Backend, Session
 
 _INSIDE = "/agentrl"
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[2]); from inside import alone; alone.main()"
@@ -34,7 +35,7 @@ def bubblewrap() -> str | None:
 
 
 class OneProcess(Backend):
-    """Starts a process for every session.
+    """Starts a process for every session, in a folder of its own.
 
     command: what is written before the interpreter's own command; a sandbox of its own, or nothing.
     here: where that interpreter finds the modules that run inside.
@@ -53,37 +54,49 @@ class OneProcess(Backend):
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        folder = tempfile.TemporaryDirectory(prefix="agentrl-python-")
         with theirs:
             try:
-                process = await self._start(theirs.fileno())
+                process = await self._start(theirs.fileno(), folder.name)
             except OSError as error:
                 ours.close()
+                folder.cleanup()
                 raise ToolError("unavailable", f"the interpreter does not start: {error}") from None
-        await asyncio.get_running_loop().sock_sendall(ours, pack(self._environment))
-        return _Owned(ours, limits, process)
+        environment = self._environment if self._command else {**self._environment, "HOME": folder.name}
+        await asyncio.get_running_loop().sock_sendall(ours, pack(environment))
+        return _Owned(ours, limits, process, folder)
 
-    async def _start(self, fd: int) -> Process:
+    async def _start(self, fd: int, folder: str) -> Process:
         program = [installation.interpreter(), "-I", "-S", "-c", _PROGRAM, str(fd), self._here]
+        # A model's code never runs as root: no limit would bind it.
+        user = NOBODY if self._command and os.geteuid() == 0 else None
         return await asyncio.create_subprocess_exec(
             *self._command, *program,
             env={"PYTHONHASHSEED": "0"}, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL,
-            pass_fds=(fd,), start_new_session=True,
+            pass_fds=(fd,), start_new_session=True, cwd=folder,
+            user=user, group=user, extra_groups=None if user is None else [],
         )  # fmt: skip
 
 
 class _Owned(Session):
-    """A session with a process of its own, which is waited for."""
+    """A session with a process and a folder of its own, which go with it."""
 
-    def __init__(self, host: socket.socket, limits: Limits, process: Process) -> None:
+    def __init__(
+        self, host: socket.socket, limits: Limits, process: Process, folder: tempfile.TemporaryDirectory[str]
+    ) -> None:
         super().__init__(host, limits)
         self._process = process
+        self._folder = folder
 
     async def close(self) -> None:
-        """End it, and wait until its process is gone."""
+        """End it, and wait until its process and its folder are gone."""
         try:
             await super().close()
         finally:
-            await self._buried()
+            try:
+                await self._buried()
+            finally:
+                await asyncio.to_thread(self._folder.cleanup)
 
     async def _buried(self) -> None:
         try:
@@ -107,7 +120,8 @@ async def unprotected() -> AsyncIterator[OneProcess]:
 async def in_bubblewrap(program: str, plan: Plan) -> AsyncIterator[OneProcess]:
     """Bubblewrap with the same view of the machine, and namespaces of every kind, for every session."""
     command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
-    command += ["--cap-drop", "ALL", "--hostname", "sandbox"]
+    # In its own namespaces the supervisor needs what it then takes from the interpreter.
+    command += ["--uid", "0", "--gid", "0", "--cap-add", "ALL", "--hostname", "sandbox"]
     for outside, inside in plan["seen"]:
         command += ["--ro-bind", outside, inside]
     for folder in plan["hidden"]:
@@ -116,5 +130,17 @@ async def in_bubblewrap(program: str, plan: Plan) -> AsyncIterator[OneProcess]:
     for inside, target in plan["links"]:
         command += ["--symlink", target, inside]
     command += ["--ro-bind", str(Path(__file__).parent / "inside"), f"{_INSIDE}/inside"]
-    command += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/tmp", "--"]
+    command += [
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--tmpfs",
+        "/tmp",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+        "--",
+    ]
     yield OneProcess(command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})

@@ -19,7 +19,7 @@ base64 bisect collections copy dataclasses datetime decimal enum fractions funct
 operator random re statistics string textwrap time typing
 """
 _SYSTEM = ("libc.", "libc-", "libm.", "libm-", "ld-", "libpthread", "libdl", "libpython")
-_SYSTEM_LINKS = ("/lib", "/lib32", "/lib64", "/bin", "/usr/lib64")
+_SYSTEM_LINKS = ("/lib", "/lib64", "/usr/lib64")
 
 
 def interpreter() -> str:
@@ -37,7 +37,7 @@ def plan(packages: Sequence[str], preload: Sequence[str]) -> Plan:
         UserError: a package is not installed.
     """
     standard = sysconfig.get_path("stdlib")
-    whole = [*_library_folders(), standard, *_apart_from(standard), interpreter()]
+    whole = [*_libraries(), standard, *_apart_from(standard), interpreter()]
     return Plan(
         seen=[*((path, path) for path in whole), *_parts_of(packages)],
         hidden=[f"{standard}/{name}" for name in ("site-packages", "dist-packages")],
@@ -69,10 +69,11 @@ def _apart_from(standard: str) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _library_folders() -> tuple[str, ...]:
+def _libraries() -> tuple[str, ...]:
     """Where the C library lies, and with it what the standard library is linked to."""
-    found = {os.path.dirname(os.path.realpath(path)) for path in _mapped() if _is_system(path)}
-    return tuple(sorted(found))
+    found = {os.path.realpath(path) for path in _mapped() if _is_system(path)}
+    # Python's own library may lie in a folder of many other things.
+    return tuple(sorted({path if "libpython" in path else os.path.dirname(path) for path in found}))
 
 
 def _mapped() -> Iterable[str]:

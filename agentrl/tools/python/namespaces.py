@@ -25,12 +25,11 @@ from agentrl.tools.python import installation
 from agentrl.tools.python.inside.enter import Plan
 from agentrl.tools.python.inside.limits import Limits
 from agentrl.tools.python.inside.wire import pack
-from agentrl.tools.python.sessions import Backend, Session
+from agentrl.tools.python.sessions import NOBODY, Backend, Session
 
 _HERE = str(Path(__file__).parent)
 _START_S = 60.0
 _END_S = 2.0
-_NOBODY = 65534
 _LAST_WORDS = 2000
 
 
@@ -160,8 +159,8 @@ def _map_users(pid: int) -> int | None:
     try:
         if ids["uid_map"] == 0:
             for name in ids:
-                (folder / name).write_text(f"0 0 1\n{_NOBODY} {_NOBODY} 1\n")
-            return _NOBODY
+                (folder / name).write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+            return NOBODY
         (folder / "setgroups").write_text("deny")
         for name, number in ids.items():
             (folder / name).write_text(f"0 {number} 1\n")

@@ -18,6 +18,9 @@ from agentrl.tools.python.inside.wire import MOST_BYTES, pack
 _LENGTH = struct.Struct("!I")
 _GRACE_S = 10.0
 _END_S = 2.0
+NOBODY = 65534
+"""Who runs code where we are root."""
+_CHUNK_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,9 @@ class PythonResult:
     """What a piece of code did.
 
     output: what it printed, bounded. dropped_bytes: how much more it printed.
-    outcome: `done`; `error` (an exception, or an exit code); `timeout`, `cpu`, `memory` (a limit was broken);
-        `signal` (it crashed) or `ended` (it left without a word). detail: the signal, or the exit code.
+    outcome: `done`; `error` (an exception, or an exit code); `signal` (it crashed); `ended` (it left without
+        a word); or the limit that it broke: `timeout`, `cpu`, `memory`, `processes`.
+    detail: the signal, or the exit code.
     cpu_s: CPU seconds that it took, those of its children included.
     over: the session has ended with it: variables are gone.
     """
@@ -58,20 +62,13 @@ class Session:
     def __init__(self, host: socket.socket, limits: Limits) -> None:
         self._socket = host
         self._limits = limits
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._begun = False
 
     async def __aenter__(self) -> Session:
-        await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def open(self) -> None:
-        """Begin; `async with` does it."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
-        self._writer.write(pack(self._limits))
 
     async def run(self, code: str) -> PythonResult:
         """Run a piece of code to its end, or to a limit.
@@ -79,10 +76,11 @@ class Session:
         Raises:
             ToolError: the sandbox died, or cannot start a session.
         """
-        assert self._writer is not None, "a session is entered before it runs anything"
+        first, self._begun = not self._begun, True
+        message = (pack(self._limits) if first else b"") + pack(code)
         try:
-            self._writer.write(pack(code))
             async with asyncio.timeout(self._limits["wall_s"] + _GRACE_S):
+                await asyncio.get_running_loop().sock_sendall(self._socket, message)
                 answer = await self._answer()
         except TimeoutError:
             raise ToolError("crashed", "the sandbox does not answer") from None
@@ -96,26 +94,31 @@ class Session:
 
     async def close(self) -> None:
         """End it, and wait until everything in it is dead. Closing twice is fine."""
-        if self._writer is None or self._reader is None:
-            self._socket.close()
-            return
         try:
             async with asyncio.timeout(_END_S):
-                if self._writer.can_write_eof() and not self._writer.is_closing():
-                    self._writer.write_eof()
-                    # The supervisor's end of the socket closes after the last process of the session.
-                    await self._reader.read()
+                self._socket.shutdown(socket.SHUT_WR)
+                # The supervisor's end of the socket closes after the last process of the session.
+                while await asyncio.get_running_loop().sock_recv(self._socket, _CHUNK_BYTES):
+                    pass
         except (OSError, TimeoutError):
             return
         finally:
-            self._writer.close()
+            self._socket.close()
 
     async def _answer(self) -> PythonResult | _Refusal:
-        assert self._reader is not None
-        length: int = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))[0]
+        length: int = _LENGTH.unpack(await self._exactly(_LENGTH.size))[0]
         if length > MOST_BYTES:
-            raise OSError(f"an answer of {length} bytes")
-        return _ANSWER.validate_json(await self._reader.readexactly(length))
+            raise ValueError(f"an answer of {length} bytes")
+        return _ANSWER.validate_json(await self._exactly(length))
+
+    async def _exactly(self, number: int) -> bytes:
+        data = bytearray()
+        while len(data) < number:
+            part = await asyncio.get_running_loop().sock_recv(self._socket, number - len(data))
+            if not part:
+                raise EOFError("its socket is closed")
+            data += part
+        return bytes(data)
 
 
 class Backend(ABC):

@@ -35,8 +35,8 @@ class PythonTool(Toolkit):
 
     What the code prints is the answer, and the value of its last line where that is an expression. Without
     state every call is a process of its own; with it, variables live for the episode. Code sees the standard
-    library and `packages`: no network, no file, variable or process of this machine. What breaks a limit is
-    told the model, in one sentence (a `ToolRejected` of kind error, timeout, cpu, memory, signal or ended).
+    library and `packages`: no network, no file, variable or process of this machine. What goes wrong is told
+    the model (a `ToolRejected` of kind error, timeout, cpu, memory, processes, signal or ended).
 
     name: what the model calls it by.
     stateful: whether variables, modules and files stay from call to call of an episode.
@@ -164,6 +164,7 @@ class PythonTool(Toolkit):
             "timeout": f"It was stopped: it ran longer than {self.wall_s:g} s.",
             "cpu": f"It was stopped: it computed longer than {self.cpu_s:g} s.",
             "memory": f"It was stopped: it used more than {self.memory_mb} MB of memory.",
+            "processes": f"It was stopped: it ran more than {self.processes} processes.",
             "signal": f"The interpreter crashed ({result.detail}).",
             "ended": f"The interpreter was left (exit code {result.detail or 'unknown'}).",
         }
@@ -202,7 +203,6 @@ class _Interpreter:
     async def _run(self, program: str) -> PythonResult:
         if self._session is None:
             self._session = await self._tool.session(stateful=self._tool.stateful)
-            await self._session.open()
         goes_on = False
         try:
             result = await self._session.run(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,15 @@ async def result(code: str, **settings):
         return await PythonTool(**{"sandbox": "namespaces", **QUICK, **settings}).run(code)
     finally:
         await release_shared()
+
+
+async def gone(before: set[int]) -> bool:
+    """Whether nothing is left but what was there before; an exit takes the kernel a moment."""
+    for _ in range(200):
+        if not descendants() - before:
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 def descendants() -> set[int]:

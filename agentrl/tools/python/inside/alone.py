@@ -7,15 +7,15 @@ the sandbox; unprotected, the interpreter leads a process group, and limits are 
 from __future__ import annotations
 
 import os
+import resource
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from typing import NoReturn, cast
 
 from . import kernel, runner, seccomp, wire
 from .limits import Limits
-from .session import CELLS, STATUS, keep_only
+from .session import CELLS, MOST_DESCRIPTORS, STATUS, Confined, keep_only
 from .supervisor import Everybody, Supervisor
 from .usage import Processes
 from .zygote import end_with
@@ -37,41 +37,41 @@ class Group(Everybody):
 
 def main() -> NoReturn:
     """Serve the host until it goes away."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    host = int(sys.argv[1])
     sys.path.remove(sys.argv[2])
-    host = control.detach()
-    end_with(lambda: _serve(host), host)
-
-
-def _serve(host: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_DESCRIPTORS, MOST_DESCRIPTORS))
     environment = cast(Mapping[str, str], wire.read(host))
+    sys.path += environment["PYTHONPATH"].split(os.pathsep)
+    if os.getpid() == 1:
+        seccomp.prepare()
+        # The folder of this very program is not for the model to see.
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.unmount(f"{sys.argv[2]}/inside")
+        end_with(Confined(host, environment, None).run, host)
+    end_with(lambda: _serve_unprotected(host, environment), host)
+
+
+def _serve_unprotected(host: int, environment: Mapping[str, str]) -> None:
     limits = cast(Limits, wire.read(host))
-    walled = os.getpid() == 1
-    sys.path += [path for path in (environment.get("PYTHONPATH"),) if path]
-    everybody = Everybody() if walled else Group()
-    proc = os.open("/proc", os.O_RDONLY) if walled and os.path.ismount("/proc") else None
-    processes = Processes(proc)
+    processes = Processes(None)
     mapped = processes.mapped_bytes()
+    group = Group()
 
     def start(cells: int, status: int, output: int) -> int:
         if pid := os.fork():
-            if isinstance(everybody, Group):
-                everybody.leader = pid
+            group.leader = pid
             return pid
         os.setpgid(0, 0)
         keep_only(cells, status, output)
         runner.bound(limits, mapped)
-        if walled:
-            kernel.drop_capabilities()
-            seccomp.install()
         runner.serve(CELLS, STATUS, environment, stateful=limits["stateful"])
         os._exit(0)
 
     try:
-        Supervisor(host, limits, processes, everybody, start).serve()
+        Supervisor(host, limits, processes, group, start).serve()
     finally:
-        everybody.signal(signal.SIGKILL)
-        everybody.reap()
+        group.signal(signal.SIGKILL)
+        group.reap()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import builtins
 import io
 import linecache
 import os
@@ -100,6 +101,8 @@ def _fresh_main() -> types.ModuleType:
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
     sys.stdout, sys.stderr = _text(1), _text(2)
     sys.argv = [""]
+    # Consoles have them, interpreters that were started without `site` do not.
+    vars(builtins)["exit"] = vars(builtins)["quit"] = sys.exit
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     return module

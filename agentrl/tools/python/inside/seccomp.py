@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
+from functools import lru_cache
 
-from .kernel import MACHINE, forbid_new_privileges
+from .kernel import MACHINE, forbid_new_privileges, install_filter
 
 # name: (x86_64, aarch64); None = the machine has no such call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -20,6 +21,11 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "process_vm_writev": (311, 271),
     "process_madvise": (440, 440),
     "kcmp": (312, 272),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
     "pidfd_getfd": (438, 438),
     # Namespaces and mounts.
     "unshare": (272, 97),
@@ -97,6 +103,9 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "adjtimex": (159, 171),
     "clock_adjtime": (305, 266),
 }
+# Allowed for the process itself, whose number is then written as 0: limits and cores of others of the same
+# user could be changed too, and outside of root's sandboxes the supervisor is such a one.
+ONLY_ITSELF = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
 # clone3 hides its flags behind a pointer; "no such call" makes the C library use clone, whose flags show.
 CLONE3 = 435
 CLONE = {"x86_64": 56, "aarch64": 220}
@@ -108,7 +117,6 @@ _X32 = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
 def program(machine: str = MACHINE) -> bytes:
@@ -129,6 +137,9 @@ def program(machine: str = MACHINE) -> bytes:
     for numbers in DENIED.values():
         if (number := numbers[column]) is not None:
             steps += _if(_EQUAL, number, _ERRNO | errno.EPERM)
+    for number in (numbers[column] for numbers in ONLY_ITSELF.values()):
+        steps += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0)]
+        steps += [(_RETURN, 0, 0, _ERRNO | errno.EPERM), (_LOAD, 0, 0, _NUMBER)]
     steps += _if(_EQUAL, CLONE3, _ERRNO | errno.ENOSYS)
     steps += _if(_ABOVE, LAST_KNOWN, _ERRNO | errno.ENOSYS)
     steps += [(_EQUAL, 0, 3, CLONE[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
@@ -141,12 +152,21 @@ def _if(test: int, value: int, then: int) -> list[tuple[int, int, int, int]]:
     return [(test, 0, 1, value), (_RETURN, 0, 0, then)]
 
 
+def prepare() -> None:
+    """Compile the filter now; children that are forked have it then."""
+    _compiled()
+
+
 def install() -> None:
     """Put the filter on this process and all that it starts; it cannot be taken off."""
     forbid_new_privileges()
+    code = _compiled()
+    header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(code))
+    install_filter(header)
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> ctypes.Array[ctypes.c_char]:
+    """Compiled once, in the warm parent."""
     code = program()
-    buffer = ctypes.create_string_buffer(code, len(code))
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, header, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), "seccomp filter refused")
+    return ctypes.create_string_buffer(code, len(code))

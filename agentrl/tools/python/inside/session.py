@@ -15,7 +15,7 @@ from .usage import Processes
 
 WORK = "/tmp"
 CELLS, STATUS = 3, 4
-_MOST_DESCRIPTORS = 2**20
+MOST_DESCRIPTORS = 256  # of the parents: none is open above, so none has to be closed there
 
 
 class Confined:
@@ -30,6 +30,8 @@ class Confined:
     def run(self) -> None:
         """Serve the host until it goes away; then everything in the session is dead."""
         kernel.hide_memory()
+        # A signal from inside reaches pid 1 only where it has a handler; Python has one, for this.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         limits = cast(Limits, wire.read(self._host))
         proc = _own_file_system(limits)
         processes = Processes(proc)
@@ -73,7 +75,7 @@ def keep_only(cells: int, status: int, output: int) -> None:
     high = [os.dup2(fd, 100 + n, inheritable=False) for n, fd in enumerate((nothing, output, cells, status))]
     for fd, number in zip((high[0], high[1], high[1], high[2], high[3]), range(5), strict=True):
         os.dup2(fd, number, inheritable=number < CELLS)
-    os.closerange(5, _MOST_DESCRIPTORS)
+    os.closerange(5, MOST_DESCRIPTORS)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.stdout = sys.stderr = None

@@ -21,6 +21,7 @@ from .limits import Limits
 from .usage import Processes
 
 _LOOK_S = 0.05
+_SOON_S = 0.002
 _CHUNK_BYTES = 65_536
 _MOST_CHUNKS = 32  # a flood must not keep the supervisor from its other duties; a pipe holds less
 _REPORTS = {b"d": "done", b"e": "error"}
@@ -29,7 +30,8 @@ _REPORTS = {b"d": "done", b"e": "error"}
 class Result(TypedDict):
     """How a cell ended.
 
-    outcome: done, error, timeout, cpu, memory, signal or ended; detail: the signal, or the exit code.
+    outcome: done, error, timeout, cpu, memory, processes, signal or ended. detail: the signal, or the exit
+        code. over: the session has ended with it.
     """
 
     outcome: str
@@ -144,7 +146,11 @@ class Supervisor:
             if self._output in ready and not self._drain():
                 poll.unregister(self._output)
             if self._status in ready:
-                return _REPORTS.get(self._said() or b"") or self._silent() or "ended"
+                if said := self._said():
+                    return _REPORTS.get(said, "ended")
+                # Nobody can report any more: the next look will find it dead, or its time will come.
+                poll.unregister(self._status)
+                look = now + _SOON_S
             now = time.monotonic()
             if now >= deadline:
                 return "timeout"
@@ -172,6 +178,9 @@ class Supervisor:
 
     def _broken(self, used: float) -> str | None:
         self._reap_orphans()
+        # First, and cheap: the kernel keeps this limit too, except for root's own processes.
+        if self._processes.number() > self._limits["processes"] + 1:
+            return "processes"
         usage = self._processes.usage(besides=os.getpid())
         if usage.memory_bytes > self._limits["memory_bytes"]:
             return "memory"

@@ -32,6 +32,10 @@ class Processes:
         sizes = self._read("self/statm")
         return int(sizes[0]) * _PAGE_BYTES if sizes else 2**28
 
+    def number(self) -> int:
+        """How many there are, this one included."""
+        return len(self._pids())
+
     def usage(self, besides: int) -> Usage:
         """What all of them use, without process `besides`."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -17,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from . import kernel, wire
-from .session import Confined
+from . import kernel, seccomp, wire
+from .session import MOST_DESCRIPTORS, Confined
 
 
 def preload(modules: Sequence[str]) -> None:
@@ -34,6 +35,8 @@ def serve(control: socket.socket, environment: Mapping[str, str], user: int | No
     """Fork a session for every socket that comes. Does not return."""
     # Sessions that have ended are buried by the kernel.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_DESCRIPTORS, MOST_DESCRIPTORS))
+    seccomp.prepare()
     here = os.pidfd_open(os.getpid())
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)

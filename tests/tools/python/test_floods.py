@@ -1,0 +1,167 @@
+"""What code can use up: processes, memory, time, output, files. Each attack really runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from agentrl.errors import ToolRejected
+from tests.tools.python.sandboxed import descendants, gone, python, result
+
+
+async def test_a_fork_bomb_meets_its_limit_and_leaves_nothing():
+    code = """
+import os
+made = 0
+try:
+    while True:
+        if os.fork() == 0:
+            while True:
+                try:
+                    os.fork()
+                except OSError:
+                    pass
+        made += 1
+except BlockingIOError:
+    print(made < 16)
+"""
+    async with python(processes=16, wall_s=2) as tool:
+        before = set(descendants())
+        assert (await tool.invoke({"code": code})).splitlines()[-1] == "True"
+        assert await gone(before)
+        assert await tool.invoke({"code": "print('next')"}) == "next"
+
+
+BOMB = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
+async def test_a_fork_bomb_in_one_call_takes_no_process_from_another():
+    async with python(processes=8, wall_s=2) as tool:
+        bombing = asyncio.create_task(tool.invoke({"code": BOMB}))
+        await asyncio.sleep(0.3)
+        assert await tool.invoke({"code": "import os\nif os.fork() == 0: os._exit(0)\nos.wait()[1]"}) == "0"
+        with pytest.raises(ToolRejected) as stopped:
+            await bombing
+        assert stopped.value.kind in ("timeout", "cpu")
+
+
+# Many processes, each below the limit, all of them together far above it.
+MANY = """
+import os, time
+for _ in range(12):
+    if os.fork() == 0:
+        x = bytearray(90 * 2**20)
+        for i in range(0, len(x), 4096): x[i] = 1
+        time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "outcomes"),
+    [
+        ("x = bytearray(10**9)", {"error"}),
+        ("x = []\nwhile True: x.append(bytes(10**6))", {"error", "memory"}),
+        ("x = 'a'\nwhile True: x += x", {"error", "memory"}),
+        (MANY, {"memory"}),
+    ],
+)
+async def test_a_memory_bomb_is_stopped(code, outcomes):
+    found = await result(code, memory_mb=128)
+    assert found.outcome in outcomes
+    assert "MemoryError" in found.output or found.outcome == "memory"
+
+
+async def test_an_endless_loop_is_stopped_by_the_clock_or_by_its_computing():
+    assert (await result("while True: pass", wall_s=0.3, cpu_s=60)).outcome == "timeout"
+    assert (await result("import time; time.sleep(60)", wall_s=0.3)).outcome == "timeout"
+    assert (await result("while True: pass", wall_s=30, cpu_s=0.3)).outcome == "cpu"
+
+
+async def test_computing_is_counted_over_all_processes():
+    code = "import os\nfor _ in range(4):\n    os.fork()\nwhile True: pass"
+    found = await result(code, wall_s=30, cpu_s=0.5)
+    assert found.outcome == "cpu"
+
+
+DEAF = """
+import signal
+for number in range(1, 32):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except OSError:
+        pass
+while True:
+    pass
+"""
+
+
+async def test_a_signal_handler_does_not_save_it():
+    assert (await result(DEAF, wall_s=0.3)).outcome == "timeout"
+
+
+async def test_a_flood_of_output_is_cut_and_the_rest_counted():
+    found = await result("for _ in range(10**5): print('x' * 99)", output_bytes=1000)
+    assert found.output == ("x" * 99 + "\n") * 10
+    assert found.dropped_bytes == 10**7 - 1000
+    assert found.outcome == "done"
+    endless = await result("while True: print('x' * 10**5)", output_bytes=1000, wall_s=0.5)
+    assert endless.outcome in ("timeout", "cpu")
+    assert len(endless.output) == 1000
+
+
+async def test_files_are_bounded_in_size_and_number():
+    code = "with open('big', 'wb') as f:\n    while True: f.write(bytes(2**20))"
+    assert "OSError" in (await result(code, files_mb=4)).output
+    many = "for n in range(10**6): open(str(n), 'w').write('x')"
+    assert "No space left" in (await result(many, files_mb=1)).output
+
+
+async def test_children_do_not_outlive_their_call():
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3): os.close(fd)
+        time.sleep(600)
+    os._exit(0)
+print("left")
+"""
+    async with python() as tool:
+        before = set(descendants())
+        assert await tool.invoke({"code": code}) == "left"
+        assert await gone(before)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Endless:\n    def __repr__(self):\n        while True: pass\nEndless()",
+        "class Endless(Exception):\n    def __str__(self):\n        while True: pass\nraise Endless",
+        "class Endless:\n    def __del__(self):\n        while True: pass\nx = Endless(); del x",
+        "import atexit\n@atexit.register\ndef f():\n    while True: pass",
+        "import threading\ndef f():\n    while True: pass\nthreading.Thread(target=f).start()",
+        "import sys\nclass Out:\n  def write(self, _):\n    while True: pass\nsys.stdout = Out()\nprint(1)",
+    ],
+)
+async def test_code_that_runs_after_the_code_is_under_the_same_limits(code):
+    began = time.monotonic()
+    found = await result(code, wall_s=0.4)
+    assert found.outcome == "timeout"
+    assert time.monotonic() - began < 20
+
+
+async def test_a_huge_or_broken_repr_is_bounded():
+    big = "class Big:\n    def __repr__(self): return 'x' * 10**7\nBig()"
+    assert (await result(big, output_bytes=100)).dropped_bytes == 10**7 + 1 - 100
+    assert "non-string" in (await result("class Bad:\n    def __repr__(self): return 5\nBad()")).output

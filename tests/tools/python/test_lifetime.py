@@ -1,0 +1,191 @@
+"""Whatever ends, and however: nothing of the sandbox is left, and no failure is taken for the model's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl import ScriptedAgent, call, play
+from agentrl.errors import ToolError, ToolRejected
+from agentrl.tools import release_shared
+from agentrl.tools.python import PythonTool
+from agentrl.types import Ending
+from tests.tools.python.sandboxed import QUICK, descendants, gone, python
+from tests.tools.python.test_python_tool import Numbers, solve
+
+SLEEP = {"code": "import time; print('started'); time.sleep(60)"}
+
+
+LEAVE_CHILDREN = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+"""
+
+
+async def at_rest() -> set[int]:
+    """Our processes, as soon as nothing comes or goes any more."""
+    seen: list[set[int]] = []
+    while len(seen) < 5 or any(one != seen[-1] for one in seen[-5:]):
+        seen.append(descendants())
+        await asyncio.sleep(0.02)
+    return seen[-1]
+
+
+async def settled(number: int) -> set[int]:
+    """Wait until there are so many processes of ours; return them."""
+    for _ in range(500):
+        if len(found := descendants()) >= number:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"only {descendants()}")
+
+
+@pytest.mark.parametrize("sandbox", ["namespaces", "none"])
+@pytest.mark.parametrize("stateful", [False, True])
+async def test_a_cancelled_call_leaves_no_process_and_the_next_works(sandbox, stateful):
+    async with python(sandbox=sandbox, stateful=stateful) as tool:
+        await tool.invoke({"code": "1"})
+        idle = await at_rest()
+        running = asyncio.create_task(tool.invoke(SLEEP))
+        await settled(len(idle) + (0 if stateful else 2))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        if not stateful:
+            assert await gone(idle)
+        assert await tool.invoke({"code": "2"}) == "2"
+    assert await gone(set())
+
+
+async def test_cancelling_at_any_moment_leaves_nothing():
+    async with python() as tool:
+        await tool.invoke({"code": "1"})
+        idle = await at_rest()
+        before = len(os.listdir("/proc/self/fd"))
+        for steps in range(24):
+            running = asyncio.create_task(tool.invoke({"code": "print(1)"}))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait([running])
+        assert await gone(idle)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert await tool.invoke({"code": "2"}) == "2"
+
+
+async def test_releasing_what_is_shared_ends_every_process_and_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    async with python(stateful=True) as tool:
+        await tool.invoke({"code": LEAVE_CHILDREN})
+        assert len(descendants()) >= 4
+    assert await gone(set())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("victim", ["the warm parent", "its keeper", "the session"])
+async def test_a_part_of_the_sandbox_that_is_killed_fails_the_call_as_the_worlds_doing_and_the_next_works(
+    victim,
+):
+    async with python(stateful=True) as tool:
+        await tool.invoke({"code": "x = 1"})
+        keeper, warm, session, *_ = sorted(await settled(4))
+        running = asyncio.create_task(tool.invoke(SLEEP))
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        os.kill(
+            {"its keeper": keeper, "the warm parent": warm, "the session": session}[victim], signal.SIGKILL
+        )
+        with pytest.raises(ToolError) as failed:
+            await running
+        assert failed.value.kind == "crashed"
+        assert await tool.invoke({"code": "40 + 2"}) == "42"
+    assert await gone(set())
+
+
+async def test_an_episode_whose_sandbox_dies_has_failed_and_is_no_score():
+    task = Numbers().tasks("train")[3]
+    assert (await play(Numbers(), ScriptedAgent(solve(task)), task)).ending is Ending.COMPLETED
+
+    def script():
+        yield call("python", **SLEEP)
+
+    playing = asyncio.create_task(play(Numbers(), ScriptedAgent(script()), task))
+    await settled(4)
+    await asyncio.sleep(0.1)
+    os.kill(sorted(descendants())[1], signal.SIGKILL)
+    episode = await playing
+    assert episode.ending is Ending.FAILED
+    assert (episode.failure.stage, episode.failure.kind) == ("tool", "crashed")
+    assert episode.counts["tool/python/failed/crashed"] == 1
+    await release_shared()
+
+
+PROGRAM = """
+import asyncio, os, sys
+from agentrl.tools.python import PythonTool
+
+async def main():
+    async with PythonTool(stateful=True).episode() as (python,):
+        await python.invoke({"code": sys.argv[1]})
+        print("ready", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+async def test_when_its_host_is_killed_nothing_is_left(number):
+    command = [sys.executable, "-c", PROGRAM, LEAVE_CHILDREN]
+    host = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"ready\n"
+        below = descendants() - {host.pid}
+        assert len(below) >= 5
+        host.send_signal(number)
+        host.wait(10)
+        for _ in range(300):
+            if not any(map(_alive, below)):
+                break
+            await asyncio.sleep(0.01)
+        assert [pid for pid in below if _alive(pid)] == []
+    finally:
+        host.kill()
+        host.wait()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_many_callers_share_one_sandbox_and_come_and_go():
+    tool = PythonTool(sandbox="namespaces", **QUICK)
+    async with tool.episode() as (one,):
+        await one.invoke({"code": "1"})
+        idle = await at_rest()
+
+        async def caller(n: int) -> str:
+            async with tool.episode() as (mine,):
+                if n % 5 == 0:
+                    with pytest.raises(ToolRejected):
+                        await mine.invoke({"code": "1 / 0"})
+                return await mine.invoke({"code": f"print({n})"})
+
+        assert await asyncio.gather(*map(caller, range(64))) == [str(n) for n in range(64)]
+        assert await gone(idle)
+    await release_shared()
+    assert await gone(set())

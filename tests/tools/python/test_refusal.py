@@ -1,0 +1,117 @@
+"""Where the kernel refuses namespaces the tool refuses to start, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.tools.python import SandboxRefusedError
+from agentrl.tools.python.alone import bubblewrap
+from agentrl.tools.python.inside import seccomp
+from tests.tools.python.sandboxed import gone, result
+
+REFUSED = """
+import asyncio, ctypes, errno, json, struct, sys
+from agentrl.errors import UserError
+from agentrl.tools.python import PythonTool
+from agentrl.tools.python.inside import kernel
+
+# A filter like those of many containers: this process, and all it starts, may make no namespaces.
+unshare = {"x86_64": 272, "aarch64": 97}[kernel.MACHINE]
+refused = 0x50000 | errno.EPERM
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, refused), (0x06, 0, 0, 0x7FFF0000)]
+program = b"".join(struct.pack("HBBI", *step) for step in steps)
+kernel.forbid_new_privileges()
+buffer = ctypes.create_string_buffer(program, len(program))
+kernel.install_filter(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer)))
+
+async def attempt(sandbox):
+    try:
+        return (await PythonTool(sandbox=sandbox).run("print(6 * 7)")).output
+    except UserError as error:
+        return str(error)
+
+async def main():
+    print(json.dumps({sandbox: await attempt(sandbox) for sandbox in sys.argv[1:]}))
+
+asyncio.run(main())
+"""
+
+
+def outcomes(*sandboxes: str, path: str = "") -> dict[str, str]:
+    command = [sys.executable, "-c", REFUSED, *sandboxes]
+    found = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
+    return json.loads(found.stdout)
+
+
+def test_without_namespaces_it_refuses_and_names_the_one_setting_that_runs_unprotected():
+    found = outcomes("auto", "namespaces", "none")
+    for sandbox in ("auto", "namespaces"):
+        assert "no sandbox here" in found[sandbox]
+        assert "Operation not permitted" in found[sandbox]
+        assert '`sandbox = "none"` runs code unprotected' in found[sandbox]
+    assert "bubblewrap is not installed" in found["auto"]
+    assert found["none"] == "42\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "column"),
+    [("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", 0), ("/usr/include/asm-generic/unistd.h", 1)],
+)
+def test_the_numbers_of_system_calls_are_the_kernels(header, column):
+    # Machines without the kernel's headers: the test of real calls in test_attacks.py still runs.
+    lines = Path(header).read_text(encoding="ascii").splitlines() if Path(header).exists() else []
+    numbers = {}
+    for line in lines:
+        match line.split():
+            case ["#define", name, number, *_] if number.isdigit():
+                numbers[name.removeprefix("__NR_").removeprefix("__NR3264_")] = int(number)
+    wrong = {
+        name: (numbered[column], numbers.get(name))
+        for name, numbered in {**seccomp.DENIED, **seccomp.ONLY_ITSELF}.items()
+        if numbered[column] is not None and numbers.get(name, numbered[column]) != numbered[column]
+    }
+    assert wrong == {}
+    if numbers:
+        assert numbers["clone"] == seccomp.CLONE[("x86_64", "aarch64")[column]]
+        assert sum(name in numbers for name in seccomp.DENIED) > 50
+
+
+BUBBLEWRAP = {
+    "open('/etc/shadow')": "FileNotFoundError",
+    "open('/proc/1/environ')": "FileNotFoundError",
+    "open('/usr/x', 'w')": "OSError",
+    "open('/agentrl/inside/enter.py')": "FileNotFoundError",
+    "__import__('agentrl')": "ModuleNotFoundError",
+    "__import__('socket').socket()": "PermissionError",
+    "__import__('os').unshare(0x10000000)": "AttributeError",
+    "__import__('ctypes').CDLL(None).unshare(0x10000000)": "-1",
+    "sum(map(int, __import__('os').listdir('/tmp')))": "0",
+    "(__import__('os').getpid(), open('note', 'w').write('x'))": "(2, 1)",
+}
+
+
+@pytest.mark.parametrize("expression", BUBBLEWRAP)
+async def test_bubblewrap_holds_the_same_where_it_is_installed_and_is_missed_in_words_where_not(expression):
+    code = f"try:\n    print({expression})\nexcept Exception as error:\n    print(type(error).__name__)"
+    if bubblewrap() is None:
+        with pytest.raises(SandboxRefusedError, match="bubblewrap is not installed"):
+            await result(code, sandbox="bubblewrap")
+    else:
+        assert (await result(code, sandbox="bubblewrap")).output.strip() == BUBBLEWRAP[expression]
+
+
+async def test_limits_hold_in_bubblewrap_too():
+    if bubblewrap() is None:
+        assert "bubblewrap is not installed" in outcomes("bubblewrap")["bubblewrap"]
+        return
+    bomb = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(1)"
+    assert (await result(bomb, sandbox="bubblewrap", processes=8)).outcome in ("processes", "timeout", "cpu")
+    assert (await result("while True: pass", sandbox="bubblewrap", wall_s=0.3)).outcome == "timeout"
+    assert "MemoryError" in (await result("x = bytes(10**9)", sandbox="bubblewrap")).output
+    assert "OSError" in (await result("open('x', 'wb').write(bytes(2**25))", sandbox="bubblewrap")).output
+    assert await gone(set())
