@@ -61,12 +61,17 @@ def sentence_encoder(folder: str | Path) -> Encoder:
         raise UserError(f"{folder} holds no sentence-transformers model: it has no {_MODULES_FILE}.")
     try:
         from sentence_transformers import SentenceTransformer
+
+        from agentrl.weights.quiet import quiet_transformers
     except ImportError:
         raise UserError(
             "Sentence encoders need sentence-transformers; install it with `pip install 'agentrl[search]'`."
         ) from None
     try:
-        model = SentenceTransformer(str(folder), device="cpu", local_files_only=True, trust_remote_code=False)
+        with quiet_transformers():
+            model = SentenceTransformer(
+                str(folder), device="cpu", local_files_only=True, trust_remote_code=False
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The encoder in {folder} cannot be loaded: {error}.") from error
 

@@ -23,7 +23,7 @@ Encoder: TypeAlias = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """From n texts to their vectors, float32 [n, d], d the same every time."""
 EXACT = "Flat"
 _BATCH = 256
-_VECTORS_FILE = "dense.faiss"
+VECTORS_FILE = "dense.faiss"
 _PROBE_FILE = "dense.probe.npy"
 _SAME_ENCODER = 0.999
 
@@ -73,7 +73,7 @@ class DenseIndex:
         faiss = _faiss()
         with folders.Saved.at(folder).reading(KIND) as inside:
             corpus = Corpus.saved(inside, mmap=mmap)
-            index = faiss.read_index(str(inside / _VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+            index = faiss.read_index(str(inside / VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
             probe = np.load(inside / _PROBE_FILE, allow_pickle=False)
             if (index.ntotal, index.metric_type) != (len(corpus), faiss.METRIC_INNER_PRODUCT):
                 raise ValueError("vectors and passages differ in number")
@@ -93,7 +93,7 @@ class DenseIndex:
 
     def write(self, folder: Path) -> None:
         """Write all but the corpus into a folder that is there."""
-        _faiss().write_index(self._index, str(folder / _VECTORS_FILE))
+        _faiss().write_index(self._index, str(folder / VECTORS_FILE))
         np.save(
             folder / _PROBE_FILE, encoded(self._encoder, [self.corpus.contents[0]])[0], allow_pickle=False
         )
