@@ -120,6 +120,8 @@ async def probe_cancelling(arena: Arena, policy: Policy) -> Probed:
         return outcome(arena.play(policy, task, seed=arena.seed))
 
     with own_temporary_folder() as folder, _tasks_counted():
+        # What the tools of all episodes share is opened by the first, and is no leftover of the others.
+        await start()
         before = present(folder)
         for at in range(1, MOST_CANCELS + 1):
             counting = await _cancelled(start, at)

@@ -14,7 +14,9 @@ from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.report import CheckReport, Probed, error, findings_of
 from agentrl.envs.check.same_probe import probe_sameness
 from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_expert
+from agentrl.envs.check.shared_probe import probe_release
 from agentrl.envs.check.task_probe import Splits, looked_at, probe_tasks
+from agentrl.envs.check.traces import own_temporary_folder, present
 from agentrl.envs.registry import EnvSpec, find
 from agentrl.errors import StageError, UserError, stage
 from agentrl.types import Task
@@ -62,7 +64,15 @@ async def check_env_async(
         raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
     spec = find(env) if isinstance(env, str) else EnvSpec(f"{env.__module__}:{env.__qualname__}", env)
     make = spec.factory()
-    probed = await _probe(make, n, seed, progress or _silent)
+    with own_temporary_folder() as folder:
+        before = present(folder)
+        try:
+            probed = await _probe(make, n, seed, progress or _silent)
+        finally:
+            released = await probe_release(before, folder)
+    # What a single episode leaves is still there at the end, and has been told.
+    if not any(found.code.startswith("leaves-") for one in probed for found in one.findings):
+        probed = [*probed, released]
     figures = {name: number for one in probed for name, number in (one.figures or {}).items()}
     return CheckReport(spec.id, seed, tuple(findings_of(probed)), figures)
 

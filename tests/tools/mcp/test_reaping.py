@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from agentrl import call, say
 from agentrl.envs.check.arena import Arena
 from agentrl.envs.check.cancel_probe import probe_cancelling
 from agentrl.errors import ToolError
@@ -108,15 +109,10 @@ async def test_cancelled_at_any_await_it_leaves_nothing(stateful):
         return Desk(toolkit)
 
     def policy(env, task, rng):
-        from agentrl import call, say
-
         yield call("remember", text="one")
         yield say("3")
 
     arena = Arena(make, make(), make().tasks("train"), seed=0)
-    if not stateful:
-        async with opened(toolkit):
-            pass
     found = await probe_cancelling(arena, policy)
     await release_shared()
     assert found.findings == ()
