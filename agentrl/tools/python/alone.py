@@ -14,13 +14,13 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from agentrl.errors import ToolError
 from agentrl.tools.python import installation
-from agentrl.tools.python.inside.enter import Plan
 from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.plan import Plan
 from agentrl.tools.python.inside.wire import pack
 from agentrl.tools.python.sessions import NOBODY, Backend, Session
 
@@ -52,19 +52,20 @@ class OneProcess(Backend):
         Raises:
             ToolError: the process does not start.
         """
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        folder = tempfile.TemporaryDirectory(prefix="agentrl-python-")
-        with theirs:
-            try:
-                process = await self._start(theirs.fileno(), folder.name)
-            except OSError as error:
-                ours.close()
-                folder.cleanup()
-                raise ToolError("unavailable", f"the interpreter does not start: {error}") from None
+        with ExitStack() as undone:
+            ours, theirs = socket.socketpair()
+            undone.callback(ours.close)
+            ours.setblocking(False)
+            folder = tempfile.TemporaryDirectory(prefix="agentrl-python-")
+            undone.callback(folder.cleanup)
+            with theirs:
+                try:
+                    process = await self._start(theirs.fileno(), folder.name)
+                except OSError as error:
+                    raise ToolError("unavailable", f"the interpreter does not start: {error}") from None
+            undone.pop_all()
         environment = self._environment if self._command else {**self._environment, "HOME": folder.name}
-        await asyncio.get_running_loop().sock_sendall(ours, pack(environment))
-        return _Owned(ours, limits, process, folder)
+        return _Owned(ours, (environment, limits), process, folder)
 
     async def _start(self, fd: int, folder: str) -> Process:
         program = [installation.interpreter(), "-I", "-S", "-c", _PROGRAM, str(fd), self._here]
@@ -82,9 +83,13 @@ class _Owned(Session):
     """A session with a process and a folder of its own, which go with it."""
 
     def __init__(
-        self, host: socket.socket, limits: Limits, process: Process, folder: tempfile.TemporaryDirectory[str]
+        self,
+        host: socket.socket,
+        told: tuple[dict[str, str], Limits],
+        process: Process,
+        folder: tempfile.TemporaryDirectory[str],
     ) -> None:
-        super().__init__(host, limits)
+        super().__init__(host, told[1], greeting=pack(told[0]))
         self._process = process
         self._folder = folder
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 from agentrl.errors import ToolError
 from agentrl.tools.python import alone, installation, namespaces
-from agentrl.tools.python.inside.enter import Plan
 from agentrl.tools.python.inside.kernel import MACHINE, SUPPORTED
 from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.plan import Plan
 from agentrl.tools.python.namespaces import SandboxRefusedError
 from agentrl.tools.python.sessions import Backend
 

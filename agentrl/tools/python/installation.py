@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from agentrl.errors import UserError
-from agentrl.tools.python.inside.enter import Plan
+from agentrl.tools.python.inside.plan import Plan
 
 PACKAGES = "/packages"
 _EARLY = """

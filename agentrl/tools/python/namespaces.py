@@ -22,8 +22,8 @@ from pathlib import Path
 
 from agentrl.errors import ToolError, UserError
 from agentrl.tools.python import installation
-from agentrl.tools.python.inside.enter import Plan
 from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.plan import Plan
 from agentrl.tools.python.inside.wire import pack
 from agentrl.tools.python.sessions import NOBODY, Backend, Session
 
@@ -50,15 +50,17 @@ class Namespaces(Backend):
         Raises:
             ToolError: the sandbox is dead.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                while not self._handed_over(theirs):
-                    await asyncio.sleep(0.001)
-            except OSError as error:
-                ours.close()
-                raise ToolError("crashed", f"the sandbox is dead: {error}") from None
-        ours.setblocking(False)
+        with contextlib.ExitStack() as undone:
+            ours, theirs = socket.socketpair()
+            undone.callback(ours.close)
+            ours.setblocking(False)
+            with theirs:
+                try:
+                    while not self._handed_over(theirs):
+                        await asyncio.sleep(0.001)
+                except OSError as error:
+                    raise ToolError("crashed", f"the sandbox is dead: {error}") from None
+            undone.pop_all()
         return Session(ours, limits)
 
     def _handed_over(self, theirs: socket.socket) -> bool:

@@ -59,10 +59,10 @@ class Session:
     On cancellation: close() it, as `async with` does; everything in it is then dead.
     """
 
-    def __init__(self, host: socket.socket, limits: Limits) -> None:
+    def __init__(self, host: socket.socket, limits: Limits, *, greeting: bytes = b"") -> None:
         self._socket = host
         self._limits = limits
-        self._begun = False
+        self._untold = greeting + pack(limits)
 
     async def __aenter__(self) -> Session:
         return self
@@ -76,8 +76,7 @@ class Session:
         Raises:
             ToolError: the sandbox died, or cannot start a session.
         """
-        first, self._begun = not self._begun, True
-        message = (pack(self._limits) if first else b"") + pack(code)
+        message, self._untold = self._untold + pack(code), b""
         try:
             async with asyncio.timeout(self._limits["wall_s"] + _GRACE_S):
                 await asyncio.get_running_loop().sock_sendall(self._socket, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -256,3 +257,23 @@ async def test_siblings_share_nothing():
         await one.invoke({"code": plant})
         assert await one.invoke({"code": look}) == "['secret'] ['secret']"
         assert await other.invoke({"code": look}) == "[] []"
+
+
+BOMB = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
+async def test_a_fork_bomb_in_one_call_takes_no_process_from_another():
+    async with python(processes=8, wall_s=2) as tool:
+        bombing = asyncio.create_task(tool.invoke({"code": BOMB}))
+        await asyncio.sleep(0.3)
+        assert await tool.invoke({"code": "import os\nif os.fork() == 0: os._exit(0)\nos.wait()[1]"}) == "0"
+        with pytest.raises(ToolRejected) as stopped:
+            await bombing
+        assert stopped.value.kind in ("timeout", "cpu")

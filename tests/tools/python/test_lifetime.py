@@ -15,6 +15,7 @@ from agentrl import ScriptedAgent, call, play
 from agentrl.errors import ToolError, ToolRejected
 from agentrl.tools import release_shared
 from agentrl.tools.python import PythonTool
+from agentrl.tools.python.sessions import NOBODY
 from agentrl.types import Ending
 from tests.tools.python.sandboxed import QUICK, descendants, gone, python
 from tests.tools.python.test_python_tool import Numbers, solve
@@ -83,6 +84,49 @@ async def test_cancelling_at_any_moment_leaves_nothing():
         assert await tool.invoke({"code": "2"}) == "2"
 
 
+async def test_every_namespace_is_its_own():
+    async with python(stateful=True) as tool:
+        await tool.invoke({"code": "1"})
+        interpreter = sorted(await settled(4))[-1]
+        for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+            theirs, ours = (os.readlink(f"/proc/{pid}/ns/{kind}") for pid in (interpreter, "self"))
+            assert theirs != ours, kind
+
+
+async def test_code_never_runs_as_root():
+    async with python(stateful=True) as tool:
+        await tool.invoke({"code": "1"})
+        interpreter = sorted(await settled(4))[-1]
+        status = Path(f"/proc/{interpreter}/status").read_text().splitlines()
+    ids = {int(number) for line in status if line.startswith("Uid:") for number in line.split()[1:]}
+    assert ids == ({os.geteuid()} if os.geteuid() else {NOBODY})
+
+
+async def test_two_episodes_of_one_sandbox_share_no_processes_files_or_users():
+    tool = PythonTool(sandbox="namespaces", stateful=True, **QUICK)
+    async with tool.episode() as (one,), tool.episode() as (other,):
+        await one.invoke({"code": "1"})
+        first = sorted(await settled(4))[-1]
+        await other.invoke({"code": "1"})
+        second = sorted(await settled(6))[-1]
+        for kind in ("user", "mnt", "pid"):
+            assert os.readlink(f"/proc/{first}/ns/{kind}") != os.readlink(f"/proc/{second}/ns/{kind}"), kind
+    await release_shared()
+
+
+async def test_what_is_shown_is_shown_read_only():
+    """Also where the rights of its files would let their owner write."""
+    async with python(stateful=True) as tool:
+        await tool.invoke({"code": "1"})
+        interpreter = sorted(await settled(4))[-1]
+        mounts = [line.split() for line in Path(f"/proc/{interpreter}/mounts").read_text().splitlines()]
+    writable = {
+        mount[1] for mount in mounts if "rw" in mount[3].split(",") and not mount[1].startswith("/dev/")
+    }
+    assert writable == {"/tmp"}
+    assert all("nosuid" in mount[3] for mount in mounts if not mount[1].startswith("/dev/"))
+
+
 async def test_releasing_what_is_shared_ends_every_process_and_descriptor():
     before = len(os.listdir("/proc/self/fd"))
     async with python(stateful=True) as tool:
@@ -93,7 +137,7 @@ async def test_releasing_what_is_shared_ends_every_process_and_descriptor():
 
 
 @pytest.mark.parametrize("victim", ["the warm parent", "its keeper", "the session"])
-async def test_a_part_of_the_sandbox_that_is_killed_fails_the_call_as_the_worlds_doing_and_the_next_works(
+async def test_a_killed_sandbox_fails_the_call_as_the_worlds_doing_and_the_next_call_works(
     victim,
 ):
     async with python(stateful=True) as tool:
@@ -133,6 +177,7 @@ async def test_an_episode_whose_sandbox_dies_has_failed_and_is_no_score():
 PROGRAM = """
 import asyncio, os, sys
 from agentrl.tools.python import PythonTool
+from agentrl.tools.python.sessions import NOBODY
 
 async def main():
     async with PythonTool(stateful=True).episode() as (python,):

@@ -9,11 +9,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
 from . import kernel, wire, zygote
+from .plan import Plan
 
 _ROOT = "/sys"  # any folder that nothing needs: the new root is built on top of it
 _NAMESPACES = (
@@ -26,6 +26,7 @@ _NAMESPACES = (
     | kernel.CLONE_NEWCGROUP
 )
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+_NOTHING = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _KEPT_FLAGS = {
     os.ST_NOEXEC: kernel.MS_NOEXEC,
@@ -33,21 +34,6 @@ _KEPT_FLAGS = {
     os.ST_NODIRATIME: 2048,
     os.ST_RELATIME: 2**21,
 }
-
-
-class Plan(TypedDict):
-    """What the sandbox is made of. All paths are absolute.
-
-    seen: [path outside, path inside], read-only. hidden: folders inside that are made empty.
-    links: [path inside, where it points]. packages: the folder inside that is searched for packages.
-    """
-
-    seen: Sequence[Sequence[str]]
-    hidden: Sequence[str]
-    links: Sequence[Sequence[str]]
-    packages: str
-    preload: Sequence[str]
-    environment: Mapping[str, str]
 
 
 class _Mapped(TypedDict):
@@ -106,7 +92,7 @@ def _build(plan: Plan) -> None:
         _show(outside, inside)
     for folder in plan["hidden"]:
         if os.path.isdir(_ROOT + folder):
-            kernel.mount("tmpfs", _ROOT + folder, "tmpfs", kernel.MS_RDONLY, "mode=755,size=4k")
+            kernel.mount("tmpfs", _ROOT + folder, "tmpfs", _NOTHING, "mode=755,size=4k")
     for inside, target in plan["links"]:
         os.makedirs(os.path.dirname(_ROOT + inside), exist_ok=True)
         if not os.path.lexists(_ROOT + inside):
