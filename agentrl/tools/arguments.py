@@ -90,15 +90,15 @@ def _explained(schema: ToolSchema, validator: Validator, arguments: Mapping[str,
     error = best_match(validator.iter_errors(arguments))
     assert error is not None, "only calls that failed validation are explained"
     kind = str(error.validator)
-    where = f"parameter `{_dotted(tuple(error.absolute_path))}`"
+    where = f"parameter `{_dotted(tuple(error.absolute_path))}`" if error.absolute_path else "what it takes"
     if kind in ("required", "additionalProperties"):
         known = _Known(schema, error)
         said = known.wrong_keys(error.instance, where if error.absolute_path else "")
         return f"{schema.name}: {said}", kind
-    if kind in ("type", "enum", "const", "anyOf"):
-        expected = f"must be {_Known(schema, error).expected(error.schema)}"
-    else:
-        expected = f"must satisfy {kind} = {_shown(error.validator_value)}"
+    said = _Known(schema, error).expected(error.schema) if kind in _SAYABLE else ""
+    expected = f"must be {said}" if said else f"must satisfy {kind} = {_shown(error.validator_value)}"
+    if error.validator is None:  # the schema `false`
+        kind, expected = "false", "must be left out"
     return f"{schema.name}: {where} {expected}, but got {_shown(error.instance)}.", kind
 
 
@@ -106,7 +106,8 @@ class _Known:
     """What a schema says of the place where an error is."""
 
     def __init__(self, schema: ToolSchema, error: ValidationError) -> None:
-        self._shared = _objects(schema.parameters.get("$defs"))
+        older = _objects(schema.parameters.get("definitions"))
+        self._shared = {**older, **_objects(schema.parameters.get("$defs"))}
         self._error = error
         self._schema: Mapping[str, JSON] = error.schema if isinstance(error.schema, Mapping) else {}
 
@@ -117,7 +118,8 @@ class _Known:
             required = self._schema["required"]
             assert isinstance(required, list)
             key = next(str(key) for key in required if key not in given)
-            return f"parameter `{key}` is missing{inside}; it must be {self.expected(known[key])}."
+            said = self.expected(known.get(key))
+            return f"parameter `{key}` is missing{inside}{f'; it must be {said}' if said else ''}."
         key = next(key for key in given if key not in known)
         takes = ", ".join(f"`{name}`" for name in known) or "no parameters"
         return (
@@ -126,19 +128,25 @@ class _Known:
         )
 
     def expected(self, schema: JSON) -> str:
+        """What a schema asks for, in words; nothing where it would take its own words to say it."""
         if not isinstance(schema, dict):
-            return "an object"
+            return ""
         if isinstance(reference := schema.get("$ref"), str):
             return self.expected(self._shared.get(reference.rpartition("/")[2], {}))
         if isinstance(choices := schema.get("anyOf"), list):
-            return " or ".join(self.expected(choice) for choice in choices)
+            said = [self.expected(choice) for choice in choices]
+            return " or ".join(said) if all(said) else ""
         if isinstance(values := schema.get("enum"), list):
             return "one of " + ", ".join(_shown(value) for value in values)
         if "const" in schema:
             return _shown(schema["const"])
-        return _WORDS.get(str(schema.get("type")), "an object")
+        kinds = schema.get("type", "object" if "properties" in schema else None)
+        return " or ".join(
+            _WORDS.get(str(kind), "") for kind in (kinds if isinstance(kinds, list) else [kinds])
+        )
 
 
+_SAYABLE = ("type", "enum", "const", "anyOf")
 _WORDS = {
     "string": "a string",
     "integer": "an integer",

@@ -27,7 +27,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Literal, Union, get_args, get_origin
@@ -39,6 +39,8 @@ from jsonschema.validators import extend
 from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 from typing_extensions import is_typeddict
 
 from agentrl.errors import ToolDefinitionError
@@ -72,11 +74,12 @@ _StrictValidator = _extend(
 
 def compile_validator(schema: ToolSchema) -> Validator:
     """A validator of whole argument objects, to be made once for each tool."""
-    return _StrictValidator(schema.parameters)
+    # With a registry of its own: otherwise jsonschema fetches what a schema refers to.
+    return _StrictValidator(schema.parameters, registry=EMPTY_REGISTRY)
 
 
 def check_parameters(schema: ToolSchema) -> None:
-    """Refuse parameters that are no JSON Schema of an object, for schemas that others wrote.
+    """Refuse parameters that are no JSON Schema of an object, whole in itself, for schemas that others wrote.
 
     Raises:
         ToolDefinitionError: they are not.
@@ -91,6 +94,25 @@ def check_parameters(schema: ToolSchema) -> None:
         raise ToolDefinitionError(
             f"tool `{schema.name}`: its parameters must be an object, got {schema.parameters['type']!r}"
         )
+    resolver = EMPTY_REGISTRY.with_resource("", DRAFT202012.create_resource(schema.parameters)).resolver()
+    for reference in _references(schema.parameters):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            raise ToolDefinitionError(
+                f"tool `{schema.name}`: its parameters refer to {reference!r}, which they do not hold; "
+                "nothing is fetched for a schema"
+            ) from None
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(reference := schema.get(key), str):
+                yield reference
+    below = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
+    for one in below:
+        yield from _references(one)
 
 
 def describe(

@@ -17,7 +17,7 @@ import pytest
 from agentrl.errors import ToolError
 from agentrl.tools import release_shared
 from agentrl.tools.mcp import McpTools
-from tests.tools.mcp.watching import SDK, in_flight, opened
+from tests.tools.mcp.watching import SDK, ended, in_flight, opened
 
 
 def free_port() -> int:
@@ -88,7 +88,7 @@ async def test_a_server_killed_in_mid_call_is_a_crash_and_then_unavailable(tmp_p
             assert server == process.pid
             os.kill(server, signal.SIGKILL)
             with pytest.raises(ToolError, match="ended during a call of `wait`") as caught:
-                await calling
+                await ended(calling)
             assert caught.value.kind == "crashed"
         await release_shared()
         with pytest.raises(ToolError, match="did not start") as caught:

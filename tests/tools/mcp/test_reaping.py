@@ -16,7 +16,7 @@ from agentrl.envs.check.cancel_probe import probe_cancelling
 from agentrl.errors import ToolError
 from agentrl.tools import release_shared
 from agentrl.tools.mcp import McpTools, stdio
-from tests.tools.mcp.watching import RAW, SDK, Desk, alive, in_flight, opened, raw, servers, until
+from tests.tools.mcp.watching import RAW, SDK, Desk, alive, ended, in_flight, opened, raw, servers, until
 
 KINDS = ("plain", "apart", "stubborn")
 
@@ -51,7 +51,7 @@ async def test_a_server_killed_in_mid_call_is_a_crash_and_leaves_no_child(tmp_pa
         assert server in pids
         os.kill(server, signal.SIGKILL)
         with pytest.raises(ToolError, match="the server ended during a call of `hang`") as caught:
-            await calling
+            await ended(calling)
         assert caught.value.kind == "crashed"
         await until(lambda: not any(map(alive, pids)))
 
@@ -62,7 +62,7 @@ async def test_a_guard_killed_in_mid_call_takes_its_server_with_it(tmp_path):
         calling, server = await in_flight(tools["hang"], tmp_path / "mark")
         os.kill(os.getpgid(server), signal.SIGKILL)
         with pytest.raises(ToolError, match="ended during"):
-            await calling
+            await ended(calling)
     assert [pid for pid in map(int, said.split()) if alive(pid)] == []
 
 

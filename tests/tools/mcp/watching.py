@@ -25,7 +25,7 @@ def raw(*habits: str, **settings) -> McpTools:
 class Desk(ToolEnv):
     """A world whose tools are those of toolkits."""
 
-    limits = Limits(max_turns=6, max_tokens=None)
+    limits = Limits(max_turns=6, max_tokens=None, tool_timeout_s=10.0)
 
     def __init__(self, *toolkits: McpTools) -> None:
         self.tools = toolkits
@@ -51,6 +51,11 @@ async def in_flight(tool: Tool, mark: Path, **arguments) -> tuple[asyncio.Task[s
     await until(lambda: mark.exists() and mark.read_text())
     assert not calling.done()
     return calling, int(mark.read_text())
+
+
+async def ended(calling: asyncio.Task[str]) -> str:
+    """What a call in flight comes to, without waiting for it for ever."""
+    return await asyncio.wait_for(calling, _PATIENCE_S)
 
 
 async def until(true) -> None:
