@@ -101,6 +101,24 @@ async def test_a_server_that_stays_dies_with_our_process(sign):
     await until(lambda: not any(map(alive, pids)))
 
 
+async def test_a_server_dies_with_its_guard_where_we_can_do_nothing():
+    ours = subprocess.Popen(
+        [sys.executable, "-c", OURS, RAW, "stays", "stubborn"], stdout=subprocess.PIPE, text=True
+    )
+    lines = list(iter(ours.stdout.readline, "ready\n"))
+    server, *_ = {int(line.split()[0]) for line in lines}
+    children = [int(line.split()[1]) for line in lines]
+    try:
+        ours.send_signal(signal.SIGSTOP)
+        os.kill(os.getpgid(server), signal.SIGKILL)
+        await until(lambda: not alive(server))
+    finally:
+        ours.kill()
+        ours.communicate(timeout=10)
+        for pid in filter(alive, children):  # nobody is left who could have ended them
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("stateful", [True, False])
 async def test_cancelled_at_any_await_it_leaves_nothing(stateful):
     toolkit = raw(stateful=stateful)
