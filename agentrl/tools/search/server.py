@@ -120,7 +120,9 @@ def bound(host: str, port: int) -> socket.socket:
     Raises:
         UserError: the address cannot be used.
     """
-    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # TCP by name: asyncio turns Nagle's delay off only for sockets that say so.
+    holder = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         holder.bind((host, port))

@@ -26,6 +26,7 @@ class Slow:
         try:
             await self.go.wait()
         finally:
+            await asyncio.sleep(0.01)  # closing takes a while
             self.ended += 1
         if "break" in queries:
             raise ToolError("crashed", "as asked")
@@ -80,7 +81,8 @@ async def test_a_batch_that_nobody_waits_for_any_more_ends_at_once():
     await asyncio.wait(tasks[:1])
     assert slow.ended == 0
     tasks[1].cancel()
-    await asyncio.wait(tasks)
+    await asyncio.wait(tasks, timeout=5)
+    assert tasks[1].cancelled()
     assert slow.ended == 1
     slow.go.set()
     assert await batcher.ask("c") == "C"
@@ -141,7 +143,10 @@ async def test_a_function_that_never_returns_is_in_nobodys_way():
     await asyncio.sleep(0.01)
     hanging.cancel()
     await asyncio.wait([hanging])
-    assert await worker.call(lambda: "done") == "done"
-    release.set()
-    worker.close()
+    try:
+        async with asyncio.timeout(5):
+            assert await worker.call(lambda: "done") == "done"
+    finally:
+        release.set()
+        worker.close()
     await gone()

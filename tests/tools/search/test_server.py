@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,6 +107,21 @@ async def test_requests_at_once_are_done_together_each_with_its_own_topk():
             ]
             assert [[d["contents"] for d in documents] for documents in answer.json()["result"]] == expected
     assert app.served == {"requests": 12, "batches": 2}
+
+
+async def test_replies_are_not_held_back_for_a_delayed_acknowledgement():
+    nodelay = []
+
+    async def accept(reader, writer):
+        nodelay.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bound("127.0.0.1", 0) as holder:
+        async with await asyncio.start_server(accept, sock=holder):
+            reader, writer = await asyncio.open_connection(*holder.getsockname())
+            await reader.read()
+            writer.close()
+    assert nodelay == [1]
 
 
 def test_an_address_that_is_taken_is_one_sentence():
