@@ -27,7 +27,7 @@ from agentrl.errors import ToolError, ToolRejected
 from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.mcp.results import NOTHING, text_of
 from agentrl.tools.mcp.server import Command, Server
-from agentrl.tools.mcp.stdio import MAX_LINE_BYTES, ServerLog, stdio
+from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, ServerLog, stdio
 from agentrl.types import JSON
 
 ANSWERS_S = 2.0
@@ -36,6 +36,8 @@ CLOSE_S = 8.0
 """Closing takes no longer than this: `play` waits ten seconds."""
 _MOST_PAGES = 100
 _ME = Implementation(name="agentrl", version="0.1.0")
+# Over HTTP the SDK makes an error of its own of an answer that is too long: by our bound, or httpx2's.
+_TOO_LONG_OVER_HTTP = (TOO_LONG, f"exceeded the {MAX_BYTES} byte limit")
 # What a broken server or network raises in the SDK; groups come from its tasks.
 _BROKEN = (MCPError, ValidationError, TimeoutError, OSError, httpx2.HTTPError, ExceptionGroup)
 
@@ -102,6 +104,8 @@ class Connection:
     async def _told(self, name: str, error: MCPError) -> ToolError | ToolRejected:
         if error.code == INVALID_PARAMS:
             return ToolRejected(f"{name}: {error.message}")
+        if any(words in error.message for words in _TOO_LONG_OVER_HTTP):
+            return ToolRejected(f"{name}: {TOO_LONG}")
         if error.code == CONNECTION_CLOSED:
             self._over = True
             words = await self._log.last_words()
@@ -152,12 +156,39 @@ async def _client(server: Server, log: ServerLog, stack: AsyncExitStack) -> Clie
         return Client(stdio(server, log), mode="auto", client_info=_ME, cache=None)
     # Waits are bounded by the deadlines of starting, calling and closing.
     http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
+    http.event_hooks = {"response": [_bound]}
+    # Counted are the bytes that come; packed ones could become any number.
+    http.headers["Accept-Encoding"] = "identity"
     await stack.enter_async_context(http)
-    transport: Transport = streamable_http_client(
-        server.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES
-    )
+    transport: Transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_BYTES)
     mode = "legacy" if server.with_session else "auto"
     return Client(transport, mode=mode, client_info=_ME, cache=None)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """Bytes of an answer, up to the bound."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._inner:
+            size += len(chunk)
+            if size > MAX_BYTES:
+                raise httpx2.StreamError(TOO_LONG)
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close the connection's end of it."""
+        await self._inner.aclose()
+
+
+async def _bound(response: httpx2.Response) -> None:
+    # A stream of events has no end; its events are bounded one by one.
+    is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    if isinstance(response.stream, httpx2.AsyncByteStream) and not is_events:
+        response.stream = _Bounded(response.stream)
 
 
 async def _listed(session: ClientSession) -> tuple[Tool, ...]:

@@ -38,8 +38,9 @@ from pydantic import ValidationError
 from agentrl.tools.mcp import guard
 from agentrl.tools.mcp.server import Command
 
-MAX_LINE_BYTES = 16 * 2**20
-"""Of one message; a server that says more in one call is told of as one that says too much."""
+MAX_BYTES = 16 * 2**20
+"""Of one message of a server."""
+TOO_LONG = f"the answer has more than {MAX_BYTES:,} bytes; ask for less."
 EXIT_S = 2.0
 """How long a server may take to end after its stdin was closed."""
 _STOP_S = guard.GRACE_S + guard.GIVE_UP_S + 1.0
@@ -100,7 +101,7 @@ class ServerLog:
 class Lines:
     """Cuts bytes into lines. Of a line that is longer than `most` only the two ends are kept."""
 
-    def __init__(self, most: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, most: int = MAX_BYTES) -> None:
         self._most = most
         self._line = bytearray()
         self._head: bytes | None = None
@@ -150,12 +151,11 @@ class _Calls:
 
     def _too_long(self, line: bytes) -> Iterator[JSONRPCMessage]:
         found = _ID_FIRST.match(line) or _ID_LAST.search(line)
-        text = f"the answer has more than {MAX_LINE_BYTES:,} bytes; ask for less."
         if found and int(found[1]) in self._waiting:
             self._waiting.discard(int(found[1]))
-            yield _error(int(found[1]), INVALID_PARAMS, text)
+            yield _error(int(found[1]), INVALID_PARAMS, TOO_LONG)
         else:
-            yield from self._failed(PARSE_ERROR, f"it wrote a line of more than {MAX_LINE_BYTES:,} bytes")
+            yield from self._failed(PARSE_ERROR, f"it wrote a line of more than {MAX_BYTES:,} bytes")
 
     def _failed(self, code: int, text: str) -> Iterator[JSONRPCMessage]:
         waiting, self._waiting = self._waiting, set()

@@ -52,6 +52,12 @@ async def wait(mark: str, seconds: float) -> str:
     return "waited"
 
 
+@server.tool(structured_output=False)
+def flood(characters: int) -> str:
+    """Return a long text."""
+    return "x" * characters
+
+
 @server.tool()
 def sessions() -> str:
     """How many sessions have counted."""

@@ -14,7 +14,7 @@ from subprocess import DEVNULL, Popen
 
 import pytest
 
-from agentrl.errors import ToolError
+from agentrl.errors import ToolError, ToolRejected
 from agentrl.tools import release_shared
 from agentrl.tools.mcp import McpTools
 from tests.tools.mcp.watching import SDK, ended, in_flight, opened
@@ -66,6 +66,17 @@ async def test_a_stateless_server_is_one_session_for_all(url):
             str(k + 1) for k in range(20)
         ]
         assert await other["add"].invoke({"a": 40, "b": 2}) == "42"
+    await release_shared()
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_an_answer_without_bounds_is_cut_off_and_the_session_goes_on(url, stateful):
+    # The one is answered with a stream of events, the other with a body.
+    async with opened(McpTools(url=url, stateful=stateful)) as tools:
+        assert len(await tools["flood"].invoke({"characters": 1_000_000})) == 1_000_000
+        with pytest.raises(ToolRejected, match="the answer has more than 16,777,216 bytes; ask for less"):
+            await tools["flood"].invoke({"characters": 17_000_000})
+        assert await tools["add"].invoke({"a": 1, "b": 2}) == "3"
     await release_shared()
 
 
