@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
@@ -69,6 +70,15 @@ def test_the_tools_of_the_gym_have_names_and_naming_them_imports_nothing():
     made = make_tool("mcp", command="sh", args=["-c", "true"], only=["x"])
     assert isinstance(made, McpTools)
     assert (made.args, made.stateful) == (["-c", "true"], True)
+
+
+def test_no_library_of_a_tool_is_imported_for_its_name():
+    code = (
+        "import sys, agentrl.tools.mcp as m; from agentrl.tools import make_tool, tool_names; tool_names(); "
+        "make_tool('mcp', command='sh'); print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) & {"mcp", "mcp_types", "anyio", "httpx2", "torch"} == set()
 
 
 def test_a_function_a_toolkit_and_what_makes_one_can_be_registered():

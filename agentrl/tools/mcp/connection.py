@@ -42,6 +42,11 @@ _TOO_LONG_OVER_HTTP = (TOO_LONG, f"exceeded the {MAX_BYTES} byte limit")
 _BROKEN = (MCPError, ValidationError, TimeoutError, OSError, httpx2.HTTPError, ExceptionGroup)
 
 
+# The SDK logs what servers do wrong, with tracebacks; it reaches those who ask for it, not the terminal.
+for _logger in ("mcp", "client"):
+    logging.getLogger(_logger).addHandler(logging.NullHandler())
+
+
 class Connection:
     """A session that is open; any task of its event loop may call. Make one with `connect`."""
 
@@ -129,9 +134,6 @@ async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Co
     Entering raises:
         ToolError: `unavailable`, it did not start or answer in time; `protocol`, it speaks no MCP.
     """
-    # The SDK logs what servers do wrong, with tracebacks; it reaches those who ask for it, not the terminal.
-    for name in ("mcp", "client"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
     log, connection = ServerLog(), None
     try:
         async with asyncio.timeout(start_timeout_s) as deadline, AsyncExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,8 +40,10 @@ def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | N
     """A program, looked up on our PATH: the server itself sees none of our environment.
 
     Raises:
-        UserError: there is no such program.
+        UserError: there is no such program, or this is not Linux.
     """
+    if sys.platform != "linux":
+        raise UserError("an MCP server can be started on Linux only; start it yourself and give its `url`.")
     path = shutil.which(name)
     if path is None:
         raise UserError(f"there is no program `{name}` to start; install it, or write its whole path.")
