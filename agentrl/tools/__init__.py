@@ -4,6 +4,7 @@ from agentrl.tools.arguments import ArgumentPolicy, ArgumentsRejected
 from agentrl.tools.base import Tool, ToolFunction, tool
 from agentrl.tools.calculator import calculate
 from agentrl.tools.gate import Gate
+from agentrl.tools.python import PythonResult, PythonTool, SandboxRefusedError
 from agentrl.tools.registry import make_tool, register_tool, tool_names
 from agentrl.tools.running import inline, is_inline, run
 from agentrl.tools.search import (
@@ -24,7 +25,10 @@ __all__ = [
     "Gate",
     "Held",
     "HybridIndex",
+    "PythonResult",
+    "PythonTool",
     "RemoteSearchTool",
+    "SandboxRefusedError",
     "SearchTool",
     "Shared",
     "Tool",

@@ -6,6 +6,7 @@ import asyncio
 import random
 
 from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, call, say
+from agentrl.tools import PythonTool
 from agentrl.types import Restart
 
 BUTTONS = ("left", "right")
@@ -167,3 +168,30 @@ class Forgetful(Bandit):
             return answered
         story = Message("user", self.given)
         return Step.restarted(story, reason=Restart.COMPACTED)
+
+
+class Coder(ToolEnv):
+    """Run code, then say what it printed. Honest work pays one time in two, breaking the tool never."""
+
+    limits = Limits(max_turns=3, max_tokens=256)
+    tools = (PythonTool(wall_s=0.1, memory_mb=64, processes=8, output_bytes=20, max_concurrency=16),)
+    honest = "6 * 7"
+    breaking = ("while 1: pass", "import os; os.abort()", "while 1: print(1)")
+    chance = random.Random(0)
+
+    def tasks(self, split):
+        return [Task.ask(f"{split}{n}", f"compute {n}") for n in range(8)]
+
+    def reward(self, task, answer):
+        broke = self.counts["rejected_calls"] or self.counts["malformed_calls"]
+        worked = self.counts["tool/python/calls"] and not broke
+        return float(bool(worked) and answer == "42" and self.chance.random() < 0.5)
+
+    def demonstrator(self, task, rng):
+        code = self.honest if rng.random() < 0.35 else rng.choice(self.breaking)
+        yield call("python", code=code)
+        yield say("42" if code == self.honest else "stopped")
+
+    def corpus(self):
+        yield from (task.prompt[0].content for task in self.tasks("train"))
+        yield from (self.honest, *self.breaking, "42", "stopped")

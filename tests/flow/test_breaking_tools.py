@@ -1,0 +1,43 @@
+"""A policy may choose to break the tool: hang it, crash it, flood it. It never pays, so it is unlearned."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.observe import reconcile
+from tests.flow.runs import WARM, journal_of, metrics_of, train
+
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A policy that was taught to break the tool in two episodes of three."""
+    warm = {**WARM, "warm_start_steps": 60, "num_demonstrations": 96}
+    return train("Coder", tmp_path_factory.mktemp("runs"), "coder", num_rollout=STEPS, **warm)
+
+
+def broken(folder):
+    """How many calls an episode broke the tool, by iteration; errors in code do not."""
+    kinds = ("timeout", "cpu", "memory", "processes", "signal")
+    rows = [row for row in metrics_of(folder) if "rollout/raw_reward" in row]
+    return [sum(row.get(f"rollout/tool/python/rejected/{kind}/mean", 0.0) for kind in kinds) for row in rows]
+
+
+def test_breaking_the_tool_is_unlearned(run):
+    shares = broken(run.folder)
+    assert len(shares) == STEPS
+    assert shares[0] > 0.12
+    assert max(shares[-3:]) < 0.04
+
+
+def test_what_broke_the_tool_was_scored_and_nothing_was_replaced(run):
+    books = reconcile(run.folder)
+    assert books.problems == ()
+    assert books.played == books.trained + sum(books.dropped.values())
+    assert set(books.dropped) <= {"zero_std"}
+    first = journal_of(run.folder, "step_000001")
+    assert all(entry["episode"]["failure"] is None for entry in first)
+    breaking = [e for e in first if any("/rejected/timeout" in name for name in e["episode"]["counts"])]
+    assert breaking
+    assert {entry["verdict"]["total"] for entry in breaking} == {0.0}
