@@ -26,6 +26,7 @@ from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit
 
 _BUSY = {429, 502, 503, 504}
+_MOST_IN_A_BATCH = wire.Bounds().max_queries
 _MAX_REPLY_BYTES = 32 << 20
 _CONNECT_TIMEOUT_S = 5.0
 _LONGEST_WAIT_S = 5.0
@@ -77,6 +78,8 @@ class SearchClient:
         for name in ("k", "attempts", "max_batch", "max_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} of a search client must be at least 1, got {getattr(self, name)}.")
+        if self.max_batch > _MOST_IN_A_BATCH:
+            raise ConfigError(f"max_batch of a search client is at most {_MOST_IN_A_BATCH}.")
         if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)) or self.cache_size < 0:
             raise ConfigError("A search client needs a timeout_s above 0 and a cache_size of at least 0.")
         self._allowed = AllowedAddresses(self.url)

@@ -24,7 +24,8 @@ DEFAULT_TOPK = 3
 class Bounds:
     """What a server takes. max_queries, max_topk: of one request. max_query_chars: of one query."""
 
-    max_bytes: int = 4 << 20
+    # More than as many queries as a model may write them can fill: a query must not fail its batch.
+    max_bytes: int = 8 << 20
     max_queries: int = 512
     max_query_chars: int = 8192
     max_topk: int = 100
@@ -41,9 +42,8 @@ class Request:
 
 def written(request: Request) -> bytes:
     """A request as it is sent."""
-    return json.dumps(
-        {"queries": request.queries, "topk": request.topk, "return_scores": request.return_scores}
-    ).encode()
+    told = {"queries": request.queries, "topk": request.topk, "return_scores": request.return_scores}
+    return json.dumps(told, ensure_ascii=False).encode()
 
 
 def read_request(body: bytes, bounds: Bounds, default_topk: int) -> Request:

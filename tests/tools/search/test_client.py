@@ -9,7 +9,11 @@ import os
 import pytest
 
 from agentrl import Limits, ScriptedAgent, Task, ToolEnv, call, play, say
+from agentrl.envs import Scorer
 from agentrl.errors import ConfigError, ToolError
+from agentrl.observe.journal import Entry, Journal, Outcome, read_journal
+from agentrl.rollout.data import Prompt
+from agentrl.rollout.group import GroupPlayer
 from agentrl.tools import RemoteSearchTool, release_shared
 from agentrl.tools.search.client import SearchClient
 from agentrl.types import Ending
@@ -211,6 +215,7 @@ async def test_cancelling_leaves_no_task_and_no_socket_and_harms_nobody_else():
         {"k": 0},
         {"attempts": 0},
         {"max_batch": 0},
+        {"max_batch": 513},
         {"timeout_s": 0.0},
         {"timeout_s": float("inf")},
         {"cache_size": -1},
@@ -266,6 +271,30 @@ async def test_a_server_killed_in_mid_request_fails_the_episode_which_is_typed_a
         async with server.serving():
             again = await play(Library(toolkit), ScriptedAgent(reader()), Task.ask("q", "?"))
         assert again.step_rewards[-1] == 1.0
+    await release_shared()
+
+
+async def test_siblings_of_a_server_that_dies_in_mid_request_are_journalled_and_replaced(tmp_path):
+    server = Retriever()
+    async with server.serving():
+        toolkit = RemoteSearchTool(server.url, attempts=1)
+        player = GroupPlayer(
+            lambda: Library(toolkit), lambda: ScriptedAgent(reader()), Scorer(()), size=3, retries=50, seed=0
+        )
+        server.gate.clear()
+        playing = asyncio.create_task(player.play(Prompt(7, Task.ask("q", "?"), 1234), 0))
+        await server.arrived.wait()
+        await server.kill()
+        server.gate.set()
+        async with server.serving():
+            outcome = await playing
+    entries = [Entry(e, None, Outcome.DROPPED, "failed") for e in outcome.failed]
+    read = list(read_journal(Journal(tmp_path).write_step(0, entries)))
+    failures = [(one.episode.failure.stage, one.episode.failure.kind) for one in read]
+    assert len(failures) >= 3, "the siblings shared the request that broke"
+    assert set(failures) <= {("tool", "crashed"), ("tool", "unavailable")}
+    assert ("tool", "crashed") in failures
+    assert [verdict.total for verdict in outcome.group.verdicts] == [1.0] * 3
     await release_shared()
 
 

@@ -17,10 +17,11 @@ import pytest
 from agentrl.cli import main
 from agentrl.errors import UserError
 from agentrl.tools import Bm25Index, DenseIndex, HybridIndex
-from agentrl.tools.search import Corpus
+from agentrl.tools.search import Corpus, wire
 from agentrl.tools.search.client import SearchClient
 from agentrl.tools.search.index import found
 from agentrl.tools.search.server import RetrieveApp, bound
+from agentrl.tools.search.tool import MAX_QUERY_CHARS
 from agentrl.tools.search.wire import Bounds
 from tests.tools.search.corpora import corpus, encoder, jsonl, queries, texts
 
@@ -122,6 +123,13 @@ async def test_replies_are_not_held_back_for_a_delayed_acknowledgement():
             await reader.read()
             writer.close()
     assert nodelay == [1]
+
+
+async def test_the_largest_batch_of_the_longest_queries_is_no_request_too_large():
+    query = chr(1) * MAX_QUERY_CHARS
+    body = wire.written(wire.Request((query,) * wire.Bounds().max_queries))
+    assert wire.read_request(body, wire.Bounds(), 3).queries[-1] == query
+    assert len(body) <= wire.Bounds().max_bytes
 
 
 def test_an_address_that_is_taken_is_one_sentence():
