@@ -49,6 +49,7 @@ _ENDS_BYTES = 256
 _LOG_BYTES = 4096
 _LOG_LINES = 5
 _LOG_SETTLES_S = 1.0
+_LOOK_AGAIN_S = 0.002
 _SHOWN_CHARACTERS = 80
 _QUEUED = 1024
 _ID_FIRST = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
@@ -262,6 +263,9 @@ class _Guarded:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
+                # A thread of asyncio's reaps it; who looks before that takes the exit code away from it.
+                while self._process.returncode is None:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
         return self._ended.is_set()
 
     def let_go(self) -> None:
@@ -271,7 +275,8 @@ class _Guarded:
             os.close(self._pidfd)
         if self._ended.is_set():
             self._kill_group()
-            self._transport.close()
+            if self._process.returncode is not None:
+                self._transport.close()
         else:
             self._ask_to_end()
 

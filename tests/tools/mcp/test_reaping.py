@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -173,6 +174,13 @@ def test_the_end_of_the_event_loop_ends_a_shared_server():
             return await tools["remember"].invoke({"text": "a"})
 
     assert [asyncio.run(use()), asyncio.run(use())] == ["a", "a"]
+
+
+async def test_no_word_is_lost_about_servers_that_come_and_go(caplog):
+    for _ in range(20):
+        async with opened(raw()) as tools:
+            assert await tools["remember"].invoke({"text": "a"}) == "a"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_servers_of_the_sdk_end_by_themselves():
