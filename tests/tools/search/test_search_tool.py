@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -144,3 +146,12 @@ async def test_cancelled_episodes_leave_no_thread_behind_and_siblings_see_no_dif
         await asyncio.sleep(0.02)
     assert not left
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_what_only_some_searches_need_is_not_imported_with_the_tools():
+    heavy = "{'faiss', 'httpx2', 'tenacity', 'starlette', 'uvicorn', 'sentence_transformers', 'torch'}"
+    code = f"import sys, agentrl.tools; print(*{heavy} & {{name.split('.')[0] for name in sys.modules}})"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "\n"
+    )
