@@ -15,6 +15,7 @@ from agentrl.errors import UserError
 from agentrl.tools.search.config import ServeSearch
 from agentrl.tools.search.corpus import Watch, unwatched
 from agentrl.tools.search.dense import Encoder
+from agentrl.tools.search.folder import check_free
 from agentrl.tools.search.opening import open_index
 from agentrl.tools.search.tool import SearchTool
 
@@ -114,6 +115,8 @@ def serve_search(
         raise UserError(
             "Serving needs starlette and uvicorn; install them with `pip install 'agentrl[search]'`."
         ) from None
+    if settings.save is not None:
+        check_free(settings.save)  # before the hours that indexing may take
     encoder = encoder_named(settings.encoder) if settings.encoder is not None else None
     make = open_index(path, kind=settings.index, encoder=encoder, watch=watch)
     with bound(settings.host, settings.port) as holder:

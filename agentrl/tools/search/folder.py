@@ -63,6 +63,17 @@ class Saved:
             raise UserError(f"The index in {self.folder} is not whole ({error}); {_BUILD_AGAIN}.") from error
 
 
+def check_free(folder: str | Path) -> None:
+    """Refuse a place where something is; an empty folder is nothing.
+
+    Raises:
+        UserError: something is there already.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; name another folder or delete it first.")
+
+
 def save(folder: str | Path, corpus: Corpus, kinds: Sequence[str], write: Callable[[Path], None]) -> None:
     """Write an index beside its place, then rename it: whoever sees the folder sees all of it.
 
@@ -72,8 +83,7 @@ def save(folder: str | Path, corpus: Corpus, kinds: Sequence[str], write: Callab
         UserError: something is there already, or the disk says no.
     """
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already; name another folder or delete it first.")
+    check_free(folder)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     try:
         partial.mkdir(parents=True)

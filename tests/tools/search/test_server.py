@@ -182,6 +182,7 @@ def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
     [
         ([], "There is no corpus and no saved index at nowhere.jsonl"),
         (["--topk", "0"], "topk"),
+        (["--save", "tests"], "tests is there already"),
         (["--encoder", "nothing"], "There is no encoder nothing"),
         (["--encoder", "json:nothing"], "There is no encoder json:nothing"),
         (["--encoder", "json:decoder"], "no function from texts to vectors"),
