@@ -40,6 +40,9 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
+	$(BIN)/agentrl bench envs --json
+	$(BIN)/agentrl bench python --json
+	$(BIN)/agentrl bench search --json
 	$(BIN)/agentrl bench engine --json
 	$(BIN)/agentrl bench quickstart --json
 

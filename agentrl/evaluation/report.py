@@ -12,6 +12,8 @@ from agentrl.envs.scoring import ENV, UNUSABLE
 from agentrl.types import JSON, Ending, Episode, Verdict
 
 _TOOL_TIME = re.compile(r"tool/(.+)/us")
+_TOOL_TOOK = re.compile(r"tool/(.+)/took/([^/]+)")
+_TOOL_FAILED = re.compile(r"tool/(.+)/failed/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class EvalReport:
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
     parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
-    tool_ms: mean milliseconds of a call, by tool.
+    tool_ms: mean milliseconds of a call, by tool. tool_took: how many calls took how long, by tool and by the
+        upper end of the bin. tool_failures: calls that failed their episode, by tool and kind.
     """
 
     env_id: str
@@ -37,6 +40,8 @@ class EvalReport:
     endings: Mapping[str, int]
     counts: Mapping[str, int]
     tool_ms: Mapping[str, float]
+    tool_took: Mapping[str, Mapping[str, int]]
+    tool_failures: Mapping[str, Mapping[str, int]]
     turns: float
     policy_tokens: float
     seconds: float
@@ -86,6 +91,8 @@ def summarize(
         endings=dict(Counter(str(episode.ending) for episode in episodes)),
         counts=total_counts(scored),
         tool_ms=tool_ms(scored),
+        tool_took=tool_took(scored),
+        tool_failures=tool_failures(episodes),
         turns=_mean([len(episode.turns) for episode in scored]),
         policy_tokens=_mean([policy_tokens_of(episode) for episode in scored]),
         seconds=seconds,
@@ -114,6 +121,24 @@ def tool_ms(episodes: Sequence[Episode]) -> dict[str, float]:
     tools = [found[1] for name in sorted(total) if (found := _TOOL_TIME.fullmatch(name))]
     read = {tool: total[f"tool/{tool}/calls"] - total[f"tool/{tool}/malformed"] for tool in tools}
     return {tool: total[f"tool/{tool}/us"] / read[tool] / 1e3 for tool in tools}
+
+
+def tool_took(episodes: Sequence[Episode]) -> dict[str, dict[str, int]]:
+    """How many calls took how long: for each tool, by the upper end of the bin (`10ms`, ..., `more`)."""
+    return _by_tool(_TOOL_TOOK, episodes)
+
+
+def tool_failures(episodes: Sequence[Episode]) -> dict[str, dict[str, int]]:
+    """How many calls failed their episode, by tool and kind (`unavailable`, `crashed`, ...)."""
+    return _by_tool(_TOOL_FAILED, episodes)
+
+
+def _by_tool(pattern: re.Pattern[str], episodes: Sequence[Episode]) -> dict[str, dict[str, int]]:
+    tables: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for name, count in sorted(_summed(episode.counts for episode in episodes).items()):
+        if (found := pattern.fullmatch(name)) is not None:
+            tables[found[1]][found[2]] = count
+    return dict(tables)
 
 
 def _summed(several: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.evaluation.report import part_means, policy_tokens_of, tool_ms, total_counts
+from agentrl.evaluation.report import (
+    part_means,
+    policy_tokens_of,
+    tool_failures,
+    tool_ms,
+    tool_took,
+    total_counts,
+)
 from agentrl.rollout.group import GroupOutcome
 from agentrl.types import Ending, Episode, Group, Restart
 
@@ -14,7 +21,8 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
 
     raw_reward is the mean verdict over whole groups, response_len/mean the policy's tokens
     per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
-    tool/NAME/latency_ms is the mean of a call. restarts/REASON counts trajectories that had to begin
+    tool/NAME/latency_ms is the mean of a call, took/BIN how many calls took so long, failed/KIND how many
+    failed their episode. restarts/REASON counts trajectories that had to begin
     anew, reasoning_ratio is the share of turns with reasoning.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
@@ -30,14 +38,23 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
-    return metrics | _counts(episodes) | _restarts(episodes)
+    return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
 
 
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:
     counts = sorted(total_counts(episodes).items())
-    times = tool_ms(episodes).items()
-    means = {f"rollout/{name}/mean": count / len(episodes) for name, count in counts}
-    return means | {f"rollout/tool/{name}/latency_ms": milliseconds for name, milliseconds in times}
+    return {f"rollout/{name}/mean": count / len(episodes) for name, count in counts}
+
+
+def _tools(episodes: Sequence[Episode], failed: Sequence[Episode]) -> dict[str, float]:
+    tables = {"took": tool_took(episodes), "failed": tool_failures(failed)}
+    times = {f"rollout/tool/{name}/latency_ms": ms for name, ms in tool_ms(episodes).items()}
+    return times | {
+        f"rollout/tool/{name}/{what}/{key}": float(count)
+        for what, table in tables.items()
+        for name, row in table.items()
+        for key, count in row.items()
+    }
 
 
 def _restarts(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -118,6 +118,20 @@ def test_the_time_of_a_call_is_a_mean_over_those_that_could_be_read():
     }
 
 
+def test_calls_are_told_by_how_long_they_took_and_failures_by_kind():
+    counts = {"tool/a/b/calls": 3, "tool/a/b/us": 1, "tool/a/b/took/10ms": 2, "tool/a/b/took/more": 1}
+    failure = Failure("tool", "crashed", "dead")
+    played = [
+        episode("e0", counts=counts),
+        episode("e1", counts=counts),
+        episode("e2", ending=Ending.FAILED, failure=failure, counts={"tool/a/b/failed/crashed": 1}),
+    ]
+    report = report_of([1.0, 0.0], episodes=played)
+    assert report.tool_took == {"a/b": {"10ms": 4, "more": 2}}
+    assert report.tool_failures == {"a/b": {"crashed": 1}}
+    assert report.failures == {"tool_crashed": 1}
+
+
 def test_a_report_is_json_in_the_order_of_its_fields():
     plain = json.loads(json.dumps(report_of([1.0, 0.0]).as_json()))
     assert list(plain)[:7] == ["env_id", "split", "temperature", "n", "mean", "stderr", "by"]

@@ -31,14 +31,23 @@ def episode(name: str, ending: Ending = Ending.COMPLETED, **counts: int) -> Epis
 
 def outcome(parts: list[dict[str, float]], episodes: tuple[Episode, ...]) -> GroupOutcome:
     verdicts = tuple(Verdict(e.id, "env", own["env"], own) for e, own in zip(episodes, parts, strict=True))
-    lost = (episode("lost", Ending.FAILED, tool__add__calls=100, tool__add__us=1),)
+    lost = (
+        episode("lost", Ending.FAILED, tool__add__calls=100, tool__add__us=1, tool__add__failed__crashed=1),
+    )
     return GroupOutcome(Group("g", TASK, 0, episodes, verdicts), lost, episodes)
 
 
 def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
     episodes = (
         episode("a", tool__add__calls=1, tool__add__us=500),
-        episode("b", Ending.TRUNCATED, tool__add__calls=3, tool__add__us=3500, tool__add__rejected__type=1),
+        episode(
+            "b",
+            Ending.TRUNCATED,
+            tool__add__calls=3,
+            tool__add__us=3500,
+            tool__add__rejected__type=1,
+            tool__add__took__3ms=3,
+        ),
     )
     metrics = rollout_metrics(
         [outcome([{"env": 1.0, "brevity": 3.0}, {"env": 0.0, "brevity": 1.0}], episodes)], []
@@ -49,6 +58,8 @@ def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
     assert metrics["rollout/tool/add/calls/mean"] == 2.0
     assert metrics["rollout/tool/add/rejected/type/mean"] == 0.5
     assert metrics["rollout/tool/add/latency_ms"] == 1.0
+    assert metrics["rollout/tool/add/took/3ms"] == 3.0
+    assert metrics["rollout/tool/add/failed/crashed"] == 1.0
     assert metrics["rollout/failed_episodes"] == 1.0
     assert not any(name.endswith("us/mean") for name in metrics)
 
