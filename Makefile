@@ -39,7 +39,7 @@ test-full: lint ## Everything: long fuzzing, the wheel, whole trainings, planted
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-bench: $(INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
+bench: $(INSTALLED_DEV) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/agentrl bench envs --json
 	$(BIN)/agentrl bench python --json
 	$(BIN)/agentrl bench search --json

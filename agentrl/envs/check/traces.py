@@ -47,7 +47,7 @@ def own_temporary_folder() -> Iterator[Path]:
 def present(folder: Path) -> Counter[Trace]:
     """Everything there is now; `folder`: where temporary files would be."""
     found = Counter(Trace("thread", f"{one.name} #{one.ident}") for one in threading.enumerate())
-    found.update(Trace("process", pid) for pid in _children())
+    found.update(Trace("process", _command(pid)) for pid in _children())
     found.update(_descriptors())
     found.update(Trace("file", path.name) for path in folder.rglob("*"))
     found.update(Trace("task", one.get_name()) for one in asyncio.all_tasks())
@@ -72,9 +72,19 @@ def _children() -> Iterator[str]:
             yield from path.read_text().split()
 
 
+def _command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return pid
+
+
 def _descriptors() -> Iterator[Trace]:
     for path in Path("/proc/self/fd").glob("*"):
         # The descriptor of this very listing is closed by now.
         with suppress(OSError):
             target = os.readlink(path)
-            yield Trace("socket" if target.startswith("socket:") else "file", target)
+            # Numbers of sockets and pipes are left out: what is shared may close one and open another.
+            kind, _, number = target.partition(":")
+            name = kind if number.startswith("[") else target
+            yield Trace("socket" if name == "socket" else "file", name)

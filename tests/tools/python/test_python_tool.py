@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from agentrl import Limits, ScriptedAgent, Task, ToolEnv, UserError, call, play, say
+from agentrl import Limits, Script, ScriptedAgent, Task, ToolEnv, UserError, call, play, say
+from agentrl.envs.check import check_env_async
 from agentrl.errors import ToolRejected
 from agentrl.tools import release_shared
 from agentrl.tools.python import PythonTool
@@ -214,16 +215,26 @@ class Numbers(ToolEnv):
     tools = (PythonTool(**QUICK, stateful=True),)
 
     def tasks(self, split):
-        return [Task.ask(f"{n}", f"What is {n} squared?", answer=str(n * n)) for n in range(8)]
+        first = 23 if split == "train" else 53
+        numbers = range(first, first + 8)
+        return [Task.ask(f"{split}{n}", f"Square {n}.", answer=str(n * n), n=n) for n in numbers]
 
     def reward(self, task: Task, answer: str) -> float:
         return float(answer == task.answer)
 
+    def expert(self, task: Task) -> Script:
+        return solve(task)
+
 
 def solve(task):
-    yield call("python", code=f"n = {task.id}")
+    yield call("python", code=f"n = {task.metadata['n']}")
     squared = yield call("python", code="n * n")
     yield say(squared)
+
+
+async def test_an_environment_with_it_passes_the_check():
+    report = await check_env_async(Numbers, n=8)
+    assert report.errors == ()
 
 
 async def test_an_environment_plays_many_episodes_at_once():
