@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from agentrl.errors import ToolRejected
 from agentrl.tools.base import Overrun, Tool
@@ -20,9 +20,6 @@ from agentrl.tools.search.opening import open_index
 from agentrl.tools.search.worker import Worker
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
-
-if TYPE_CHECKING:
-    pass
 
 Search: TypeAlias = Callable[[str], Awaitable[Sequence[Hit]]]
 NOTHING_FOUND = "Nothing was found; try other words."
