@@ -23,6 +23,7 @@ from agentrl.tools.python.inside.limits import Limits
 from agentrl.tools.python.inside.plan import Plan
 from agentrl.tools.python.inside.wire import pack
 from agentrl.tools.python.sessions import NOBODY, Backend, Session
+from agentrl.tools.running import run
 
 _INSIDE = "/agentrl"
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[2]); from inside import alone; alone.main()"
@@ -101,7 +102,7 @@ class _Owned(Session):
             try:
                 await self._buried()
             finally:
-                await asyncio.to_thread(self._folder.cleanup)
+                await run(self._folder.cleanup, thread="python folder")
 
     async def _buried(self) -> None:
         try:

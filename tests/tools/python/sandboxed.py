@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from agentrl.tools import Tool, release_shared
@@ -31,6 +31,15 @@ async def result(code: str, **settings):
         return await PythonTool(**{"sandbox": "namespaces", **QUICK, **settings}).run(code)
     finally:
         await release_shared()
+
+
+def namespaces() -> set[str]:
+    """Every namespace that a process on this machine is in."""
+    found: set[str] = set()
+    for link in Path("/proc").glob("[0-9]*/ns/*"):
+        with suppress(OSError):  # it has just ended
+            found.add(os.readlink(link))
+    return found
 
 
 async def gone(before: set[int]) -> bool:

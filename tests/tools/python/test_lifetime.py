@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from agentrl.tools import release_shared
 from agentrl.tools.python import PythonTool
 from agentrl.tools.python.sessions import NOBODY
 from agentrl.types import Ending
-from tests.tools.python.sandboxed import QUICK, descendants, gone, python
+from tests.tools.python.sandboxed import QUICK, descendants, gone, namespaces, python
 from tests.tools.python.test_python_tool import Numbers, solve
 
 SLEEP = {"code": "import time; print('started'); time.sleep(60)"}
@@ -127,13 +129,30 @@ async def test_what_is_shown_is_shown_read_only():
     assert all("nosuid" in mount[3] for mount in mounts if not mount[1].startswith("/dev/"))
 
 
-async def test_releasing_what_is_shared_ends_every_process_and_descriptor():
-    before = len(os.listdir("/proc/self/fd"))
-    async with python(stateful=True) as tool:
-        await tool.invoke({"code": LEAVE_CHILDREN})
-        assert len(descendants()) >= 4
+def left(folder: Path) -> dict[str, object]:
+    """What the sandbox could leave behind."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "namespaces": namespaces(),
+        "files": sorted(folder.rglob("*")),
+        "mounts": Path("/proc/self/mounts").read_text(),
+    }
+
+
+@pytest.mark.parametrize("sandbox", ["namespaces", "none"])
+async def test_releasing_what_is_shared_leaves_nothing_of_any_kind(sandbox, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = left(tmp_path)
+    async with python(sandbox=sandbox, stateful=True) as tool:
+        await tool.invoke({"code": "open('note', 'w').write('x')"})
+        if sandbox == "namespaces":
+            await tool.invoke({"code": LEAVE_CHILDREN})
+            assert left(tmp_path)["namespaces"] != before["namespaces"]
+        else:
+            assert left(tmp_path)["files"] != before["files"]
     assert await gone(set())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert left(tmp_path) == before
 
 
 @pytest.mark.parametrize("victim", ["the warm parent", "its keeper", "the session"])
