@@ -64,6 +64,12 @@ def check_arguments(name: str, factory: Callable[..., object], arguments: Mappin
         UserError: the sentence shows what it takes.
     """
     takes = inspect.signature(factory)
+    known = [one.name for one in takes.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    strange = [key for key in arguments if key not in known]
+    if strange and len(known) == len(takes.parameters):
+        takes_them = ", ".join(known) or "no arguments"
+        near = did_you_mean(strange[0], known)
+        raise UserError(f"{name}: there is no argument `{strange[0]}`.{near} It takes {takes_them}.")
     try:
         takes.bind(**arguments)
     except TypeError as error:

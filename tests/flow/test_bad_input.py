@@ -205,7 +205,7 @@ def complaint(capfd, *arguments):
         (("train", "--advantage-estimator=gppo"), "advantage_estimator"),
         (("train", "--env-kwargs={"), "--env-kwargs takes a JSON object"),
         (("train", "--env-kwargs=[1]"), "--env-kwargs takes a JSON object"),
-        (("train", BANDIT, '--env-kwargs={"colour": 1}'), "'colour'"),
+        (("train", BANDIT, '--env-kwargs={"colour": 1}'), "no argument `colour`"),
         (("train", "--name=../elsewhere"), "`run.name` = '../elsewhere'"),
         (("train", "--env=nowhere.at_all:World"), "name it `package.module:Class`"),
         (("eval", "HopSearch-v0", "--model=nowhere", "--n=0"), "n"),

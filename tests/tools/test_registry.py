@@ -134,7 +134,8 @@ def test_a_path_names_a_tool_that_nobody_registered():
         ("calculater", {}, r"no tool `calculater`\. Did you mean `calculator`\? Installed: calculator, "),
         ("calculator", {"digits": 3}, r"tool `calculator` takes no arguments, got \{'digits': 3\}"),
         ("notes", {}, r"tool `notes`: missing a required argument: 'pages'; it is made with \(pages"),
-        ("notes", {"pages": 1, "size": 2}, "tool `notes`: got an unexpected keyword argument 'size'"),
+        ("notes", {"pages": 1, "size": 2}, "tool `notes`: there is no argument `size`. It takes pages."),
+        ("notes", {"pagse": 1}, "Did you mean `pages`?"),
         (
             "notes",
             {"pages": "many"},
