@@ -20,7 +20,6 @@ from agentrl.tools.search.opening import open_index
 from agentrl.tools.search.tool import SearchTool
 
 _MODULES_FILE = "modules.json"
-_WAITING_CONNECTIONS = 2048
 
 
 def encoder_named(name: str | Path) -> Encoder:
@@ -109,12 +108,9 @@ def serve_search(
     Raises:
         UserError: the index cannot be made or saved, or the address cannot be used.
     """
-    try:
-        from agentrl.tools.search.server import RetrieveApp, address_of, bound, serve
-    except ImportError:
-        raise UserError(
-            "Serving needs starlette and uvicorn; install them with `pip install 'agentrl[search]'`."
-        ) from None
+    from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
+    from agentrl.tools.search.server import RetrieveApp
+
     if settings.save is not None:
         check_free(settings.save)  # before the hours that indexing may take
     encoder = encoder_named(settings.encoder) if settings.encoder is not None else None
@@ -123,6 +119,6 @@ def serve_search(
         index = make()
         if settings.save is not None:
             index.save(settings.save)
-        holder.listen(_WAITING_CONNECTIONS)
+        holder.listen(WAITING_CONNECTIONS)
         ready(address_of(holder), len(index.corpus))
-        serve(RetrieveApp(index, topk=settings.topk), holder)
+        serve(RetrieveApp(index, topk=settings.topk).app, holder)

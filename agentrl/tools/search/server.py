@@ -6,29 +6,23 @@ no request. `GET /health` says how many passages there are.
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl.errors import UserError
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit, SearchIndex, found
 from agentrl.tools.search.worker import Worker
 
-_LAST_REQUESTS_S = 5
 _Found: TypeAlias = Sequence[tuple[Hit, ...]]
 
 
@@ -112,57 +106,6 @@ def _all_found(index: SearchIndex, several: Sequence[wire.Request]) -> list[_Fou
         for place in places:
             answers[place] = [next(hits) for _ in several[place].queries]
     return [answers[place] for place in range(len(several))]
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that holds an address and takes no connections yet. port: 0 = any that is free.
-
-    Raises:
-        UserError: the address cannot be used.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # TCP by name: asyncio turns Nagle's delay off only for sockets that say so.
-    holder = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        holder.bind((host, port))
-    except OSError as error:
-        holder.close()
-        raise UserError(f"Port {port} of {host} cannot be used: {error.strerror}; choose another.") from error
-    return holder
-
-
-def address_of(holder: socket.socket) -> str:
-    """Where clients find what serves at a socket."""
-    host, port = holder.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def serve(app: RetrieveApp, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; requests that are in flight then are still answered."""
-    asyncio.run(_serve(app, listener))
-
-
-async def _serve(app: RetrieveApp, listener: socket.socket) -> None:
-    config = uvicorn.Config(
-        app.app,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=_LAST_REQUESTS_S,
-    )
-    server = _Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-    await server.serve(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, but it ends when it is told to, instead of killing itself with the signal afterwards."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -16,11 +16,12 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.errors import UserError
+from agentrl.serving import bound
 from agentrl.tools import Bm25Index, DenseIndex, HybridIndex
 from agentrl.tools.search import Corpus, wire
 from agentrl.tools.search.client import SearchClient
 from agentrl.tools.search.index import found
-from agentrl.tools.search.server import RetrieveApp, bound
+from agentrl.tools.search.server import RetrieveApp
 from agentrl.tools.search.tool import MAX_QUERY_CHARS
 from agentrl.tools.search.wire import Bounds
 from tests.tools.search.corpora import corpus, encoder, jsonl, queries, texts
