@@ -20,7 +20,7 @@ from pathlib import Path
 from agentrl.errors import ToolError
 from agentrl.tools.python import installation
 from agentrl.tools.python.inside.limits import Limits
-from agentrl.tools.python.inside.plan import Plan
+from agentrl.tools.python.inside.plan import DEVICES, Plan
 from agentrl.tools.python.inside.wire import pack
 from agentrl.tools.python.sessions import NOBODY, Backend, Session
 from agentrl.tools.running import run
@@ -69,7 +69,7 @@ class OneProcess(Backend):
         return _Owned(ours, (environment, limits), process, folder)
 
     async def _start(self, fd: int, folder: str) -> Process:
-        program = [installation.interpreter(), "-I", "-S", "-c", _PROGRAM, str(fd), self._here]
+        program = [installation.interpreter(), *installation.FLAGS, "-c", _PROGRAM, str(fd), self._here]
         # A model's code never runs as root: no limit would bind it.
         user = NOBODY if self._command and os.geteuid() == 0 else None
         return await asyncio.create_subprocess_exec(
@@ -136,17 +136,9 @@ async def in_bubblewrap(program: str, plan: Plan) -> AsyncIterator[OneProcess]:
     for inside, target in plan["links"]:
         command += ["--symlink", target, inside]
     command += ["--ro-bind", str(Path(__file__).parent / "inside"), f"{_INSIDE}/inside"]
-    command += [
-        "--dev",
-        "/dev",
-        "--proc",
-        "/proc",
-        "--tmpfs",
-        "/tmp",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/",
-        "--",
-    ]
+    # Not bubblewrap's own /dev: that is a folder to write in, with no bound.
+    for name in DEVICES:
+        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    command += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--tmpfs", "/tmp", "--remount-ro", "/"]
+    command += ["--chdir", "/", "--setenv", "PYTHONHASHSEED", "0", "--"]
     yield OneProcess(command, _INSIDE, {**plan["environment"], "PYTHONHASHSEED": "0"})

@@ -14,6 +14,8 @@ from agentrl.errors import UserError
 from agentrl.tools.python.inside.plan import Plan
 
 PACKAGES = "/packages"
+FLAGS = ("-s", "-P", "-S")
+"""No folder of the user, of the start or of packages. Not -I, which would draw a new hash seed each time."""
 _EARLY = """
 base64 bisect collections copy dataclasses datetime decimal enum fractions functools heapq itertools json math
 operator random re statistics string textwrap time typing

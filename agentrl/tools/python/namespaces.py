@@ -83,7 +83,7 @@ async def started(plan: Plan) -> AsyncIterator[Namespaces]:
     with ours:
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                installation.interpreter(), "-I", "-S", "-c", _PROGRAM, str(theirs.fileno()), _HERE,
+                installation.interpreter(), *installation.FLAGS, "-c", _PROGRAM, str(theirs.fileno()), _HERE,
                 env={"PYTHONHASHSEED": "0"}, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
@@ -94,6 +94,9 @@ async def started(plan: Plan) -> AsyncIterator[Namespaces]:
         except TimeoutError:
             raise ToolError("unavailable", f"the sandbox did not come up within {_START_S:g} s") from None
         finally:
+            # Not only close: the host may have forked, and its children hold this socket too.
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
             ours.close()
             await _ended(process)
 

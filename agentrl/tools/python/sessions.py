@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ from agentrl.tools.python.inside.limits import Limits
 from agentrl.tools.python.inside.wire import MOST_BYTES, pack
 
 _LENGTH = struct.Struct("!I")
-_GRACE_S = 10.0
+_GRACE_S = 30.0  # a supervisor among hundreds of busy processes is late, not dead
 _END_S = 2.0
 NOBODY = 65534
 """Who runs code where we are root."""
@@ -79,7 +80,8 @@ class Session:
         message, self._untold = self._untold + pack(code), b""
         try:
             async with asyncio.timeout(self._limits["wall_s"] + _GRACE_S):
-                await asyncio.get_running_loop().sock_sendall(self._socket, message)
+                with suppress(BrokenPipeError):  # its last message says why it is gone
+                    await asyncio.get_running_loop().sock_sendall(self._socket, message)
                 answer = await self._answer()
         except TimeoutError:
             raise ToolError("crashed", "the sandbox does not answer") from None

@@ -22,6 +22,7 @@ from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
 
 MOST_CODE_BYTES = 60_000
+MOST_OUTPUT_BYTES = 8 * 2**20  # six times as much in JSON, at worst, which is below what a message may hold
 _MB = 2**20
 _FENCED = re.compile(r"\s*```[a-zA-Z0-9]*[ \t]*\n(.*?)(?:\n[ \t]*```\s*)?", re.DOTALL)
 
@@ -47,13 +48,13 @@ class PythonTool(Toolkit):
         and all of them together within a twentieth of a second.
     files_mb: files that it may write, in memory, gone with the call or the episode (2**20 bytes).
     processes: processes and threads at a time (count).
-    output_bytes: output that is kept; what goes beyond is left out, visibly.
+    output_bytes: output that is kept, at most 8 MiB; what goes beyond is left out, visibly.
     max_concurrency: calls that run at a time, over all episodes; None = twice the cores.
     sandbox: `auto` takes namespaces, or bubblewrap where the kernel refuses them to us; `none` runs code
         unprotected, with this user's rights: only for code that you trust.
 
     Raises:
-        UserError: a limit that leaves no room.
+        UserError: a limit that leaves no room, or too much.
     """
 
     name: str = "python"
@@ -75,6 +76,11 @@ class PythonTool(Toolkit):
         for name in ("wall_s", "cpu_s", "memory_mb", "files_mb", "processes", "output_bytes"):
             if not getattr(self, name) > 0:
                 raise UserError(f"the Python tool needs {name} above 0, got {getattr(self, name)}.")
+        if self.output_bytes > MOST_OUTPUT_BYTES:
+            raise UserError(
+                f"the Python tool keeps at most {MOST_OUTPUT_BYTES:,} bytes of output; "
+                f"output_bytes is {self.output_bytes:,}."
+            )
         if self.sandbox not in get_args(Sandboxing):
             raise UserError(
                 f"the Python tool knows no sandbox `{self.sandbox}`; write `auto`, `namespaces`, "

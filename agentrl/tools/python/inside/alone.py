@@ -15,7 +15,7 @@ from typing import NoReturn, cast
 
 from . import kernel, runner, seccomp, wire
 from .limits import Limits
-from .session import CELLS, MOST_DESCRIPTORS, STATUS, Confined, keep_only
+from .session import MOST_DESCRIPTORS, Confined, interpret
 from .supervisor import Everybody, Supervisor
 from .usage import Processes
 from .zygote import end_with
@@ -58,14 +58,10 @@ def _serve_unprotected(host: int, environment: Mapping[str, str]) -> None:
     group = Group()
 
     def start(cells: int, status: int, output: int) -> int:
-        if pid := os.fork():
-            group.leader = pid
-            return pid
-        os.setpgid(0, 0)
-        keep_only(cells, status, output)
-        runner.bound(limits, mapped)
-        runner.serve(CELLS, STATUS, environment, stateful=limits["stateful"])
-        os._exit(0)
+        group.leader = os.fork()
+        if group.leader == 0:
+            interpret((cells, status, output), lambda: runner.bound(limits, mapped), limits, environment)
+        return group.leader
 
     try:
         Supervisor(host, limits, processes, group, start).serve()

@@ -6,6 +6,7 @@ Started by the host as a program of its own, with an empty environment and one s
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
 from . import kernel, wire, zygote
-from .plan import Plan
+from .plan import DEVICES, Plan
 
 _ROOT = "/sys"  # any folder that nothing needs: the new root is built on top of it
 _NAMESPACES = (
@@ -27,7 +28,6 @@ _NAMESPACES = (
 )
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 _NOTHING = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-_DEVICES = ("null", "zero", "full", "random", "urandom")
 _KEPT_FLAGS = {
     os.ST_NOEXEC: kernel.MS_NOEXEC,
     os.ST_NOATIME: 1024,
@@ -109,21 +109,38 @@ def _build(plan: Plan) -> None:
 
 
 def _show(outside: str, inside: str) -> None:
-    """Bind a file or a folder into the new root, read-only."""
+    """Bind a file or a folder into the new root, read-only with all that is mounted in it."""
     place = _ROOT + inside
     _make_place(place, os.path.isdir(outside))
     kernel.mount(outside, place, None, kernel.MS_BIND | kernel.MS_REC)
-    # Flags that were set outside cannot be taken off in here, so they are named again.
+    for mounted in _mounts():
+        if mounted == place or mounted.startswith(f"{place}/"):
+            _freeze(mounted, _READ_ONLY)
+
+
+def _freeze(place: str, flags: int) -> None:
+    """Set flags on a mount. Those that were set outside cannot be taken off in here: they are named again."""
     before = os.statvfs(place).f_flag
     kept = sum(flag for one, flag in _KEPT_FLAGS.items() if before & one)
-    kernel.mount(None, place, None, _READ_ONLY | kept)
+    kernel.mount(None, place, None, flags | kept)
+
+
+def _mounts() -> list[str]:
+    """Where something is mounted."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        fields = [line.split()[4] for line in file]
+    return [
+        os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), one)) for one in fields
+    ]
 
 
 def _show_devices() -> None:
-    for name in _DEVICES:
+    for name in DEVICES:
         place = f"{_ROOT}/dev/{name}"
         _make_place(place, folder=False)
         kernel.mount(f"/dev/{name}", place, None, kernel.MS_BIND)
+        # It can be written to all the same, but its times and rights are those of the host's.
+        _freeze(place, _READ_ONLY & ~kernel.MS_NODEV)
     os.symlink("/tmp", f"{_ROOT}/dev/shm")
 
 

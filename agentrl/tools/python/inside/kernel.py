@@ -87,9 +87,9 @@ def die_with_parent(signal: int) -> None:
     prctl(_PR_SET_PDEATHSIG, signal, "prctl PDEATHSIG")
 
 
-def hide_memory() -> None:
-    """Let no process of the same user look into this one."""
-    prctl(_PR_SET_DUMPABLE, 0, "prctl DUMPABLE")
+def hide_memory(hidden: bool) -> None:
+    """Whether processes of the same user may look into this one."""
+    prctl(_PR_SET_DUMPABLE, int(not hidden), "prctl DUMPABLE")
 
 
 def adopt_orphans() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+# No /dev/zero: a mapping of it is memory that processes share and that is counted nowhere.
+DEVICES = ("null", "full", "random", "urandom")
+
 
 class Plan(TypedDict):
     """What the sandbox is made of. All paths are absolute.

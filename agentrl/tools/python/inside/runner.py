@@ -23,8 +23,10 @@ from contextlib import suppress
 from . import kernel, seccomp, wire
 from .limits import Limits
 
+READY = b"r"
 _FILE = "<python>"
 _MOST_FILES = 128
+_MOST_PENDING_SIGNALS = 256
 _MOST_TRACEBACK_LINES = 40
 _STACK_BYTES = 8 * 2**20
 
@@ -54,7 +56,8 @@ def bound(limits: Limits, mapped_bytes: int) -> None:
         resource.RLIMIT_AS: mapped_bytes + limits["memory_bytes"],
         resource.RLIMIT_FSIZE: limits["files_bytes"],
         resource.RLIMIT_NOFILE: _MOST_FILES,
-        resource.RLIMIT_CORE: 0,
+        # Where a program is given core files, 0 does not stop it (core(5)); 1 does.
+        resource.RLIMIT_CORE: 1,
         resource.RLIMIT_STACK: _STACK_BYTES,
     }
     if not limits["stateful"]:
@@ -62,6 +65,7 @@ def bound(limits: Limits, mapped_bytes: int) -> None:
         bounds[resource.RLIMIT_CPU] = int(limits["cpu_s"]) + 2
     if sys.platform == "linux":
         bounds |= {resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0}
+        bounds |= {resource.RLIMIT_SIGPENDING: _MOST_PENDING_SIGNALS}
     for which, wanted in bounds.items():
         hard = resource.getrlimit(which)[1]
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -69,7 +73,7 @@ def bound(limits: Limits, mapped_bytes: int) -> None:
 
 
 def serve(cells: int, status: int, environment: Mapping[str, str], *, stateful: bool) -> None:
-    """Run cells of code as they come, and report the end of each, until the pipe is closed.
+    """Say READY, run cells of code as they come, and report the end of each, until the pipe is closed.
 
     Without state there is one cell, and its end is that of a program.
     """
@@ -77,6 +81,7 @@ def serve(cells: int, status: int, environment: Mapping[str, str], *, stateful: 
     os.environ.update(environment)
     _reseed()
     module = _fresh_main()
+    os.write(status, READY)
     while (cell := wire.read(cells)) is not None:
         told = _Told()
         with told:

@@ -41,8 +41,14 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
-    # The network; pairs of connected sockets stay allowed.
+    # The network. Pairs of connected sockets stay allowed; one with a name could be reached by siblings.
     "socket": (41, 198),
+    "bind": (49, 200),
+    "connect": (42, 203),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "setsockopt": (54, 208),
     # Memory that no limit counts, and what is shared beyond a process.
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -59,6 +65,10 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "vmsplice": (278, 75),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    # It continues processes that were stopped.
+    "timer_create": (222, 107),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "mbind": (237, 235),
@@ -90,6 +100,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "reboot": (169, 142),
     "swapon": (167, 224),
     "swapoff": (168, 225),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     "acct": (163, 89),
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
@@ -109,14 +121,17 @@ ONLY_ITSELF = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
 # clone3 hides its flags behind a pointer; "no such call" makes the C library use clone, whose flags show.
 CLONE3 = 435
 CLONE = {"x86_64": 56, "aarch64": 220}
+# Memory that processes share is in no account of theirs, unless it lies in files, which are bounded.
+MMAP = {"x86_64": 9, "aarch64": 222}
+_SHARED_WITHOUT_A_FILE = 0x01 | 0x20
 LAST_KNOWN = 462
 _NEW_NAMESPACES = 0x7E020080
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06, 0x54
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 40
 
 
 def program(machine: str = MACHINE) -> bytes:
@@ -140,6 +155,12 @@ def program(machine: str = MACHINE) -> bytes:
     for number in (numbers[column] for numbers in ONLY_ITSELF.values()):
         steps += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0)]
         steps += [(_RETURN, 0, 0, _ERRNO | errno.EPERM), (_LOAD, 0, 0, _NUMBER)]
+    steps += [(_EQUAL, 0, 5, MMAP[machine]), (_LOAD, 0, 0, _FOURTH_ARGUMENT)]
+    steps += [
+        (_AND, 0, 0, _SHARED_WITHOUT_A_FILE),
+        *_if(_EQUAL, _SHARED_WITHOUT_A_FILE, _ERRNO | errno.EPERM),
+    ]
+    steps.append((_LOAD, 0, 0, _NUMBER))
     steps += _if(_EQUAL, CLONE3, _ERRNO | errno.ENOSYS)
     steps += _if(_ABOVE, LAST_KNOWN, _ERRNO | errno.ENOSYS)
     steps += [(_EQUAL, 0, 3, CLONE[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]

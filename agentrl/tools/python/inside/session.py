@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn, cast
 
 from . import kernel, runner, wire
 from .limits import Limits
@@ -29,7 +30,7 @@ class Confined:
 
     def run(self) -> None:
         """Serve the host until it goes away; then everything in the session is dead."""
-        kernel.hide_memory()
+        kernel.hide_memory(True)
         # A signal from inside reaches pid 1 only where it has a handler; Python has one, for this.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         limits = cast(Limits, wire.read(self._host))
@@ -37,13 +38,13 @@ class Confined:
         processes = Processes(proc)
         mapped = processes.mapped_bytes()
 
+        def confine() -> None:
+            runner.confine(limits, mapped, user=self._user)
+
         def start(cells: int, status: int, output: int) -> int:
             if pid := os.fork():
                 return pid
-            keep_only(cells, status, output)
-            runner.confine(limits, mapped, user=self._user)
-            runner.serve(CELLS, STATUS, self._environment, stateful=limits["stateful"])
-            os._exit(0)
+            interpret((cells, status, output), confine, limits, self._environment, proc)
 
         everybody = Everybody()
         try:
@@ -66,6 +67,42 @@ def _own_file_system(limits: Limits) -> int | None:
     kernel.mount("tmpfs", WORK, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
     os.chdir(WORK)
     return proc
+
+
+def _die_first(proc: int | None) -> None:
+    """Where memory runs out, and however it was taken, the kernel ends this process before all others."""
+    if proc is not None:
+        kernel.hide_memory(False)  # what is hidden belongs to the real root, who alone may write this
+        fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+        os.write(fd, b"1000")
+        os.close(fd)
+
+
+def interpret(
+    pipes: tuple[int, int, int],
+    confine: Callable[[], None],
+    limits: Limits,
+    environment: Mapping[str, str],
+    proc: int | None = None,
+) -> NoReturn:
+    """All that the interpreter's process does: it never gets back to what its parent was doing.
+
+    pipes: cells, status, output. What breaks before the first cell is said instead of READY.
+    """
+    try:
+        # A group of its own: signals to "my group" would reach the groups of siblings and of the host.
+        os.setsid()
+        with suppress(PermissionError):  # where a security module says no, all other limits still hold
+            _die_first(proc)
+        keep_only(*pipes)
+        try:
+            confine()
+        except OSError as error:
+            os.write(STATUS, str(error).encode())
+        else:
+            runner.serve(CELLS, STATUS, environment, stateful=limits["stateful"])
+    finally:
+        os._exit(0)
 
 
 def keep_only(cells: int, status: int, output: int) -> None:

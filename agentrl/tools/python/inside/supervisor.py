@@ -5,6 +5,8 @@ signals from inside cannot reach it. Between calls of a stateful session all oth
 
 Consumes: cells of code from the host's socket. Waits for: the socket, the interpreter, its output, the next
 look at the limits. Ends: when the host closes the socket, or a limit is broken.
+
+Code may do anything to its ends of the pipes, at any time: no loop here goes on for as long as it writes.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ import time
 from collections.abc import Callable
 from typing import TypedDict
 
-from . import wire
+from . import runner, wire
 from .limits import Limits
 from .usage import Processes
 
 _LOOK_S = 0.05
 _SOON_S = 0.002
+_IDLE_LOOK_S = 1.0
 _CHUNK_BYTES = 65_536
 _MOST_CHUNKS = 32  # a flood must not keep the supervisor from its other duties; a pipe holds less
+_MOST_WORDS = 500
 _REPORTS = {b"d": "done", b"e": "error"}
 
 
@@ -65,6 +69,9 @@ class Supervisor:
     """Runs the cells of one session.
 
     start: forks the interpreter; given the ends of its pipes, returns its process id.
+
+    Raises:
+        OSError: the interpreter did not start.
     """
 
     def __init__(
@@ -82,29 +89,47 @@ class Supervisor:
         self._interpreter = start(cells, status, output)
         for fd in (cells, status, output):
             os.close(fd)
+        # No line of a model has run yet: what breaks until now is the world's doing, and this is true.
+        if (said := os.read(self._status, _MOST_WORDS)) != runner.READY:
+            raise OSError(f"the interpreter did not start: {said.decode('utf-8', 'replace')}")
         for fd in (self._cells, self._status, self._output):
             # The other ends are in untrusted hands: nothing here may wait for them.
             os.set_blocking(fd, False)
         self._kept = bytearray()
         self._dropped = 0
+        self._untaken = memoryview(b"")
+        self._used = self._cpu_s()
 
     def serve(self) -> None:
         """Run cells until the host goes away or the session is over."""
         over = False
-        while not over and (cell := wire.read(self._host)) is not None:
+        while not over and (cell := self._next_cell()) is not None:
             result = self._run(cell)
             if result is None:
                 return
             over = result["over"]
             wire.write(self._host, result)
 
+    def _next_cell(self) -> object | None:
+        """Wait for a cell; None where the host goes away.
+
+        Code that was stopped can have itself continued (by a timer, by the end of a child). It is stopped
+        again and again, and what it uses up meanwhile is counted.
+        """
+        poll = select.poll()
+        poll.register(self._host, select.POLLIN)
+        while not poll.poll(_IDLE_LOOK_S * 1e3):
+            self._everybody.signal(signal.SIGKILL if self._broken() else signal.SIGSTOP)
+        return wire.read(self._host)
+
     def _run(self, cell: object) -> Result | None:
         """Run one cell; None where the host went away meanwhile."""
         self._kept.clear()
         self._dropped = 0
-        began, used = time.monotonic(), self._cpu_s()
+        self._forget_reports()
+        self._untaken = memoryview(wire.pack(cell))
         self._everybody.signal(signal.SIGCONT)
-        outcome = self._watched(began, used) if self._handed_over(cell) else "ended"
+        outcome = self._watched()
         if outcome is None:
             return None
         over = not (self._limits["stateful"] and outcome in ("done", "error"))
@@ -112,37 +137,52 @@ class Supervisor:
         self._everybody.signal(signal.SIGKILL if over else signal.SIGSTOP)
         self._drain()
         kind, _, detail = outcome.partition(":")
+        before, self._used = self._used, self._cpu_s()
         return Result(
             outcome=kind,
             detail=detail,
             output=self._kept.decode("utf-8", "replace"),
             dropped_bytes=self._dropped,
-            cpu_s=self._cpu_s() - used,
+            cpu_s=self._used - before,
             over=over,
         )
 
-    def _handed_over(self, cell: object) -> bool:
-        """Give the interpreter a cell; False where it does not take it."""
-        while self._said():
-            pass  # reports of an earlier cell that was not asked for
-        message = wire.pack(cell)
-        try:
-            return os.write(self._cells, message) == len(message)
-        except (BrokenPipeError, BlockingIOError):
-            return False
+    def _forget_reports(self) -> None:
+        """Drop what was reported and not asked for, as much as a pipe holds."""
+        for _ in range(_MOST_CHUNKS):
+            try:
+                if not os.read(self._status, _CHUNK_BYTES):
+                    return
+            except BlockingIOError:
+                return
 
-    def _watched(self, began: float, used: float) -> str | None:
+    def _hand_over(self) -> bool:
+        """Give the interpreter as much of the cell as its pipe takes now; False where it is closed."""
+        try:
+            self._untaken = self._untaken[os.write(self._cells, self._untaken) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return True
+
+    def _watched(self) -> str | None:
         poll = select.poll()
         for fd in (self._host, self._status, self._output):
             poll.register(fd, select.POLLIN)
-        deadline = began + self._limits["wall_s"]
-        look = began + _LOOK_S
+        poll.register(self._cells, select.POLLOUT)
+        began = time.monotonic()
+        deadline, look = began + self._limits["wall_s"], began + _LOOK_S
         while True:
             now = time.monotonic()
             ready = {fd for fd, _ in poll.poll(max(min(deadline, look) - now, 0.0) * 1e3 + 1)}
             if self._host in ready:
                 # The host says nothing while a cell runs: this is its end.
                 return None
+            if self._cells in ready and not self._hand_over():
+                return "ended"
+            if self._cells in ready and not self._untaken:
+                poll.unregister(self._cells)
             if self._output in ready and not self._drain():
                 poll.unregister(self._output)
             if self._status in ready:
@@ -156,7 +196,7 @@ class Supervisor:
                 return "timeout"
             if now >= look:
                 look = now + _LOOK_S
-                if broken := self._silent() or self._broken(used):
+                if broken := self._silent() or self._broken():
                     return broken
 
     def _said(self) -> bytes | None:
@@ -174,9 +214,9 @@ class Supervisor:
         if not os.WIFSIGNALED(status):
             return f"ended:{os.WEXITSTATUS(status)}"
         number = os.WTERMSIG(status)
-        return "cpu" if number == signal.SIGXCPU else f"signal:{signal.Signals(number).name}"
+        return "cpu" if number == signal.SIGXCPU else f"signal:{_name(number)}"
 
-    def _broken(self, used: float) -> str | None:
+    def _broken(self) -> str | None:
         self._reap_orphans()
         # First, and cheap: the kernel keeps this limit too, except for root's own processes.
         if self._processes.number() > self._limits["processes"] + 1:
@@ -184,7 +224,7 @@ class Supervisor:
         usage = self._processes.usage(besides=os.getpid())
         if usage.memory_bytes > self._limits["memory_bytes"]:
             return "memory"
-        if usage.cpu_s - used > self._limits["cpu_s"]:
+        if usage.cpu_s - self._used > self._limits["cpu_s"]:
             return "cpu"
         return None
 
@@ -214,3 +254,10 @@ class Supervisor:
             self._kept += chunk[:room]
             self._dropped += max(len(chunk) - room, 0)
         return True
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have no name
+        return f"signal {number}"

@@ -6,12 +6,17 @@ import os
 import resource
 from typing import NamedTuple
 
+_MOST_BYTES = 65_536
+_OWN_MEMORY = ("RssAnon:", "VmSwap:")
 _PAGE_BYTES = resource.getpagesize()
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """Memory in bytes and CPU seconds of all processes together, those that have ended included."""
+    """Memory in bytes, swapped out or not, and CPU seconds of all processes together.
+
+    CPU seconds of those that have ended are included where somebody waited for their end.
+    """
 
     memory_bytes: int
     cpu_s: float
@@ -25,11 +30,11 @@ class Processes:
 
     def __init__(self, proc: int | None) -> None:
         self._proc = proc
-        self.own_bytes = self._resident("self") or 0
+        self.own_bytes = self._memory("self")
 
     def mapped_bytes(self) -> int:
         """The address space of this process."""
-        sizes = self._read("self/statm")
+        sizes = self._read("self/statm").split()
         return int(sizes[0]) * _PAGE_BYTES if sizes else 2**28
 
     def number(self) -> int:
@@ -43,9 +48,9 @@ class Processes:
         for pid in self._pids():
             if int(pid) == besides:
                 continue
-            memory += max((self._resident(pid) or 0) - self.own_bytes, 0)
+            memory += max(self._memory(pid) - self.own_bytes, 0)
             # The name stands in brackets, may hold blanks and brackets, and comes before everything else.
-            fields = " ".join(self._read(f"{pid}/stat")).rpartition(")")[2].split()
+            fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
             if len(fields) > 14:
                 cpu += sum(map(int, fields[11:15])) / _TICKS_PER_S
         return Usage(memory, cpu)
@@ -53,21 +58,22 @@ class Processes:
     def _pids(self) -> list[str]:
         return [] if self._proc is None else [name for name in os.listdir(self._proc) if name.isdigit()]
 
-    def _resident(self, pid: str) -> int | None:
-        sizes = self._read(f"{pid}/statm")
-        # Pages of files are shared with everybody.
-        return (int(sizes[1]) - int(sizes[2])) * _PAGE_BYTES if sizes else None
+    def _memory(self, pid: str) -> int:
+        """Pages that no file holds. Those of files are bounded with them, and others cannot be shared."""
+        # The first line holds a name that the process chose; no line break can stand in it.
+        lines = [line.split() for line in self._read(f"{pid}/status").split("\n")[1:]]
+        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in _OWN_MEMORY)
 
-    def _read(self, path: str) -> list[str]:
+    def _read(self, path: str) -> str:
         if self._proc is None:
-            return []
+            return ""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
         except OSError:
-            return []
+            return ""
         try:
-            return os.read(fd, 4096).decode("utf-8", "replace").split()
+            return os.read(fd, _MOST_BYTES).decode("utf-8", "replace")
         except ProcessLookupError:
-            return []
+            return ""
         finally:
             os.close(fd)

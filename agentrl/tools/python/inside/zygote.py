@@ -26,6 +26,10 @@ def preload(modules: Sequence[str]) -> None:
     """Import now what every session would import later."""
     for name in modules:
         importlib.import_module(name)
+    # Pid 1 of a session is deaf to signals from inside only where it has no handler for them.
+    for number in signal.valid_signals() - {signal.SIGINT}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(number, signal.SIG_DFL)
     # A collection in a child would touch, and so copy, every object that it shares with this parent.
     gc.collect()
     gc.freeze()
@@ -54,7 +58,8 @@ def _begin(
         kernel.unshare(kernel.CLONE_NEWPID)
         pid = os.fork()
     except OSError as error:
-        wire.write(host, {"outcome": "unavailable", "detail": str(error)})
+        with suppress(OSError):  # it may be gone, and this process serves all others too
+            wire.write(host, {"outcome": "unavailable", "detail": str(error)})
         pid = -1
     if pid == 0:
         os.close(here)
