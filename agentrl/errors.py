@@ -11,8 +11,10 @@
         WorldBrokenError        the environment fails so often that a run cannot go on
       StageError                one episode failed at a named stage; data for the journal, never a crash
         ToolError               a tool failed by no doing of the model
+        EndpointError           somebody else's model failed to answer
       EngineError               the inference engine refused or failed
         RequestTooLargeError    the request can never fit in the engine's cache
+        EngineUnavailableError  a server that is not there, broke off, or took too long
     ToolRejected                raised by a tool: its sentence goes back to the model and is scored
 
 `UserError`s are for people. `StageError`s are attributed once, by `stage()`, at the
@@ -88,12 +90,28 @@ class ToolError(StageError):
         super().__init__("tool", kind, detail)
 
 
+class EndpointError(StageError):
+    """A chat endpoint gave no turn: its failure, never the model's. status: what it answered, or None.
+
+    kind: "unavailable" (no connection, or too busy), "timeout" (no answer in time), "crashed" (it broke off,
+    or says 500), "refused" (the key, or a redirect), "protocol" (any other answer).
+    """
+
+    def __init__(self, kind: str, detail: str, status: int | None = None) -> None:
+        super().__init__("act", kind, detail)
+        self.status = status
+
+
 class EngineError(AgentRLError):
     """The inference engine refused a request or failed while serving it."""
 
 
 class RequestTooLargeError(EngineError):
     """The request needs more cache than the engine could ever give it."""
+
+
+class EngineUnavailableError(EngineError):
+    """A server cannot be reached, broke off or took too long; another may do what it was asked."""
 
 
 class RenderingError(AgentRLError):

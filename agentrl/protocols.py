@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from agentrl.types import (
     JSON,
     Completion,
     Credit,
+    Finish,
     Group,
     Limits,
     Message,
@@ -82,11 +84,15 @@ class Act(NamedTuple):
 
     restart: why the agent did not go on from what it had seen, but from a prompt that its world_ids
     hold whole; None = it went on.
+    finish: why a turn without tokens ended; where there are tokens, their completion says it.
+    counts: what happened on the way to it, by name; summed into `Episode.counts`.
     """
 
     message: Message
     tokens: TurnTokens | None
     restart: Restart | None = None
+    finish: Finish = Finish.STOP
+    counts: Mapping[str, int] = MappingProxyType({})
 
 
 class Agent(Protocol):
@@ -224,18 +230,22 @@ class WeightSink(Protocol):
         """Start sending `version`; `manifest` lists every tensor that will come."""
 
 
-class Engine(Policy, Protocol):
-    """A policy that runs here: it can be stopped, fed with weights and shut down."""
-
-    @property
-    def sink(self) -> WeightSink:
-        """Where this engine takes new weights."""
+class RunningPolicy(Policy, Protocol):
+    """A policy whose requests can be stopped, and that holds something until it is closed."""
 
     async def abort(self) -> None:
         """End every running request with what it has so far, finish = abort."""
 
     async def close(self) -> None:
         """Abort, then free everything."""
+
+
+class Engine(RunningPolicy, Protocol):
+    """A policy that can also be fed with weights."""
+
+    @property
+    def sink(self) -> WeightSink:
+        """Where this engine takes new weights."""
 
 
 class StepReport(NamedTuple):

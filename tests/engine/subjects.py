@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from agentrl.engine.conformance import Delivery, EngineCaps, Subject
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.fake import FakeEngine, seeded_table
+from agentrl.engine.sglang import SGLangPolicy
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
 
 torch.set_num_threads(1)
@@ -74,6 +75,27 @@ def embedded_subject(architecture: str) -> Subject:
         logits=lambda ids, version: logits_of(models[version], ids),
         delivery=lambda version: delivery_of(models[version]),
         decode=text_of,
+        sink=engine.sink,
+    )
+
+
+SGLANG_CAPS = EngineCaps(seeds=False, private_caches=False, weight_updates=False)
+"""SGLang samples without regard to seeds, has one cache for all, and this policy has no sink."""
+
+
+def remote_subject(url: str, caps: EngineCaps, max_context_len: int) -> Subject:
+    """What serves `tiny("qwen3")` at an address, behind a policy of its own."""
+    model = tiny("qwen3")
+    return Subject(
+        engine=SGLangPolicy(url, vocab_size=VOCAB, decode=text_of),
+        caps=caps,
+        vocab_size=VOCAB,
+        max_slots=4,
+        max_context_len=max_context_len,
+        logits=lambda ids, version: logits_of(model, ids),
+        delivery=lambda version: delivery_of(model),
+        decode=text_of,
+        tolerance=2e-5,
     )
 
 
@@ -84,8 +106,9 @@ def fake_subject(caps: EngineCaps | None = None, engine: FakeEngine | None = Non
         named = [("table", torch.from_numpy(tables[version].copy()))]
         return Delivery(manifest_of(named), list(pack_buckets(named, 1 << 20)), checksum(named))
 
+    engine = engine or FakeEngine(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of)
     return Subject(
-        engine=engine or FakeEngine(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of),
+        engine=engine,
         caps=caps or EngineCaps(),
         vocab_size=VOCAB,
         max_slots=4,
@@ -93,4 +116,5 @@ def fake_subject(caps: EngineCaps | None = None, engine: FakeEngine | None = Non
         logits=lambda ids, version: tables[version][list(ids)],
         delivery=delivery,
         decode=text_of,
+        sink=engine.sink,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import AgentRLError
-from agentrl.protocols import Bucket, Engine, Sampling, TensorSpec
+from agentrl.protocols import Bucket, RunningPolicy, Sampling, TensorSpec, WeightSink
 from agentrl.types import Completion
 
 
@@ -31,8 +31,11 @@ class EngineCaps:
     prefix_cache: bool = True
     """The turns of a session share a cache, and `cached_tokens` says how much of it was used."""
 
+    private_caches: bool = True
+    """What a session cached is used by it alone, and forgotten when it is closed."""
+
     weight_updates: bool = True
-    """New weights are taken while requests run."""
+    """New weights are taken by a sink, while requests run."""
 
 
 class Delivery(NamedTuple):
@@ -49,10 +52,10 @@ class Subject:
 
     logits(ids, version): float [T, V]; row t is what follows ids[: t + 1]. Versions 0 and 1 differ.
     delivery(version): how that version is sent. decode: the text of tokens.
-    tolerance: how far logprobs may be from those of `logits`.
+    tolerance: how far logprobs may be from those of `logits`. sink: of the engine; None = it has none.
     """
 
-    engine: Engine
+    engine: RunningPolicy
     caps: EngineCaps
     vocab_size: int
     max_slots: int
@@ -61,6 +64,7 @@ class Subject:
     delivery: Callable[[int], Delivery]
     decode: Callable[[Sequence[int]], str]
     tolerance: float = 1e-5
+    sink: WeightSink | None = None
 
     def prompt(self, number: int, length: int = 7) -> list[int]:
         """A reproducible prompt."""

@@ -69,6 +69,7 @@ class EmbeddedEngine:
         self._pump: asyncio.Task[None] | None = None
         self._busy: set[str] = set()
         self._closed = False
+        self._paused = False
         self._sink = EmbeddedSink(architecture, dtype, self._install)
 
     @classmethod
@@ -136,6 +137,11 @@ class EmbeddedEngine:
         return self._sink
 
     @property
+    def num_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._pending())
+
+    @property
     def cache_bytes(self) -> int:
         """Memory of keys and values: fixed at construction by max_slots x max_context_len."""
         return self._decoder.num_bytes
@@ -171,6 +177,27 @@ class EmbeddedEngine:
         """End every request, running or waiting, with what it has; finish = abort."""
         for request in self._pending():
             self._end(request)
+
+    def pause(self) -> None:
+        """Stop between two tokens: whoever runs or comes waits for `resume`. Abort and close still work."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._paused = False
+        if self._pending():
+            self._start()
+
+    def drop_caches(self) -> None:
+        """Forget what was computed; requests that run compute theirs again."""
+        self._slots.drop_caches()
+
+    def so_far(self, session: str) -> Completion | None:
+        """What the request that runs in a session has sampled until now, as if it were aborted."""
+        for request in self._pending():
+            if request.session == session and request.slot is not None:
+                return self._slots.completion(request.slot, Finish.ABORT, None)
+        return None
 
     async def close(self) -> None:
         """Abort, then free the cache. A closed engine refuses requests."""
@@ -227,6 +254,8 @@ class EmbeddedEngine:
         patience = _PATIENCE
         while True:
             await self._gather(patience)
+            if self._paused:
+                return
             self._admit()
             if not self._slots.active.any():
                 return

@@ -1,0 +1,158 @@
+"""Requests to a server or a router over few connections, and what their failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import httpx2
+
+from agentrl.engine.sglang import wire
+from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+
+_CONNECT_TIMEOUT_S = 5.0
+_CONTROL_TIMEOUT_S = 10.0
+# Servers close connections that were idle for 5 s: one that is used just then would lose its request.
+_KEEP_IDLE_S = 2.0
+_CONTROL_CONNECTIONS = 16
+_MAX_REPLY_BYTES = 256 << 20
+_BUSY = {429, 503}
+_GATEWAY_ERRORS = {502, 504}
+_NOT_FOUND = 404
+_OK = 200
+
+
+class UntouchedError(EngineUnavailableError):
+    """No server has begun with the request: it may be sent again."""
+
+
+class Connection:
+    """One address. Failures are EngineUnavailableErrors, refusals EngineErrors.
+
+    room: what the server holds; None before `facts` found out.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+
+    def __init__(self, address: str, headers: Mapping[str, str], max_requests: int) -> None:
+        self._url = _base_of(address)
+        most = max_requests + _CONTROL_CONNECTIONS
+        self._http = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(
+                trust_env=False,
+                limits=httpx2.Limits(
+                    max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEEP_IDLE_S
+                ),
+            ),
+            headers={"accept-encoding": "identity", **headers},
+            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+        self._behind_router = False
+        self.room: wire.Room | None = None
+
+    async def facts(self) -> tuple[int, wire.Room]:
+        """The version that serves and what fits; behind a router, what fits into every server.
+
+        Raises:
+            EngineError: it speaks another protocol, or the router has no servers.
+        """
+        workers = await self._workers()
+        infos = [wire.read(wire.ServerInfo, await self._get(f"{url}/server_info"), url) for url in workers]
+        model = wire.read(wire.ModelInfo, await self._get(f"{workers[0]}/model_info"), workers[0])
+        rooms = [wire.room_of(info) for info in infos]
+        self.room = wire.Room(min(room.total for room in rooms), min(room.prompt for room in rooms))
+        return wire.version_of(model.weight_version), self.room
+
+    async def generate(self, body: bytes, session: str) -> wire.GenerateReply:
+        """Send a request and wait for its reply.
+
+        Raises:
+            UntouchedError: it may be sent again.
+        """
+        headers = {"content-type": "application/json", wire.ROUTING_KEY: _header_value(session)}
+        url = f"{self._url}/generate"
+        status, answer = await self._sent("POST", url, body, headers)
+        if status != _OK:
+            raise _refused(url, status, answer)
+        return wire.read(wire.GenerateReply, answer, f"what {url} answers")
+
+    async def abort(self, rid: str) -> None:
+        """Ask for the end of a request; of one that nobody knows, too, for it may be on its way."""
+        for url in await self._workers():
+            await self._control("POST", f"{url}/abort_request", wire.written_abort(rid))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _workers(self) -> list[str]:
+        """The servers: this address, or those behind it, for a router passes no control calls on."""
+        if not self._behind_router:
+            status, answer = await self._control("GET", f"{self._url}/server_info")
+            if status == _OK:
+                return [self._url]
+            if status != _NOT_FOUND:
+                raise _refused(self._url, status, answer)
+        self._behind_router = True
+        told = wire.read(wire.Workers, await self._get(f"{self._url}/workers"), f"{self._url}/workers")
+        if not told.workers:
+            raise UntouchedError(f"the router at {self._url} has no servers; start one and add it.")
+        return [worker.url for worker in told.workers]
+
+    async def _get(self, url: str) -> bytes:
+        status, answer = await self._control("GET", url)
+        if status != _OK:
+            raise _refused(url, status, answer)
+        return answer
+
+    async def _control(self, method: str, url: str, body: bytes = b"") -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                return await self._sent(method, url, body, {"content-type": "application/json"})
+        except TimeoutError:
+            raise EngineUnavailableError(f"{url} did not answer in {_CONTROL_TIMEOUT_S:g} s.") from None
+
+    async def _sent(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        pieces, length = [], 0
+        try:
+            async with self._http.stream(method, url, content=body, headers=headers) as response:
+                async for piece in response.aiter_raw():
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > _MAX_REPLY_BYTES:
+                        raise EngineError(f"the reply of {url} is longer than {_MAX_REPLY_BYTES:,} bytes.")
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise UntouchedError(f"{url} cannot be reached ({_said(error)}); is the server up?") from error
+        except httpx2.TransportError as error:
+            raise EngineUnavailableError(f"{url} broke off: {_said(error)}.") from error
+        return response.status_code, b"".join(pieces)
+
+
+def _refused(url: str, status: int, answer: bytes) -> EngineError:
+    sentence = f"{url} {wire.refusal(status, answer)}"
+    if status in _BUSY:
+        return UntouchedError(sentence)
+    return EngineUnavailableError(sentence) if status in _GATEWAY_ERRORS else EngineError(sentence)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _header_value(session: str) -> str:
+    """A session's name as a header can carry it."""
+    return session if session.isascii() and session.isprintable() else session.encode().hex()
+
+
+def _base_of(address: str) -> str:
+    try:
+        url = httpx2.URL(address)
+    except (httpx2.InvalidURL, ValueError):
+        url = httpx2.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{address!r} is not an address; write one such as http://127.0.0.1:30000.")
+    return str(url.copy_with(query=None, fragment=None)).rstrip("/")
