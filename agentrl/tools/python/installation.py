@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -21,6 +23,7 @@ base64 bisect collections copy dataclasses datetime decimal enum fractions funct
 operator random re statistics string textwrap time typing
 """
 _SYSTEM = ("libc.", "libc-", "libm.", "libm-", "ld-", "libpthread", "libdl", "libpython")
+_EXTRA = re.compile(r";.*\bextra\b")
 _SYSTEM_LINKS = ("/lib", "/lib64", "/usr/lib64")
 
 
@@ -108,11 +111,19 @@ def _parts_of(packages: Sequence[str]) -> list[tuple[str, str]]:
         if name.lower() in done:
             continue
         done.add(name.lower())
+        if name.lower() == "agentrl":  # it holds the tasks and their rewards
+            _check_not_wanted(name, packages)
+            continue
         found = _distribution(name, wanted=name in packages)
         if found is not None:
             waiting += _requirements(found)
-            parts |= _top_level(found)
+            parts |= _files_of(found)
     return sorted((outside, f"{PACKAGES}/{name}") for name, outside in parts.items())
+
+
+def _check_not_wanted(name: str, packages: Sequence[str]) -> None:
+    if name in packages:
+        raise UserError(f"the Python tool shows no model `{name}` itself; take it out of `packages`.")
 
 
 def _distribution(name: str, *, wanted: bool) -> Distribution | None:
@@ -129,13 +140,46 @@ def _distribution(name: str, *, wanted: bool) -> Distribution | None:
 
 def _requirements(found: Distribution) -> list[str]:
     """Names of what it needs; what an extra needs is left out."""
-    needed = [line for line in found.requires or [] if "extra ==" not in line]
+    needed = [line for line in found.requires or [] if not _EXTRA.search(line)]
     return ["".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0] for line in needed]
 
 
-def _top_level(found: Distribution) -> dict[str, str]:
-    names = {path.parts[0] for path in found.files or [] if path.parts[0] not in ("..", "__pycache__")}
-    paths = {
-        name: os.path.realpath(str(found.locate_file(name))) for name in names if not name.endswith(".pth")
-    }
-    return {name: path for name, path in paths.items() if os.path.exists(path)}
+def _files_of(found: Distribution) -> dict[str, str]:
+    """What to show of a distribution: path below the folder of packages -> path outside.
+
+    Raises:
+        UserError: it does not say which files are its own.
+    """
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    if found.files is None or origin.get("dir_info", {}).get("editable"):
+        name = found.metadata["Name"]
+        raise UserError(
+            f"the Python tool cannot tell which files belong to the package `{name}`; install it as a "
+            "wheel, not in place (`pip install --force-reinstall --no-deps` without -e)."
+        )
+    # Programs and data may lie anywhere on this machine; what is imported lies below.
+    own = [path.parts for path in found.files if not path.is_absolute() and ".." not in path.parts]
+    own = [parts for parts in own if "__pycache__" not in parts and not parts[-1].endswith(".pth")]
+    shown = {place: os.path.realpath(str(found.locate_file(place))) for place in _shown(found, "", own)}
+    return {place: path for place, path in shown.items() if os.path.exists(path)}
+
+
+def _shown(found: Distribution, folder: str, files: Iterable[Sequence[str]]) -> Iterable[str]:
+    """Files and whole folders of a distribution; folders that others have files in too are entered."""
+    inside: dict[str, list[Sequence[str]]] = {}
+    for parts in files:
+        inside.setdefault(parts[0], []).append(parts[1:])
+    for name, below in inside.items():
+        place = f"{folder}{name}"
+        names = {parts[0] for parts in below if parts}
+        if names and not _is_whole(str(found.locate_file(place)), names):
+            yield from _shown(found, f"{place}/", below)
+        else:
+            yield place
+
+
+def _is_whole(folder: str, names: set[str]) -> bool:
+    """Whether a folder is one distribution's: a package of its own, or nothing else is in it."""
+    if any(name.startswith("__init__.") for name in names) or not os.path.isdir(folder):
+        return True
+    return set(os.listdir(folder)) - {"__pycache__"} <= names

@@ -170,6 +170,13 @@ SYSTEM_CALLS = {
     "shmget": (29, 194),
     "process_vm_readv": (310, 270),
     "init_module": (175, 105),
+    "bind": (49, 200),
+    "connect": (42, 203),
+    "accept4": (288, 242),
+    "setsockopt": (54, 208),
+    "timer_create": (222, 107),
+    "inotify_init1": (294, 26),
+    "sync": (162, 81),
 }
 
 

@@ -39,4 +39,6 @@ def test_every_attack_fails_for_an_ordinary_user_too():
 
 @pytest.mark.full
 def test_everything_holds_for_an_ordinary_user_too():
-    assert passed("test_floods.py", "test_python_tool.py", "test_lifetime.py", "test_refusal.py") > 0
+    assert passed(
+        "test_floods.py", "test_python_tool.py", "test_lifetime.py", "test_refusal.py", "test_tricks.py"
+    )

@@ -199,6 +199,7 @@ async def test_packages_are_seen_with_what_they_require_and_nothing_else():
         ({"packages": ["no-such-package"]}, "`no-such-package`, which is not installed"),
         ({"preload": ["no_such_module"]}, "cannot import early"),
         ({"wall_s": 0}, "wall_s above 0"),
+        ({"output_bytes": 10**8}, "at most 8,388,608 bytes of output"),
         ({"sandbox": "jail"}, "no sandbox `jail`"),
     ],
 )
