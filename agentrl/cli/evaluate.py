@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 @config_flags(EvalConfig)
 @click.command("eval")
 @click.argument("env_id")
-@click.option("--model", required=True, metavar="DIR", help="Hugging Face model directory to score.")
+@click.option("--model", metavar="DIR", help="Hugging Face model directory to score.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
-def evaluate_command(env_id: str, model: str, as_json: bool, **flags: str | bool | None) -> None:
+def evaluate_command(env_id: str, model: str | None, as_json: bool, **flags: str | bool | None) -> None:
     """Play episodes of ENV_ID with a model and score them, in the same loop as training.
 
-    A failed episode is counted by kind and stands in no mean.
+    The model is a directory (--model), or behind a chat endpoint (--openai-url, --openai-model). A failed
+    episode is counted by kind and stands in no mean.
     """
     from agentrl.evaluation.model import evaluate
 
@@ -50,6 +51,11 @@ def _table(report: EvalReport) -> Table:
         table.add_row(f"failed: {kind}", str(count))
     table.add_row("turns per episode", f"{report.turns:.2f}")
     table.add_row("model tokens per episode", f"{report.policy_tokens:.1f}")
+    for name, count in report.usage.items():
+        table.add_row(name.replace("_", " "), str(count))
+    if report.cost is not None:
+        table.add_row("cost, all episodes", f"{report.cost:.4f}")
+        table.add_row("cost per episode", f"{report.cost / (report.n + sum(report.failures.values())):.6f}")
     for name, count in report.counts.items():
         table.add_row(name.replace("/", ", ").replace("_", " "), str(count))
     for name, milliseconds in report.tool_ms.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,7 @@ class _Record:
 
     trajectories: list[tuple[Restart | None, list[Turn]]] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, turn: Turn, restart: Restart | None) -> None:
         """Append a turn; where the agent began anew, to a trajectory of its own."""
@@ -67,6 +69,7 @@ async def play(
         broken = await _close(env, agent, episode_id)
     # A world that failed often cannot be closed either: the first failure is the one to tell.
     failure = failure or broken
+    record.counts.update(env.counts)
     return Episode(
         id=episode_id,
         env_id=env.id,
@@ -77,7 +80,7 @@ async def play(
         step_rewards=tuple(record.rewards),
         ending=Ending.FAILED if failure else ending,
         failure=failure,
-        counts=dict(env.counts),
+        counts=dict(record.counts),
         seconds=time.perf_counter() - started,
     )
 
@@ -90,10 +93,11 @@ async def _run(env: Env, agent: Agent, task: Task, seed: int, session: Session, 
         async with stage("act", None):
             act = await agent.act(observation, tools=env.tool_schemas, session=_turn(session, turn))
         record.add(Turn(observation, act.message, act.tokens), act.restart)
-        if act.tokens is not None and act.tokens.completion.finish is not Finish.STOP:
+        record.counts.update(act.counts)
+        finish = act.finish if act.tokens is None else act.tokens.completion.finish
+        if finish is not Finish.STOP:
             # An unfinished message is never shown to the world: its end is missing.
-            aborted = act.tokens.completion.finish is Finish.ABORT
-            return Ending.ABORTED if aborted else Ending.TRUNCATED
+            return Ending.ABORTED if finish is Finish.ABORT else Ending.TRUNCATED
         async with stage("step", limits.step_timeout_s):
             step = await env.step(act.message)
             _check_reward(step)

@@ -9,6 +9,7 @@ from pydantic import Field
 from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
 from agentrl.rendering.config import RenderingConfig
+from agentrl.rollout.chat.config import EndpointConfig
 from agentrl.rollout.config import Count
 from agentrl.tools.config import ToolChoice
 from agentrl.types import JSON
@@ -30,7 +31,12 @@ class EvalSettings(ToolChoice):
     max_turns: Count | None = None
     """Most turns of the model in an episode (count); left out, the environment's own limit."""
     rollout_max_context_len: Count | None = None
-    """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit."""
+    """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit.
+
+    With a chat endpoint, left out, none: it counts in other tokens than the environment does.
+    """
+    output_dir: str | None = None
+    """Folder for the settings, the report and every episode with its verdict; left out, none is written."""
     num_threads: Count | None = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 
@@ -41,3 +47,4 @@ class EvalConfig(Section):
     eval: EvalSettings = EvalSettings()
     rendering: RenderingConfig = RenderingConfig()
     engine: EngineConfig = EngineConfig()
+    openai: EndpointConfig = EndpointConfig()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.envs import Env, Scorer, play
 from agentrl.envs.scoring import Marked
 from agentrl.errors import ConfigError, WorldBrokenError
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
+from agentrl.observe import Entry, Outcome
 from agentrl.protocols import Agent
 from agentrl.rollout.group import all_of
 from agentrl.types import Episode, Task, Verdict
@@ -25,6 +26,12 @@ class Evaluation:
     report: EvalReport
     episodes: tuple[Episode, ...]
     verdicts: tuple[Verdict, ...]
+
+    def entries(self) -> Iterator[Entry]:
+        """Every episode for the journal, failed ones without a verdict."""
+        verdicts = {verdict.episode_id: verdict for verdict in self.verdicts}
+        for episode in self.episodes:
+            yield Entry(episode, verdicts.get(episode.id), Outcome.EVALUATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,9 @@ class Evaluator:
         if not scored.verdicts and marked:
             first = scored.episodes[0]
             said = f"{first.failure.stage} failed: {first.failure.detail}" if first.failure else first.ending
+            whose = "the model's end" if first.failure and first.failure.stage == "act" else "the environment"
             raise WorldBrokenError(
-                f"{self.setting.env_id}: all {n} episodes failed (first: {said}); mend the environment."
+                f"{self.setting.env_id}: all {n} episodes failed (first: {said}); mend {whose}."
             )
         if scored.episodes and not any(map(_had_room, scored.episodes)):
             most = scored.episodes[0].limits.max_tokens

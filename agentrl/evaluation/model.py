@@ -5,34 +5,46 @@ from __future__ import annotations
 import asyncio
 
 from agentrl.build.env import env_factory
-from agentrl.build.model import open_model, use_threads
-from agentrl.build.policy import agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.config import parse, place
 from agentrl.envs import Scorer, tasks_of
+from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
+from agentrl.evaluation.folder import EvalFolder
+from agentrl.evaluation.players import endpoint_players, model_players, with_limits
 from agentrl.evaluation.report import EvalReport, EvalSetting
-from agentrl.rollout.agent import SamplingSettings
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
 
-def evaluate(env: str, model: str, *, quiet: bool = False, **settings: JSON) -> EvalReport:
-    """Play episodes of a registered environment with a Hugging Face model and score them.
+def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **settings: JSON) -> EvalReport:
+    """Play episodes of a registered environment with a model and score them.
 
-    The same episode loop, agent and limits as in training. `settings` are those of `EvalConfig`
-    by their leaf names: n, temperature, split, seed, env_kwargs, ...
+    The same episode loop and limits as in training. The model is a Hugging Face directory, or stands behind
+    a chat endpoint. `settings` are those of `EvalConfig` by their leaf names: n, temperature, split, seed,
+    env_kwargs, ...
 
         agentrl.evaluate("HopSearch-v0", "runs/quickstart/checkpoint", n=512, temperature=0.0).mean
+        agentrl.evaluate("HopSearch-v0", openai_url="http://127.0.0.1:30000/v1", openai_model="qwen3").mean
 
     Raises:
         UserError: one sentence about what is wrong and what to do next.
     """
     config = parse(EvalConfig, place(EvalConfig, settings), source="the settings given")
-    return asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet))).report
+    if (model is None) == (config.openai.openai_url is None):
+        raise ConfigError(
+            "Name one model to score: a directory (model), or one at an endpoint (openai_url, openai_model)."
+        )
+    folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
+    evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
+    if folder is not None:
+        folder.keep(evaluation)
+    return evaluation.report
 
 
-async def _evaluate(env_id: str, directory: str, config: EvalConfig, console: RunConsole) -> Evaluation:
+async def _evaluate(
+    env_id: str, directory: str | None, config: EvalConfig, console: RunConsole
+) -> Evaluation:
     section = config.eval
     make_env = env_factory(
         env_id,
@@ -41,21 +53,19 @@ async def _evaluate(env_id: str, directory: str, config: EvalConfig, console: Ru
         max_tokens=section.rollout_max_context_len,
         tools=section,
     )
+    if directory is None:
+        make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
     env = make_env()
-    model = open_model(directory)
-    use_threads(model.network, section.num_threads)
-    renderer = build_renderer(model, dialect_of(env, config.rendering), config.rendering)
-    engine = build_engine(model, config.engine, env.limits)
-    sampling = SamplingSettings(temperature=section.temperature)
-    try:
+    tasks = tasks_of(env, section.split)
+    opening = endpoint_players(config, env) if directory is None else model_players(directory, config, env)
+    async with opening as players:
         with console.stage(f"playing {env_id}", section.n) as bar:
             evaluator = Evaluator(
                 make_env=make_env,
-                make_agent=agent_factory(engine, renderer, sampling),
+                make_agent=players.make_agent,
                 scorer=Scorer(env.rewards),
                 setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
+                concurrency=players.concurrency,
                 progress=bar.advance,
             )
-            return await evaluator.run(tasks_of(env, section.split), section.n, seed=section.seed)
-    finally:
-        await engine.close()
+            return await evaluator.run(tasks, section.n, seed=section.seed)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from agentrl.envs.scoring import ENV, UNUSABLE
+from agentrl.rollout.chat.agent import COST, USAGE
 from agentrl.types import JSON, Ending, Episode, Verdict
 
 _TOOL_TIME = re.compile(r"tool/(.+)/us")
@@ -24,6 +25,8 @@ class EvalReport:
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
     parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
+    usage: tokens as a chat endpoint counts them, over all episodes: failed ones cost as much. cost: of these
+        tokens, at the prices given; None = no prices.
     tool_ms: mean milliseconds of a call, by tool. tool_took: how many calls took how long, by tool and by the
         upper end of the bin. tool_failures: calls that failed their episode, by tool and kind.
     """
@@ -39,6 +42,8 @@ class EvalReport:
     failures: Mapping[str, int]
     endings: Mapping[str, int]
     counts: Mapping[str, int]
+    usage: Mapping[str, int]
+    cost: float | None
     tool_ms: Mapping[str, float]
     tool_took: Mapping[str, Mapping[str, int]]
     tool_failures: Mapping[str, Mapping[str, int]]
@@ -52,8 +57,9 @@ class EvalReport:
 
 
 def policy_tokens_of(episode: Episode) -> int:
-    """How many tokens the policy sampled in an episode."""
-    return sum(len(turn.tokens.completion.token_ids) for turn in episode.turns if turn.tokens is not None)
+    """How many tokens the policy sampled in an episode, by its own count where it shows none."""
+    told = episode.counts.get(f"{USAGE}completion_tokens", 0)
+    return told + sum(len(t.tokens.completion.token_ids) for t in episode.turns if t.tokens is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ def summarize(
         for episode, score in zip(scored, scores, strict=True):
             value = episode.task.metadata.get(setting.breakdown)
             by[f"{setting.breakdown}={value}"].append(score)
+    used = _used(episodes)
     return EvalReport(
         env_id=setting.env_id,
         split=setting.split,
@@ -89,7 +96,9 @@ def summarize(
         parts=part_means(verdicts),
         failures=_failures(episodes),
         endings=dict(Counter(str(episode.ending) for episode in episodes)),
-        counts=total_counts(scored),
+        counts={name: n for name, n in total_counts(scored).items() if not name.startswith(USAGE)},
+        usage={name: n for name, n in used.items() if name != COST},
+        cost=used[COST] / 1e9 if COST in used else None,
         tool_ms=tool_ms(scored),
         tool_took=tool_took(scored),
         tool_failures=tool_failures(episodes),
@@ -113,6 +122,13 @@ def part_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
 def total_counts(episodes: Sequence[Episode]) -> dict[str, int]:
     """What happened how often, over all episodes."""
     return dict(_summed(episode.events for episode in episodes))
+
+
+def _used(episodes: Sequence[Episode]) -> dict[str, int]:
+    """What a chat endpoint says it took; the cost under its whole name."""
+    total = _summed(episode.counts for episode in episodes)
+    used = {name: count for name, count in total.items() if name.startswith(USAGE)}
+    return {name if name == COST else name.removeprefix(USAGE): count for name, count in used.items()}
 
 
 def tool_ms(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Entry, Outcome
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.loop import Iteration
@@ -33,13 +32,6 @@ def leftover_entries(outcomes: Iterable[GroupOutcome]) -> Iterator[Entry]:
         yield from _failed(outcome.failed)
         for episode in outcome.finished:
             yield Entry(episode, None, Outcome.DROPPED, STOPPED)
-
-
-def evaluation_entries(evaluation: Evaluation) -> Iterator[Entry]:
-    """Every episode of an evaluation, failed ones without a verdict."""
-    verdicts = {verdict.episode_id: verdict for verdict in evaluation.verdicts}
-    for episode in evaluation.episodes:
-        yield Entry(episode, verdicts.get(episode.id), Outcome.EVALUATED)
 
 
 def _group(group: Group, trained: bool) -> Iterator[Entry]:

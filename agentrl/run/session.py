@@ -19,7 +19,7 @@ from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.data import TaskStream
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer
-from agentrl.run.books import evaluation_entries, iteration_entries, leftover_entries
+from agentrl.run.books import iteration_entries, leftover_entries
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.folder import RunFolder
 from agentrl.run.loop import Iteration, Loop
@@ -176,7 +176,7 @@ class Session:
             self.milestones.append(Milestone(name, self.step, in_table, evaluations))
             for mode, evaluation in evaluations.items():
                 # The name too: before and after a warm start are both step 0.
-                self.journal.write_eval(f"{mode} {name}", self.step, evaluation_entries(evaluation))
+                self.journal.write_eval(f"{mode} {name}", self.step, evaluation.entries())
                 self.latest |= _eval_metrics(mode, evaluation)
         self.metrics.log(self.step, self.latest)
 

@@ -17,10 +17,14 @@ def _split(value: object) -> object:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Several names; as a flag, with commas between them."""
+
+
 class ToolChoice(Section):
     """Tools by name, for environments that are made of tools."""
 
-    tools: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    tools: Names = ()
     """Tools to offer beside the environment's own (`agentrl tools list`; as a flag: python,calculator)."""
     tool_kwargs: dict[str, dict[str, JSON]] = Field(default_factory=dict)
     """Arguments that those tools are made with, by name (a table of tables; as a flag: JSON)."""

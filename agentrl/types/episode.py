@@ -111,8 +111,8 @@ class Episode:
     """Only what happened. Scores live in Verdicts.
 
     step_rewards: one per turn that the world answered, in order.
-    counts: how often things happened in the world (tool_calls, rejected_calls, ...). Names that end in
-        `/us` are microseconds of wall time.
+    counts: how often things happened in the world (tool_calls, rejected_calls, ...) and to the agent
+        (`Act.counts`). Names that end in `/us` are microseconds of wall time.
     """
 
     id: str

@@ -11,37 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import httpx2
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_random_exponential,
-)
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.resending import BUSY, Resending, StatusError, body_of
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit
 
-_BUSY = {429, 502, 503, 504}
 _MOST_IN_A_BATCH = wire.Bounds().max_queries
 _MAX_REPLY_BYTES = 32 << 20
 _CONNECT_TIMEOUT_S = 5.0
-_LONGEST_WAIT_S = 5.0
-_SHOWN_CHARACTERS = 200
-_back_off = wait_random_exponential(multiplier=0.1, max=_LONGEST_WAIT_S)
-
-
-class _StatusError(Exception):
-    """The server answered, but with no reply. retry_after_s: how long it asks to be left alone, or None."""
-
-    def __init__(self, response: httpx2.Response, body: bytes) -> None:
-        said = " ".join(body[:_SHOWN_CHARACTERS].decode("utf-8", "replace").split())
-        super().__init__(f"answered {response.status_code}: {said}")
-        self.status = response.status_code
-        self.retry_after_s = _seconds(response.headers.get("retry-after", ""))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -128,19 +108,11 @@ class SearchClient:
 
     async def _retrieved(self, http: httpx2.AsyncClient, queries: Sequence[str]) -> Sequence[tuple[Hit, ...]]:
         different = tuple(dict.fromkeys(queries))
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(_is_worth_another),
-            stop=stop_after_attempt(self.attempts),
-            wait=_wait_s,
-            before_sleep=self._count_retry,
-            reraise=True,
-        )
+        request = wire.Request(different, self.k, return_scores=True)
         try:
-            body: bytes = await retrying(
-                self._sent, http, wire.Request(different, self.k, return_scores=True)
-            )
+            body = await Resending(self.attempts)(partial(self._sent, http, request), self._count_retry)
             found = wire.read_reply(body, len(different), self.k)
-        except (httpx2.HTTPError, _StatusError, ValueError) as error:
+        except (httpx2.HTTPError, StatusError, ValueError) as error:
             raise self._failure(error) from error
         by_query = dict(zip(different, found, strict=True))
         return [by_query[query] for query in queries]
@@ -148,31 +120,21 @@ class SearchClient:
     async def _sent(self, http: httpx2.AsyncClient, request: wire.Request) -> bytes:
         self.counts["requests"] += 1
         self.counts["queries"] += len(request.queries)
-        content, headers = wire.written(request), {"content-type": "application/json"}
-        async with http.stream("POST", self._url, content=content, headers=headers) as response:
-            pieces, length = [], 0
-            async for piece in response.aiter_bytes():
-                pieces.append(piece)
-                length += len(piece)
-                if length > _MAX_REPLY_BYTES:
-                    raise ValueError(f"the reply is longer than {_MAX_REPLY_BYTES:,} bytes")
-        if response.status_code != httpx2.codes.OK:
-            raise _StatusError(response, b"".join(pieces))
-        return b"".join(pieces)
+        return await body_of(http, "POST", self._url, wire.written(request), most_bytes=_MAX_REPLY_BYTES)
 
-    def _count_retry(self, state: RetryCallState) -> None:
-        del state
+    def _count_retry(self, error: Exception) -> None:
+        del error
         self.counts["retries"] += 1
 
     def _failure(self, error: Exception) -> ToolError:
         kind = "protocol"
         match error:
-            case _StatusError(status=status) if status in _BUSY:
+            case StatusError(status=status) if status in BUSY:
                 kind = "unavailable"
-            case _StatusError(status=401 | 403):
+            case StatusError(status=401 | 403):
                 kind = "refused"
             case (
-                _StatusError(status=500)
+                StatusError(status=500)
                 | httpx2.ReadError()
                 | httpx2.WriteError()
                 | httpx2.RemoteProtocolError()
@@ -182,20 +144,3 @@ class SearchClient:
                 kind = "unavailable"
         said = str(error) or type(error).__name__
         return ToolError(kind, f"{self._url}: {said}")
-
-
-def _is_worth_another(error: BaseException) -> bool:
-    return isinstance(error, httpx2.TransportError) or (
-        isinstance(error, _StatusError) and error.status in _BUSY
-    )
-
-
-def _wait_s(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome is not None else None
-    asked = error.retry_after_s if isinstance(error, _StatusError) else None
-    return _back_off(state) if asked is None else min(asked, _LONGEST_WAIT_S)
-
-
-def _seconds(text: str) -> float | None:
-    """Retry-After in seconds; None where it is absent or a date."""
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None

@@ -1,0 +1,49 @@
+"""What an eval-only run leaves behind, where it is asked to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import write_toml
+from agentrl.errors import ConfigError, RunExistsError
+from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.episodes import Evaluation
+from agentrl.observe import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class EvalFolder:
+    """A folder with config.toml, report.json and trajectories/: a journal as training runs keep it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: EvalConfig) -> EvalFolder:
+        """Make `output_dir` and write the settings into it.
+
+        Raises:
+            RunExistsError: it holds an evaluation, or a run.
+            ConfigError: it cannot be made.
+        """
+        path = Path(config.eval.output_dir or ".")
+        if (path / "report.json").exists() or (path / "trajectories").exists():
+            raise RunExistsError(
+                f"{path} already holds episodes; choose another output_dir, or remove that folder."
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_toml(config, path / "config.toml")
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir = {str(path)!r} cannot be made ({error.strerror}); choose another."
+            ) from error
+        return cls(path)
+
+    def keep(self, evaluation: Evaluation) -> None:
+        """Write the episodes, then the report."""
+        report = evaluation.report
+        Journal(self.path).write_eval(report.split, 0, evaluation.entries())
+        text = json.dumps(report.as_json(), indent=2)
+        (self.path / "report.json").write_text(f"{text}\n", encoding="utf-8")

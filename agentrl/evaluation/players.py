@@ -1,0 +1,107 @@
+"""Who plays in an eval-only run: a model that is opened here, or one behind a chat endpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from agentrl.build.env import EnvFactory
+from agentrl.envs import Env
+from agentrl.errors import ConfigError
+from agentrl.evaluation.config import EvalConfig
+from agentrl.protocols import Agent
+from agentrl.rollout.agent import SamplingSettings
+from agentrl.rollout.chat.agent import ChatAgent
+from agentrl.rollout.chat.config import DEFAULT_KEY_ENV, EndpointConfig
+from agentrl.rollout.chat.endpoint import ChatEndpoint
+from agentrl.rollout.chat.settings import ChatSettings, Prices
+
+_CONCURRENCY = 256
+
+
+class Players(NamedTuple):
+    """Makes an agent for every episode. concurrency: episodes at once."""
+
+    make_agent: Callable[[], Agent]
+    concurrency: int
+
+
+@asynccontextmanager
+async def model_players(directory: str, config: EvalConfig, env: Env) -> AsyncIterator[Players]:
+    """Agents over a Hugging Face model directory, in the environment's dialect or the one asked for.
+
+    Raises:
+        UserError: the model cannot be opened, or cannot speak the dialect.
+    """
+    # These load torch, which an endpoint does not need.
+    from agentrl.build.model import open_model, use_threads
+    from agentrl.build.policy import agent_factory, build_engine, build_renderer, dialect_of
+
+    model = open_model(directory)
+    use_threads(model.network, config.eval.num_threads)
+    renderer = build_renderer(model, dialect_of(env, config.rendering), config.rendering)
+    engine = build_engine(model, config.engine, env.limits)
+    sampling = SamplingSettings(temperature=config.eval.temperature)
+    try:
+        yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def endpoint_players(config: EvalConfig, env: Env) -> AsyncIterator[Players]:
+    """Agents over a chat endpoint, which has been asked for one turn.
+
+    Raises:
+        ConfigError: the endpoint cannot be reached, or refuses the key, the model or the request.
+    """
+    endpoint, section = _endpoint(config.openai), config.openai
+    settings = ChatSettings(
+        model=section.openai_model or "",
+        temperature=config.eval.temperature,
+        max_tokens=section.openai_max_tokens,
+        reasoning=section.openai_reasoning,
+        body=section.openai_body,
+        omit=section.openai_omit,
+        prices=_prices(section),
+    )
+    async with endpoint.connected() as connection:
+        await connection.check(settings, env.tool_schemas)
+        yield Players(partial(ChatAgent, connection, settings), section.openai_concurrency)
+
+
+def with_limits(make_env: EnvFactory, *, max_tokens: int | None) -> EnvFactory:
+    """The same environments, with this limit of tokens; None = none."""
+
+    def make() -> Env:
+        env = make_env()
+        env.limits = replace(env.limits, max_tokens=max_tokens)
+        return env
+
+    return make
+
+
+def _endpoint(section: EndpointConfig) -> ChatEndpoint:
+    name = section.openai_key_env
+    key = os.environ.get(name, "").strip() or None
+    if key is None and name != DEFAULT_KEY_ENV:
+        raise ConfigError(f"The environment variable {name} is not set; export it, or mend openai_key_env.")
+    return ChatEndpoint(
+        url=section.openai_url or "",
+        key=key,
+        key_env=name,
+        timeout_s=section.openai_timeout_s,
+        attempts=section.openai_attempts,
+        max_requests=section.openai_concurrency,
+    )
+
+
+def _prices(section: EndpointConfig) -> Prices | None:
+    if section.price_prompt is None or section.price_completion is None:
+        return None
+    cached = section.price_prompt if section.price_cached is None else section.price_cached
+    return Prices(section.price_prompt, section.price_completion, cached)

@@ -1,0 +1,83 @@
+"""The agent over a chat endpoint: messages and tools, no tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from agentrl.protocols import Act, Session, ToolSchema
+from agentrl.rollout.chat.endpoint import Connection, Turn
+from agentrl.rollout.chat.settings import ChatSettings
+from agentrl.rollout.chat.transcript import Transcript
+from agentrl.rollout.chat.wire import REASONING_FIELDS, Usage
+from agentrl.types import Finish, Message, Observation
+
+USAGE = "usage/"
+COST = "usage/cost_billionths"
+
+
+class ChatAgent:
+    """Plays one episode through an endpoint, which sees the whole conversation in every turn.
+
+    counts of a turn (`Act.counts`):
+
+        usage/prompt_tokens, usage/completion_tokens      as the endpoint counts them
+        usage/cached_tokens, usage/reasoning_tokens       of the prompt, of the completion
+        usage/cost_billionths                             of the currency's unit, where prices are given
+        chat/requests, chat/retries                       sent, and of which again
+        chat/uncounted                                    turns of which the endpoint told no usage
+        chat/refusals                                     turns in which the model refused
+        chat/length, chat/content_filter, chat/context_full    turns cut, by what
+    """
+
+    def __init__(self, connection: Connection, settings: ChatSettings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._transcript = Transcript()
+        self._num_tokens = 0
+
+    async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
+        """Ask for a turn. Where the episode has no room left it is empty, and its finish `length`.
+
+        Raises:
+            EndpointError: the endpoint gave none.
+        """
+        restart = self._transcript.show(observation)
+        if restart is not None:
+            self._num_tokens = 0
+        room = None if session.max_tokens is None else session.max_tokens - self._num_tokens
+        if room is not None and room < 1:
+            return Act(Message("assistant"), None, restart, Finish.LENGTH)
+        request = self._settings.request(self._transcript.messages, tools, seed=session.seed, room=room)
+        turn = await self._connection.complete(request)
+        reply = turn.reply
+        dropped = REASONING_FIELDS if self._settings.reasoning == "drop" else ()
+        said = {name: value for name, value in reply.said.items() if name not in dropped}
+        self._transcript.said(said, [one.id for one in reply.message.tool_calls])
+        finish = reply.finish
+        if reply.usage is not None:
+            self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
+            if session.max_tokens is not None and self._num_tokens > session.max_tokens:
+                finish = Finish.LENGTH
+        return Act(reply.message, None, restart, finish, self._counts(turn))
+
+    async def close(self, session_id: str) -> None:
+        """Nothing is held: connections belong to all agents."""
+        del session_id
+
+    def _counts(self, turn: Turn) -> Mapping[str, int]:
+        reply, counts = turn.reply, Counter({"chat/requests": 1 + turn.retries})
+        counts["chat/retries"] = turn.retries
+        counts["chat/refusals"] = int(reply.refused)
+        if reply.finish is not Finish.STOP:
+            counts[f"chat/{reply.reason}"] = 1
+        if reply.usage is None:
+            counts["chat/uncounted"] = 1
+        else:
+            counts.update(self._used(reply.usage))
+        return +counts
+
+    def _used(self, usage: Usage) -> dict[str, int]:
+        prices = self._settings.prices
+        cost = {} if prices is None else {COST: prices.billionths(usage)}
+        return {f"{USAGE}{name}": count for name, count in usage._asdict().items()} | cost
