@@ -29,20 +29,33 @@ async def test_every_signal_that_ends_the_interpreter_is_the_models_doing():
         assert (await result(f"import os; os.kill(os.getpid(), {int(number)})")).outcome == "signal", number
 
 
+# Whoever reads its output sends it a signal of its choice: it runs on when it is stopped.
+CONTINUED = """
+import fcntl, os, signal, threading, time
+fcntl.fcntl(1, 10, signal.SIGCONT)                                      # F_SETSIG
+fcntl.fcntl(1, fcntl.F_SETOWN, os.getpid())
+fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | 0o20000)  # O_ASYNC
+"""
 FLOOD = """
-import os, threading, time
-def flood():
+def flood(fd):
     while True:
-        os.write(4, b"d" * 4096)
-for _ in range(4):
-    threading.Thread(target=flood, daemon=True).start()
+        os.write(fd, b"d" * 4096)
+for fd in (1, 4, 4, 4):
+    threading.Thread(target=flood, args=(fd,), daemon=True).start()
 time.sleep(0.1)
+"""
+COMPUTE = """
+def compute():
+    while True:
+        pass
+threading.Thread(target=compute, daemon=True).start()
+os.write(1, b"x" * 60_000)
 """
 
 
 async def test_a_flood_of_reports_keeps_the_supervisor_from_nothing():
     async with python(stateful=True, wall_s=1) as tool:
-        for code in (FLOOD, "1", "2"):
+        for code in (CONTINUED + FLOOD, "1", "2"):
             with suppress(ToolRejected):
                 await tool.invoke({"code": code})
 
@@ -109,23 +122,9 @@ async def test_a_socket_gets_no_name_by_which_a_sibling_could_reach_it():
     assert (await result(NAMES)).output.split() == ["refused"] * 5
 
 
-# Whoever reads its output sends it a signal of its choice.
-CONTINUED = """
-import fcntl, os, signal, threading
-fcntl.fcntl(1, 10, signal.SIGCONT)                                      # F_SETSIG
-fcntl.fcntl(1, fcntl.F_SETOWN, os.getpid())
-fcntl.fcntl(1, fcntl.F_SETFL, fcntl.fcntl(1, fcntl.F_GETFL) | os.O_ASYNC)
-def compute():
-    while True:
-        pass
-threading.Thread(target=compute, daemon=True).start()
-os.write(1, b"x" * 60_000)
-""".replace("os.O_ASYNC", "0o20000")
-
-
 async def test_code_that_has_itself_continued_between_calls_still_has_its_limits():
     async with python(stateful=True, cpu_s=0.2) as tool:
-        await tool.invoke({"code": CONTINUED})
+        await tool.invoke({"code": CONTINUED + COMPUTE})
         several = len(descendants())
         for _ in range(1000):
             if len(descendants()) < several:
