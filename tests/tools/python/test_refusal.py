@@ -86,6 +86,8 @@ BUBBLEWRAP = {
     "open('/etc/shadow')": "FileNotFoundError",
     "open('/proc/1/environ')": "FileNotFoundError",
     "open('/usr/x', 'w')": "OSError",
+    "open('/dev/x', 'w')": "OSError",
+    "(open('/dev/shm/x', 'w').write('x'), __import__('os').listdir('/tmp'))": "(1, ['x'])",
     "open('/agentrl/inside/enter.py')": "FileNotFoundError",
     "__import__('agentrl')": "ModuleNotFoundError",
     "__import__('socket').socket()": "PermissionError",
