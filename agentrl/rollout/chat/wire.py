@@ -148,7 +148,7 @@ def _unique(calls: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
     """The calls with ids, each another: by them answers are told apart."""
     taken: dict[str, ToolCall] = {}
     for number, call in enumerate(calls):
-        id = call.id if call.id and call.id not in taken else f"call_{number}"
+        id = call.id or f"call_{number}"
         while id in taken:
             id += "_"
         taken[id] = replace(call, id=id)

@@ -103,9 +103,22 @@ async def test_where_nobody_listens_it_is_unavailable(quick):
 async def test_a_server_that_hangs_is_given_up_in_time():
     async with ChatServer(lambda request: said("yes"), "hang").serving() as server:
         with pytest.raises(EndpointError) as failed:
-            await turn(server, timeout_s=0.2)
+            await asyncio.wait_for(turn(server, timeout_s=0.2), 20)
         assert (failed.value.kind, failed.value.detail) == ("timeout", f"{server.url} gave no turn in 0.2 s")
         await asyncio.wait_for(server.closed.wait(), 10)
+
+
+async def test_waiting_for_others_is_not_the_endpoints_time():
+    server = ChatServer(lambda request: said("yes"), "hang")
+    async with (
+        server.serving(),
+        ChatEndpoint(url=server.url, timeout_s=1.0, max_requests=1).connected() as connection,
+    ):
+        request = ChatSettings("m").request([{"role": "user", "content": "?"}], [], seed=1)
+        asked = [connection.complete(request) for _ in range(2)]
+        hung, answered = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(hung, EndpointError)
+    assert answered.reply.message.content == "yes"
 
 
 @pytest.mark.parametrize("how", ["seconds", "date"])
