@@ -250,8 +250,9 @@ async def test_interrupting_a_run_leaves_nothing_behind():
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        while server.counts["requests"] < 9:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(120):
+            while server.counts["requests"] < 9:
+                await asyncio.sleep(0.05)
         process.send_signal(2)
         _, err = await process.communicate()
     assert process.returncode == 130
