@@ -112,7 +112,7 @@ async def test_waiting_for_others_is_not_the_endpoints_time():
     server = ChatServer(lambda request: said("yes"), "hang")
     async with (
         server.serving(),
-        ChatEndpoint(url=server.url, timeout_s=2.0, max_requests=1).connected() as connection,
+        ChatEndpoint(url=server.url, timeout_s=1.5, max_requests=1).connected() as connection,
     ):
         request = ChatSettings("m").request([{"role": "user", "content": "?"}], [], seed=1)
         asked = [connection.complete(request) for _ in range(2)]
@@ -126,9 +126,9 @@ async def test_the_wait_that_a_server_asks_for_is_kept(how):
     async def waited(asked):
         async with ChatServer(None, 429, headers=f"Retry-After: {asked}\r\n").serving() as server:
             with pytest.raises(EndpointError) as failed:
-                await turn(server, timeout_s=1.0)
+                await turn(server, timeout_s=0.6)
         assert server.counts["requests"] == 1, "nothing is sent before"
-        assert failed.value.detail.endswith("gave no turn in 1 s; before that it answered 429: try again")
+        assert failed.value.detail.endswith("gave no turn in 0.6 s; before that it answered 429: try again")
 
     await waited("30" if how == "seconds" else email.utils.formatdate(time.time() + 30, usegmt=True))
 

@@ -1,0 +1,81 @@
+"""Whatever an endpoint sends is a turn that can be kept and sent back, or one ValueError."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.rollout.chat.transcript import Transcript
+from agentrl.rollout.chat.wire import error_code, error_text, is_out_of_room, read_reply
+from agentrl.types import Message
+from tests.rollout.chat.chat_server import reply, said
+
+WORDS = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(['{"a": 1}', "{", "stop", "length"])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(WORDS, below, max_size=3),
+    max_leaves=6,
+)
+
+
+def table(**fields):
+    return st.fixed_dictionaries({}, optional={name: values | ANYTHING for name, values in fields.items()})
+
+
+CALL = table(id=st.sampled_from(["a", "b"]), function=table(name=WORDS, arguments=WORDS))
+MESSAGE = table(
+    content=WORDS | st.lists(table(text=WORDS), max_size=2),
+    refusal=WORDS,
+    reasoning_content=WORDS,
+    tool_calls=st.lists(CALL, max_size=3),
+)
+USED = table(
+    prompt_tokens=st.integers(),
+    completion_tokens=st.integers(),
+    prompt_tokens_details=table(cached_tokens=st.integers()),
+)
+REPLY = st.fixed_dictionaries(
+    {"choices": st.tuples(st.fixed_dictionaries({"message": MESSAGE}, optional={"finish_reason": WORDS}))},
+    optional={"usage": USED},
+)
+
+
+@given(REPLY)
+def test_any_message_is_a_turn_that_can_be_kept_and_sent_back(whole):
+    body = json.dumps(whole).encode()
+    with suppress(ValueError):  # the endpoint may have ended the turn itself
+        read = read_reply(body)
+        transcript = Transcript()
+        transcript.said(read.said, [one.id for one in read.message.tool_calls])
+        transcript.show((Message("user", "?"),))
+        sent = json.loads(json.dumps(transcript.messages, ensure_ascii=False).encode())
+        calls = sent[0].get("tool_calls", [])
+        assert all(isinstance(json.loads(one["function"]["arguments"]), dict) for one in calls)
+        assert [one["id"] for one in calls] == [one["tool_call_id"] for one in sent[1:-1]]
+        assert len({one.id for one in read.message.tool_calls}) == len(calls)
+        assert read.usage is None or min(read.usage) >= 0
+        assert read.usage is None or read.usage.cached_tokens <= read.usage.prompt_tokens
+        return
+    assert whole["choices"][0]["finish_reason"] in ("abort", "error")
+
+
+@given(ANYTHING | REPLY | MESSAGE)
+def test_anything_else_is_one_value_error(whole):
+    with suppress(ValueError):
+        read_reply(json.dumps(whole).encode())
+
+
+@given(st.binary(max_size=64) | ANYTHING.map(lambda value: json.dumps({"error": value}).encode()))
+def test_an_error_is_always_a_short_printable_line(body):
+    line = error_text(body)
+    assert line.isprintable()
+    assert len(line) <= 203
+    assert isinstance(error_code(body), str)
+    assert is_out_of_room(500, body) is False
+
+
+def test_what_the_endpoint_says_of_tokens_is_taken_as_it_stands():
+    assert read_reply(json.dumps(reply(said("x"))).encode()).usage == (20, 5, 8, 2)
