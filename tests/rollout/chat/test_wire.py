@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.rollout.chat.transcript import Transcript
 from agentrl.rollout.chat.wire import error_code, error_text, is_out_of_room, read_reply
 from agentrl.types import Message
-from tests.rollout.chat.chat_server import reply, said
+from tests.rollout.chat.chat_server import USAGE, reply, said
 
 WORDS = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(['{"a": 1}', "{", "stop", "length"])
 ANYTHING = st.recursive(
@@ -77,5 +78,14 @@ def test_an_error_is_always_a_short_printable_line(body):
     assert is_out_of_room(500, body) is False
 
 
-def test_what_the_endpoint_says_of_tokens_is_taken_as_it_stands():
-    assert read_reply(json.dumps(reply(said("x"))).encode()).usage == (20, 5, 8, 2)
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [
+        ({}, (20, 5, 8, 2)),
+        ({"prompt_tokens_details": {"cached_tokens": 21}}, (20, 5, 20, 2)),
+        ({"prompt_tokens_details": None, "completion_tokens_details": None}, (20, 5, 0, 0)),
+        ({"prompt_tokens": -1, "completion_tokens": "5"}, (0, 0, 0, 2)),
+    ],
+)
+def test_tokens_are_counts(told, read):
+    assert read_reply(json.dumps(reply(said("x"), usage=USAGE | told)).encode()).usage == read
