@@ -13,8 +13,12 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
 
+# Its pins clash with ours, so SGLang lives in an environment of its own.
+SGLANG_VENV := .venv-sglang
+SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
+
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint test-full mutants bench clean
+.PHONY: help install sglang-cpu quickstart test lint test-full mutants bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -31,7 +35,7 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-full: lint ## Everything: long fuzzing, the wheel, whole trainings, planted bugs; GPU tests where there is one
+test-full: lint sglang-cpu ## Everything: long fuzzing, the wheel, whole trainings, planted bugs; GPU tests where there is one
 	$(PYTEST) --hypothesis-profile=long \
 	    -m "$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else "not gpu")')" $(ARGS)
 	$(BIN)/python -m tests.mutants
@@ -46,10 +50,12 @@ bench: $(INSTALLED_DEV) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/agentrl bench engine --json
 	$(BIN)/agentrl bench quickstart --json
 
+sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for the tests of test-full (2 GB)
+
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -65,3 +71,9 @@ $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet -e ".[dev]" -c constraints.txt $(PIP_ARGS)
 	touch $(INSTALLED) $@
+
+# Without their dependencies: SGLang asks for CUDA. Some pins contradict what others ask for; see the file.
+$(SGLANG_INSTALLED): sglang-cpu.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps -r $< $(PIP_ARGS)
+	touch $@

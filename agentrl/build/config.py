@@ -144,6 +144,14 @@ class RunConfig(Section):
         )
 
     @model_validator(mode="after")
+    def _training_feeds_its_engine(self) -> RunConfig:
+        if self.engine.engine == "sglang":
+            raise ValueError(
+                "engine = sglang takes no weights: it serves `agentrl eval` alone; train with embedded."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_group_needs_siblings(self) -> RunConfig:
         size = self.rollout.n_samples_per_prompt
         if self.algorithm.advantage_estimator == "grpo" and size < 2 and self.rollout.num_rollout > 0:

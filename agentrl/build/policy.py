@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs import Chat, Dialect, Env, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
@@ -21,14 +22,29 @@ from agentrl.types import Limits
 def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
     """An engine over a copy of the model's weights, with room for the episodes of `limits`.
 
+    With engine = sglang, the server at sglang_url instead: its weights are its own, only the tokens are the
+    model's, and it takes no new ones.
+
     Raises:
         ModelLoadError: the engine does not decode this architecture.
+        ConfigError: sglang_url is no address.
     """
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(model.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    if config.sglang_url is not None:
+        return SGLangPolicy(
+            config.sglang_url,
+            max_concurrency=config.max_slots,
+            vocab_size=int(model.network.config.get_text_config().to_dict()["vocab_size"]),
+            decode=decode,
+        )
     return EmbeddedEngine.from_model(
         model.network,
         max_slots=config.max_slots,
         max_context_len=config.max_context_len or limits.max_tokens,
-        decode=lambda ids: str(model.tokenizer.decode(list(ids), skip_special_tokens=False)),
+        decode=decode,
     )
 
 

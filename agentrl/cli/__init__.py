@@ -12,6 +12,7 @@ from agentrl.cli.bench import bench
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
+from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
 from agentrl.cli.tools import tools
 from agentrl.cli.train import train_command
@@ -32,7 +33,16 @@ def cli() -> None:
     """
 
 
-for command in (train_command, evaluate_command, envs, bench, plot_command, serve_search_command, tools):
+for command in (
+    train_command,
+    evaluate_command,
+    envs,
+    bench,
+    plot_command,
+    serve_command,
+    serve_search_command,
+    tools,
+):
     cli.add_command(command)
 
 

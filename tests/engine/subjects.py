@@ -79,6 +79,9 @@ def embedded_subject(architecture: str) -> Subject:
     )
 
 
+HTTP_CAPS = EngineCaps(private_caches=False, weight_updates=False)
+"""Over HTTP no session is closed, and the policy has no sink."""
+
 SGLANG_CAPS = EngineCaps(seeds=False, private_caches=False, weight_updates=False)
 """SGLang samples without regard to seeds, has one cache for all, and this policy has no sink."""
 

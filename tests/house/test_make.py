@@ -12,7 +12,10 @@ import pytest
 from tests.house.source import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = ("help", "install", "quickstart", "test", "lint", "test-full", "mutants", "bench", "clean")
+TARGETS = (
+    *("help", "install", "sglang-cpu", "quickstart", "test", "lint", "test-full", "mutants", "bench"),
+    "clean",
+)
 
 
 def make(*arguments: str) -> str:

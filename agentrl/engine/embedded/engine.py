@@ -58,6 +58,7 @@ class EmbeddedEngine:
         architecture = parameters.architecture
         most = architecture.max_position_embeddings
         self.max_context_len = min(max_context_len or _DEFAULT_CONTEXT, most)
+        self.max_slots = max_slots
         dtype = parameters.embedding.dtype
         self._slots = Slots(max_slots, self.max_context_len)
         self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
@@ -211,7 +212,7 @@ class EmbeddedEngine:
     def _install(self, parameters: Parameters, version: int) -> None:
         self._stepper.parameters = parameters
         self._stepper.version = version
-        self._slots.drop_caches()
+        self.drop_caches()
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
         if self._closed:

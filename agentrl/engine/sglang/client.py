@@ -11,7 +11,7 @@ import asyncio
 import random
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import Connection, UntouchedError
 from agentrl.engine.sglang.gate import Gate
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.protocols import Sampling
+from agentrl.protocols import Sampling, WeightSink
 from agentrl.types import Completion, Finish
 
 _ABORT_AGAIN_S = 0.2
@@ -78,7 +78,7 @@ class SGLangPolicy:
         self._connection = Connection(self.url, self.headers, self.max_concurrency)
         self._gate = Gate(self.max_concurrency)
         self._flights: dict[str, _Flight] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._goodbyes: set[asyncio.Task[None]] = set()
         self._version = 0
         self._closed = False
 
@@ -86,6 +86,15 @@ class SGLangPolicy:
     def version(self) -> int:
         """The version that the server told last; 0 before it told any."""
         return self._version
+
+    @property
+    def sink(self) -> WeightSink:
+        """A server by address takes no weights from here.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"the server at {self.url} takes no weights; train with engine = embedded.")
 
     async def connect(self) -> wire.Room:
         """See who is there, and how much fits. generate() does it by itself.
@@ -141,7 +150,7 @@ class SGLangPolicy:
         await self.abort()
         while self._flights:
             await asyncio.sleep(0)
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._goodbyes)
         await self._connection.close()
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
@@ -167,9 +176,7 @@ class SGLangPolicy:
         if not await self._gate.enter(flight.ticket):
             return _nothing()
         try:
-            room = self._connection.room or await self.connect()
-            room.check(len(prompt_ids), sampling.max_new_tokens)
-            reply = await self._reply(flight, wire.written(flight.rid, prompt_ids, sampling), session)
+            reply = await self._reply(flight, prompt_ids, sampling, session)
         finally:
             self._gate.leave()
         if reply is None:
@@ -182,14 +189,20 @@ class SGLangPolicy:
         self.counts["cached_tokens"] += completion.cached_tokens
         return completion
 
-    async def _reply(self, flight: _Flight, body: bytes, session: str) -> wire.GenerateReply | None:
+    async def _reply(
+        self, flight: _Flight, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> wire.GenerateReply | None:
         """The server's reply, or None where the request was cut before it was sent."""
         for left in reversed(range(self.attempts)):
             if flight.cut:
                 break
-            flight.sent = True
             try:
-                return await self._connection.generate(body, session)
+                room = self._connection.room or await self.connect()
+                room.check(len(prompt_ids), sampling.max_new_tokens)
+                flight.sent = True
+                return await self._connection.generate(
+                    wire.written(flight.rid, prompt_ids, sampling), session
+                )
             except UntouchedError:
                 flight.sent = False
                 if not left:
@@ -219,17 +232,21 @@ class SGLangPolicy:
     def _end(self, flight: _Flight) -> None:
         """Nobody waits for the request any longer: the server need not go on."""
         if flight.sent:
-            self._keep(self._told(flight.rid))
+            task = asyncio.create_task(self._say_goodbye(flight.rid))
+            self._goodbyes.add(task)
+            task.add_done_callback(self._goodbyes.discard)
+
+    async def _say_goodbye(self, rid: str) -> None:
+        await self._told(rid)
+        # Twice: the first may have overtaken the request. What then still runs ends when the server sees that
+        # the connection is closed, up to 4 s later.
+        await asyncio.sleep(_ABORT_AGAIN_S)
+        await self._told(rid)
 
     async def _told(self, rid: str) -> None:
         # A server that is not there does not go on either.
         with suppress(EngineError):
             await self._connection.abort(rid)
-
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _nothing() -> Completion:

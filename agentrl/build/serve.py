@@ -1,0 +1,49 @@
+"""A model directory behind the engine's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agentrl.build.model import Model, open_model, use_threads
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.served.app import EngineApp
+from agentrl.engine.served.config import ServeSettings
+from agentrl.engine.served.requests import Words
+from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
+
+
+def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int], None]) -> None:
+    """Serve a model until SIGINT or SIGTERM.
+
+    ready: told the address, and how many tokens a request may have, as soon as requests are taken.
+
+    Raises:
+        ModelLoadError: the directory is missing or broken, or its architecture is not supported.
+        UserError: the address cannot be used.
+    """
+    with bound(settings.host, settings.port) as holder:
+        model = open_model(directory)
+        use_threads(model.network, settings.num_threads)
+        engine = EmbeddedEngine.from_model(
+            model.network,
+            max_slots=settings.max_slots,
+            max_context_len=settings.max_context_len,
+            decode=lambda ids: str(model.tokenizer.decode(list(ids), skip_special_tokens=False)),
+        )
+        app = EngineApp(engine, words_of(model), name=directory)
+        holder.listen(WAITING_CONNECTIONS)
+        ready(address_of(holder), engine.max_context_len)
+        serve(app.app, holder)
+
+
+def words_of(model: Model) -> Words:
+    """The tokenizer as the server needs it; no token is added to a text."""
+    tokenizer = model.tokenizer
+
+    def encode(text: str) -> list[int]:
+        return [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(ids: Sequence[int], skip_special: bool) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+    return Words(encode, decode)

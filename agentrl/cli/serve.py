@@ -1,0 +1,36 @@
+"""`agentrl serve`."""
+
+from __future__ import annotations
+
+import json
+
+import rich_click as click
+
+from agentrl.cli.flags import config_flags, given
+from agentrl.config import Section, parse, place
+from agentrl.engine.served.config import ServeSettings
+
+
+class _Flags(Section):
+    serve: ServeSettings = ServeSettings()
+
+
+@config_flags(_Flags)
+@click.command("serve")
+@click.argument("model", metavar="MODEL_FOLDER")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON line.")
+def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None:
+    """Serve a model with the embedded engine, over HTTP in SGLang's protocol.
+
+    Give the address to `agentrl eval --engine sglang --sglang-url`, to a client of SGLang, or to its router.
+    Or POST {"text": "Once", "sampling_params": {"max_new_tokens": 8}} to /generate. Ctrl-C ends it.
+    """
+    from agentrl.build.serve import serve_model
+
+    def ready(url: str, max_context_len: int) -> None:
+        line = f"{model} at {url}/generate, up to {max_context_len:,} tokens a request; Ctrl-C ends it."
+        told = {"url": url, "max_context_len": max_context_len}
+        click.echo(json.dumps(told) if as_json else line)
+
+    settings = parse(_Flags, place(_Flags, given(flags, _Flags)), source="the flags").serve
+    serve_model(model, settings, ready=ready)

@@ -1,0 +1,258 @@
+"""What clients ask the server for: bodies in, checked values out, or one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl.engine.sglang.wire import UNTOLD_VERSION
+from agentrl.protocols import Sampling
+from agentrl.types import JSON
+
+MAX_COMPLETIONS = 1024
+_GREEDY_BELOW = 1e-6
+_ALL_TOKENS = 1 << 30
+_SEEDS = 2**63
+
+_Text: TypeAlias = str | list[str]
+_Ids: TypeAlias = list[int] | list[list[int]]
+_NEUTRAL: dict[str, tuple[JSON, ...]] = {
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_new_tokens": (0,),
+    "ignore_eos": (False,),
+    "spaces_between_special_tokens": (True, False),
+}
+"""Rules of SGLang that this server does not know, and the values at which they do nothing."""
+_WITHOUT = (
+    *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
+    *("custom_logit_processor", "top_logprobs_num", "token_ids_logprob", "return_hidden_states"),
+)
+
+
+class RefusedError(Exception):
+    """A request that is none; the sentence is for whoever sent it."""
+
+
+class Words(NamedTuple):
+    """The tokenizer: text to tokens, and tokens to text, with or without special ones."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int], bool], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One completion that is asked for. The other fields say what its reply tells."""
+
+    rid: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    logprobs: bool
+    keep_special: bool
+    keep_stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that one request asks for. alone: its reply is one object, not a list."""
+
+    asked: tuple[Asked, ...]
+    alone: bool
+    stream: bool
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Rules(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    stop: _Text | None = None
+    stop_token_ids: list[int] | None = None
+    sampling_seed: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_COMPLETIONS)] | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+
+
+class _Generate(_Body):
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    input_ids: _Ids | None = None
+    text: _Text | None = None
+    rid: _Text | None = None
+    sampling_params: _Rules | list[_Rules] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    stream: bool = False
+
+
+class Abort(_Body):
+    """A request to end others: those whose rid begins so, or all."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class Pause(_Body):
+    """A request to stop decoding."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class Update(_Body):
+    """A request to serve the weights of another folder. weight_version: None = the version stays."""
+
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+    load_format: Literal["auto", "safetensors"] | None = None
+
+
+_B = TypeVar("_B", bound=BaseModel)
+_V = TypeVar("_V")
+
+
+def read(kind: type[_B], body: bytes) -> _B:
+    """What a body asks for; an empty one asks for the defaults.
+
+    Raises:
+        RefusedError: it is not JSON, or does not fit.
+    """
+    try:
+        return kind.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        # Of the path to a value, the kinds that were tried stand in it too.
+        named = [str(part) for part in first["loc"] if not str(part).startswith(("_", "list["))]
+        where = ".".join(named) or "the body"
+        raise RefusedError(f"`{where}` does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
+
+
+def read_generate(body: bytes, words: Words) -> Batch:
+    """The completions that a body of /generate asks for.
+
+    Raises:
+        RefusedError: it is no request, or asks for what this server does not do.
+    """
+    told = read(_Generate, body)
+    extra = told.model_extra or {}
+    for name in _WITHOUT:
+        if extra.get(name) not in (None, 0, False, "", []):
+            raise RefusedError(f"This server does not do `{name}`; leave it out.")
+    prompts, alone = _prompts(told, words)
+    rules = _each("sampling_params", told.sampling_params or _Rules(), len(prompts))
+    if len({rule.n or 1 for rule in rules}) > 1:
+        raise RefusedError("`n` must be the same for all prompts of a request.")
+    n = rules[0].n or 1
+    if len(prompts) * n > MAX_COMPLETIONS:
+        raise RefusedError(f"A request asks for at most {MAX_COMPLETIONS} completions; send several.")
+    rids = _rids(told.rid, len(prompts), n)
+    logprobs = _each("return_logprob", told.return_logprob or False, len(prompts))
+    for start, prompt in zip(_each("logprob_start_len", _start(told), len(prompts)), prompts, strict=True):
+        if start != -1 and start < len(prompt):
+            raise RefusedError(
+                "This server computes no logprobs of prompts; leave `logprob_start_len` out, or set it to -1."
+            )
+    asked = [
+        Asked(
+            rids[number * n + copy],
+            tuple(prompt),
+            _sampling(rule, copy),
+            logprobs[number],
+            rule.skip_special_tokens is False,
+            bool(rule.no_stop_trim),
+        )
+        for number, (prompt, rule) in enumerate(zip(prompts, rules, strict=True))
+        for copy in range(n)
+    ]
+    return Batch(tuple(asked), alone and n == 1, told.stream)
+
+
+def read_version(weight_version: str | None, now: int) -> int:
+    """The number of the version that weights are to be served as.
+
+    Raises:
+        RefusedError: it is no whole number.
+    """
+    if weight_version is None:
+        return now
+    if weight_version == UNTOLD_VERSION:
+        return 0
+    if not (weight_version.isascii() and weight_version.isdigit() and len(weight_version) < 10):
+        raise RefusedError(f"`weight_version` is a whole number here, not {weight_version[:40]!r}.")
+    return int(weight_version)
+
+
+def _prompts(told: _Generate, words: Words) -> tuple[list[list[int]], bool]:
+    if (told.input_ids is None) == (told.text is None):
+        raise RefusedError("A request has either `input_ids` or `text`; give it one of them.")
+    if told.text is not None:
+        alone = isinstance(told.text, str)
+        texts = [told.text] if isinstance(told.text, str) else told.text
+        prompts = [words.encode(text) for text in texts]
+    else:
+        ids = told.input_ids or []
+        nested = [one for one in ids if isinstance(one, list)]
+        alone = not nested
+        prompts = nested or [[one for one in ids if isinstance(one, int)]]
+    if not prompts or not all(prompts):
+        raise RefusedError("A prompt has at least one token; this request has one without.")
+    return prompts, alone
+
+
+def _start(told: _Generate) -> int | list[int]:
+    return -1 if told.logprob_start_len is None or not told.return_logprob else told.logprob_start_len
+
+
+def _rids(told: _Text | None, prompts: int, n: int) -> list[str]:
+    if isinstance(told, str) and prompts * n > 1:
+        return [f"{told}_{number}" for number in range(prompts * n)]
+    if n > 1 or told is None:
+        return [uuid.uuid4().hex for _ in range(prompts * n)]
+    rids = _each("rid", told, prompts)
+    if len(set(rids)) < len(rids):
+        raise RefusedError("Every `rid` of a request is another one.")
+    return rids
+
+
+def _each(name: str, value: _V | list[_V], count: int) -> list[_V]:
+    """One value for every prompt."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RefusedError(f"`{name}` has {len(value)} entries for {count} prompts; give each its own.")
+    return value
+
+
+def _sampling(rule: _Rules, copy: int) -> Sampling:
+    for name, value in (rule.model_extra or {}).items():
+        if value is not None and value not in _NEUTRAL.get(name, ()):
+            raise RefusedError(f"This server does not do `{name}` = {value!r:.40}; leave it out.")
+    stops = (rule.stop,) if isinstance(rule.stop, str) else tuple(rule.stop or ())
+    if "" in stops:
+        raise RefusedError("A stop string has at least one character.")
+    temperature = 1.0 if rule.temperature is None else rule.temperature
+    top_k = rule.top_k or 0
+    return Sampling(
+        max_new_tokens=rule.max_new_tokens or 128,
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        top_p=1.0 if rule.top_p is None else rule.top_p,
+        top_k=0 if top_k < 0 or top_k >= _ALL_TOKENS else top_k,
+        stop=stops,
+        stop_token_ids=tuple(rule.stop_token_ids or ()),
+        # The copies of one prompt are different completions.
+        seed=None if rule.sampling_seed is None else (rule.sampling_seed + copy) % _SEEDS,
+    )

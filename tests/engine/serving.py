@@ -1,0 +1,202 @@
+"""Servers under test: the embedded engine over HTTP, one that says what it is told, and a real SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx2
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.served.app import EngineApp
+from agentrl.engine.served.requests import Words
+from agentrl.serving import address_of, bound, server_of
+from tests.engine.subjects import VOCAB, text_of, tiny
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 300
+WORDS = Words(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids))
+
+
+@asynccontextmanager
+async def listening(app) -> AsyncIterator[str]:
+    """Serve an ASGI application at a free port of the loopback device; gives its address."""
+    with bound("127.0.0.1", 0) as holder:
+        holder.listen()
+        server = server_of(app)
+        task = asyncio.create_task(server.serve(sockets=[holder]))
+        while not server.started:
+            await asyncio.sleep(0.001)
+        try:
+            yield address_of(holder)
+        finally:
+            server.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def embedded_server(
+    *, max_context_len: int = 256, **changes
+) -> AsyncIterator[tuple[str, EmbeddedEngine]]:
+    engine = EmbeddedEngine.from_model(
+        tiny("qwen3"), max_slots=4, max_context_len=max_context_len, decode=text_of
+    )
+    async with listening(EngineApp(engine, WORDS, name="tiny", **changes).app) as url:
+        yield url, engine
+
+
+class Said:
+    """A server that answers /generate as a test says, one entry for a request, the last one for ever.
+
+    An entry is a body, a status with a body, or "hang", "drop" (the connection, in mid-reply), "refuse" (with
+    503). seen: the requests that came, as JSON; heads: their headers; aborted: rids that were to end.
+    """
+
+    def __init__(self, *replies, info: dict | None = None):
+        self.replies = list(replies)
+        self.info = {"context_length": 64} if info is None else info
+        self.seen: list[dict] = []
+        self.heads: list[str] = []
+        self.aborted: list[str] = []
+        self.connections = 0
+        self.arrived = asyncio.Event()
+        self.abort_came = asyncio.Event()
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._connection, "127.0.0.1", port)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+
+    async def _connection(self, reader, writer):
+        self.connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = next((int(x.split(":")[1]) for x in head.split("\r\n") if "content-length" in x), 0)
+                await self._answer(head, await reader.readexactly(length), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, head, body, writer):
+        path = head.split(" ")[1]
+        if path == "/generate":
+            self.seen.append(json.loads(body))
+            self.heads.append(head)
+            self.arrived.set()
+            return await self._say(self.replies[0] if len(self.replies) == 1 else self.replies.pop(0), writer)
+        if path == "/abort_request":
+            self.aborted.append(json.loads(body)["rid"])
+            self.abort_came.set()
+        told = {"/server_info": self.info, "/model_info": {"weight_version": "default"}}.get(path, {})
+        return await self._say(told, writer)
+
+    async def _say(self, reply, writer):
+        if reply == "hang":
+            await asyncio.Event().wait()
+        if reply == "drop":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+            await writer.drain()
+            raise ConnectionResetError
+        status, told = reply if isinstance(reply, tuple) else (503 if reply == "refuse" else 200, reply)
+        content = told.encode() if isinstance(told, str) else json.dumps(told).encode()
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        await writer.drain()
+
+
+def generated(ids: Sequence[int], finish: dict | None = None, **meta) -> dict:
+    """A reply of SGLang, as it was observed."""
+    told = {
+        "id": "x",
+        "finish_reason": finish or {"type": "length", "length": len(ids)},
+        "weight_version": "default",
+        "cached_tokens": 0,
+        "output_token_logprobs": [[-0.5, i, None] for i in ids],
+        "dp_rank": None,
+    }
+    return {"text": text_of(ids), "output_ids": list(ids), "meta_info": told | meta}
+
+
+def save_tiny(folder: Path, seed: int = 0) -> Path:
+    """A model directory with a tokenizer whose text is `text_of`."""
+    tiny("qwen3", seed).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, model_max_length=256, clean_up_tokenization_spaces=False
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def sglang_python() -> Path:
+    """The interpreter of SGLang's own environment."""
+    python = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", ROOT / ".venv-sglang" / "bin" / "python"))
+    assert python.is_file(), "this test needs a real SGLang: run `make sglang-cpu`"
+    return python
+
+
+def free_port() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str | Path], url: str, path: str, log: Path) -> Iterator[str]:
+    """A server of its own process group, from where it answers `path` until the block ends."""
+    env = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
+    try:
+        until = time.monotonic() + START_TIMEOUT_S
+        while not _answers(url + path):
+            assert process.poll() is None, f"the server ended:\n{log.read_text()[-3000:]}"
+            assert time.monotonic() < until, f"the server did not start:\n{log.read_text()[-3000:]}"
+            time.sleep(0.2)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(url, timeout=5, trust_env=False).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def sglang_command(model: Path, port: int, *, context_length: int) -> list[str | Path]:
+    told = {
+        "model-path": model,
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "sampling-backend": "pytorch",
+        "grammar-backend": "none",
+        "host": "127.0.0.1",
+        "port": port,
+        "max-total-tokens": 4000,
+        "max-running-requests": 4,
+        "mem-fraction-static": 0.3,
+        "dtype": "float32",
+        "context-length": context_length,
+    }
+    flags = [str(word) for name, value in told.items() for word in (f"--{name}", value)]
+    switches = ["--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle"]
+    return [sglang_python(), "-m", "sglang.launch_server", *flags, *switches]

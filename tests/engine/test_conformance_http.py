@@ -1,0 +1,99 @@
+"""The same suite over HTTP: on the embedded engine, and on a real SGLang, alone and behind its router."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from agentrl.engine.conformance import CHECKS, Check, EngineCaps, lack
+from tests.engine.serving import (
+    embedded_server,
+    free_port,
+    running,
+    save_tiny,
+    sglang_command,
+    sglang_python,
+)
+from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, remote_subject
+
+CONTEXT_LEN = 256
+ROOM = 254
+"""Of its context SGLang keeps two tokens for itself."""
+
+
+def checked(caps: EngineCaps) -> list[Check]:
+    return [check for check in CHECKS if lack(check, caps) is None]
+
+
+async def keeps(check: Check, url: str, caps: EngineCaps, max_context_len: int) -> None:
+    subject = remote_subject(url, caps, max_context_len)
+    await check.run(subject)
+    await subject.engine.close()
+
+
+def test_what_is_lacking_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        for name, caps in {"embedded over HTTP": HTTP_CAPS, "SGLang": SGLANG_CAPS}.items():
+            lacks = [told for check in CHECKS if (told := lack(check, caps))]
+            print(f"\n{name}:", *lacks, sep="\n  ")
+    assert len(CHECKS) - len(checked(HTTP_CAPS)) == 4
+    assert len(CHECKS) - len(checked(SGLANG_CAPS)) == 5
+
+
+@pytest.mark.parametrize("check", checked(HTTP_CAPS), ids=lambda check: check.name)
+async def test_the_embedded_engine_keeps_its_promise_over_http(check: Check) -> None:
+    async with embedded_server(max_context_len=CONTEXT_LEN) as (url, engine):
+        await keeps(check, url, HTTP_CAPS, CONTEXT_LEN)
+        assert engine.num_requests == 0, "a request was left behind"
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("sglang")
+    port = free_port()
+    command = sglang_command(save_tiny(folder / "model"), port, context_length=CONTEXT_LEN)
+    with running(command, f"http://127.0.0.1:{port}", "/health_generate", folder / "server.log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def routed(sglang: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("router") / "router.log"
+    with router(sglang, log) as url:
+        yield url
+
+
+def router(worker: str, log: Path):
+    port, metrics = free_port(), free_port()
+    command = [sglang_python(), "-m", "sglang_router.launch_router", "--worker-urls", worker]
+    flags = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+    return running([*command, *flags], f"http://127.0.0.1:{port}", "/readiness", log)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["sglang", "routed"])
+@pytest.mark.parametrize("check", checked(SGLANG_CAPS), ids=lambda check: check.name)
+async def test_sglang_keeps_its_promise(check: Check, where: str, request: pytest.FixtureRequest) -> None:
+    worker, url = request.getfixturevalue("sglang"), request.getfixturevalue(where)
+    assert httpx2.post(f"{worker}/flush_cache", trust_env=False).status_code == 200, (
+        "requests were left behind"
+    )
+    await keeps(check, url, SGLANG_CAPS, ROOM)
+
+
+@pytest.mark.full
+async def test_the_embedded_engine_serves_behind_the_router_of_sglang(tmp_path: Path) -> None:
+    folder, port = save_tiny(tmp_path / "model"), free_port()
+    flags = ["--port", str(port), "--max-slots", "4", "--max-context-len", str(CONTEXT_LEN)]
+    command = [Path(sys.executable).parent / "agentrl", "serve", folder, *flags]
+    address = f"http://127.0.0.1:{port}"
+    with (
+        running(command, address, "/health_generate", tmp_path / "server.log") as worker,
+        router(worker, tmp_path / "router.log") as url,
+    ):
+        for check in checked(HTTP_CAPS):
+            await keeps(check, url, HTTP_CAPS, CONTEXT_LEN)
