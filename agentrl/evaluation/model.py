@@ -33,7 +33,7 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
     config = parse(EvalConfig, place(EvalConfig, settings), source="the settings given")
     if (model is None) == (config.openai.openai_url is None):
         raise ConfigError(
-            "Name one model to score: a directory (--model), or an endpoint (--openai-url and --openai-model)."
+            "Name one model to score: a directory (--model), or an endpoint (--openai-url, --openai-model)."
         )
     folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
     evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
