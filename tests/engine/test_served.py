@@ -24,6 +24,7 @@ from tests.engine.serving import embedded_server, save_tiny
 from tests.engine.subjects import delivery_of, text_of, tiny
 
 IDS = [1, 10, 20, 30]
+PATIENCE_S = 30
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 
 
@@ -31,7 +32,10 @@ GREEDY = {"temperature": 0, "max_new_tokens": 4}
 async def asking(**changes):
     async with embedded_server(**changes) as (url, engine):
         limits = httpx2.Limits(keepalive_expiry=2)
-        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=30, limits=limits) as client:
+        async with (
+            httpx2.AsyncClient(base_url=url, trust_env=False, timeout=30, limits=limits) as client,
+            asyncio.timeout(PATIENCE_S),
+        ):
             yield client, engine
 
 

@@ -48,7 +48,7 @@ async def test_a_request_carries_its_session_and_the_headers_of_the_policy():
 async def test_connections_are_used_again():
     said = Said(generated([1, 2, 3]))
     async with said.listening() as url:
-        policy = SGLangPolicy(url)
+        policy = SGLangPolicy(url, max_concurrency=1)
         for _ in range(5):
             await asked(policy)
         await policy.close()
@@ -87,8 +87,9 @@ async def test_an_abort_is_told_again_until_the_request_has_left():
         task = asyncio.create_task(asked(policy))
         await arrived(said)
         ending = asyncio.create_task(policy.abort())
-        while len(said.aborted) < 3:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(said.aborted) < 3:
+                await asyncio.sleep(0.01)
         replies.put_nowait(ABORTED)
         got = await asyncio.wait_for(task, PATIENCE_S)
         await asyncio.wait_for(ending, PATIENCE_S)

@@ -197,7 +197,7 @@ def written(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
     if sampling.seed is not None:
         # SGLang holds it in 64 signed bits.
         rules["sampling_seed"] = sampling.seed % _SEEDS
-    ids = [int(i) for i in prompt_ids]
+    ids = prompt_ids if isinstance(prompt_ids, list) else [int(i) for i in prompt_ids]
     request = {"rid": rid, "input_ids": ids, "sampling_params": rules, "return_logprob": True}
     return json.dumps(request, separators=(",", ":")).encode()
 
