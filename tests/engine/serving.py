@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -152,9 +152,13 @@ def sglang_python() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
+    """A port that is free now. SGLang wants the one 10,000 above it, too."""
+    while True:
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            port = int(holder.getsockname()[1])
+        if port <= 55_535:
+            return port
 
 
 @contextmanager
@@ -171,7 +175,8 @@ def running(command: Sequence[str | Path], url: str, path: str, log: Path) -> It
             time.sleep(0.2)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -1,0 +1,90 @@
+"""`agentrl eval` of a model that a server serves: the same episodes as in the process, to the last token."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from agentrl import UserError, evaluate, make, train
+from agentrl.build.config import ModelSection
+from agentrl.build.model import fresh_model, open_model
+from agentrl.build.serve import words_of
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.served.app import EngineApp
+from agentrl.serving import address_of, bound, server_of
+from tests.engine.serving import free_port
+
+SMALL = ModelSection(num_layers=1, hidden_size=32, ffn_hidden_size=32, kv_channels=16, vocab_size=320)
+PLAYED = {"n": 8, "temperature": 0.0, "num_threads": 1, "rollout_max_context_len": 96}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    env = make("HopSearch-v0")
+    network, tokenizer = fresh_model(SMALL, env, env.dialect, seed=0)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def served(folder):
+    """The folder behind a server that runs in a thread."""
+    model = open_model(folder)
+    engine = EmbeddedEngine.from_model(
+        model.network,
+        max_slots=8,
+        max_context_len=96,
+        decode=lambda ids: str(model.tokenizer.decode(list(ids), skip_special_tokens=False)),
+    )
+    with bound("127.0.0.1", 0) as holder:
+        holder.listen()
+        server = server_of(EngineApp(engine, words_of(model), name=folder).app)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[holder])))
+        thread.start()
+        try:
+            yield address_of(holder)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def test_a_served_model_plays_as_it_does_in_the_process(folder):
+    here = evaluate("HopSearch-v0", folder, quiet=True, **PLAYED)
+    with served(folder) as url:
+        there = evaluate("HopSearch-v0", folder, quiet=True, engine="sglang", sglang_url=url, **PLAYED)
+    assert (there.n, there.mean, there.turns, there.policy_tokens) == (
+        here.n,
+        here.mean,
+        here.turns,
+        here.policy_tokens,
+    )
+    assert here.policy_tokens > 1
+
+
+def test_a_server_that_is_not_there_is_one_sentence(folder):
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match="is the server up"):
+        evaluate("HopSearch-v0", folder, quiet=True, engine="sglang", sglang_url=url, **(PLAYED | {"n": 1}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"engine": "sglang"}, "sglang_url = none do not fit"),
+        ({"sglang_url": "http://127.0.0.1:1"}, "needs engine = sglang"),
+        ({"engine": "sglang", "sglang_url": "127.0.0.1"}, "is not an address"),
+    ],
+)
+def test_an_address_and_an_engine_that_do_not_fit_are_one_sentence(folder, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        evaluate("HopSearch-v0", folder, quiet=True, **settings)
+
+
+def test_training_by_address_is_refused_at_once():
+    with pytest.raises(UserError, match="train with embedded"):
+        train(env="HopSearch-v0", engine="sglang", sglang_url="http://127.0.0.1:1")
