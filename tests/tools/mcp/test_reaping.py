@@ -68,10 +68,12 @@ async def test_a_guard_killed_in_mid_call_takes_its_server_with_it(tmp_path):
 
 
 OURS = """
-import asyncio, sys
+import asyncio, signal, sys
 from agentrl.tools.mcp import McpTools, stdio
 
 stdio.EXIT_S = 0.2
+# A shell that runs the tests in the background ignores Ctrl-C, and so would this process.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     async with McpTools(command=sys.executable, args=sys.argv[1:]).episode() as tools:
@@ -97,8 +99,11 @@ async def test_a_server_that_stays_dies_with_our_process(sign):
     pids = {int(pid) for line in lines for pid in line.split()}
     assert len(pids) == 4
     assert all(map(alive, pids))
-    ours.send_signal(sign)
-    ours.communicate(timeout=10)
+    try:
+        ours.send_signal(sign)
+        ours.communicate(timeout=10)
+    finally:
+        ours.kill()
     await until(lambda: not any(map(alive, pids)))
 
 

@@ -198,9 +198,12 @@ async def test_an_episode_whose_sandbox_dies_has_failed_and_is_no_score():
 
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from agentrl.tools.python import PythonTool
 from agentrl.tools.python.sessions import NOBODY
+
+# A shell that runs the tests in the background ignores Ctrl-C, and so would this process.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     async with PythonTool(stateful=True).episode() as (python,):
