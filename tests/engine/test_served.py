@@ -247,6 +247,16 @@ async def test_an_abort_ends_those_it_names_with_what_they_have():
         assert (await tasks[0])["meta_info"]["finish_reason"]["type"] == "abort"
 
 
+async def test_what_a_client_that_is_gone_asked_for_is_ended():
+    async with asking() as (client, engine):
+        (task,) = await running(client, engine)
+        engine.pause()
+        task.cancel()
+        async with asyncio.timeout(10):
+            while engine.num_requests:
+                await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 async def test_a_pause_holds_everything_at_a_token_and_goes_on_from_there(mode):
     async with asking() as (client, engine):

@@ -75,7 +75,7 @@ class SGLangPolicy:
             raise ConfigError(
                 "An SGLang policy needs max_concurrency and attempts of at least 1 and a timeout_s above 0."
             )
-        self._connection = Connection(self.url, self.headers, self.max_concurrency)
+        self._connection = Connection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
         self._flights: dict[str, _Flight] = {}
         self._goodbyes: set[asyncio.Task[None]] = set()
