@@ -46,7 +46,7 @@ def own_temporary_folder() -> Iterator[Path]:
 
 def present(folder: Path) -> Counter[Trace]:
     """Everything there is now; `folder`: where temporary files would be."""
-    found = Counter(Trace("thread", f"{one.name} #{one.ident}") for one in threading.enumerate())
+    found = Counter(Trace("thread", one.name) for one in threading.enumerate())
     found.update(Trace("process", _command(pid)) for pid in _children())
     found.update(_descriptors())
     found.update(Trace("file", path.name) for path in folder.rglob("*"))
@@ -84,7 +84,7 @@ def _descriptors() -> Iterator[Trace]:
         # The descriptor of this very listing is closed by now.
         with suppress(OSError):
             target = os.readlink(path)
-            # Numbers of sockets and pipes are left out: what is shared may close one and open another.
+            # No numbers of sockets, pipes, processes or threads: what is shared may replace one by another.
             kind, _, number = target.partition(":")
             name = kind if number.startswith("[") else target
             yield Trace("socket" if name == "socket" else "file", name)
