@@ -10,6 +10,8 @@ import httpx2
 import pytest
 
 from agentrl.engine.conformance import CHECKS, Check, EngineCaps, lack
+from agentrl.engine.sglang import wire
+from agentrl.protocols import Sampling
 from tests.engine.serving import (
     embedded_server,
     free_port,
@@ -18,7 +20,7 @@ from tests.engine.serving import (
     sglang_command,
     sglang_python,
 )
-from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, remote_subject
+from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, logits_of, remote_subject, tiny
 
 CONTEXT_LEN = 256
 ROOM = 254
@@ -83,6 +85,25 @@ async def test_sglang_keeps_its_promise(check: Check, where: str, request: pytes
         "requests were left behind"
     )
     await keeps(check, url, SGLANG_CAPS, ROOM)
+
+
+@pytest.mark.full
+async def test_a_real_server_tells_the_version_of_new_weights(sglang: str, tmp_path: Path) -> None:
+    rule, prompt = Sampling(24, temperature=0.0), [1, 10, 20, 30]
+    subject = remote_subject(sglang, SGLANG_CAPS, ROOM)
+    before = await subject.engine.generate(prompt, rule, session="a")
+    for seed, version in ((1, "7"), (0, "default")):
+        update = {"model_path": str(save_tiny(tmp_path / version, seed)), "weight_version": version}
+        told = httpx2.post(f"{sglang}/update_weights_from_disk", json=update, timeout=60, trust_env=False)
+        assert told.json()["success"], told.text
+        after = await subject.engine.generate(prompt, rule, session="a")
+        assert set(after.versions.tolist()) == {wire.version_of(version)}
+        assert subject.engine.version == wire.version_of(version)
+        ids = [*prompt, *after.token_ids.tolist()]
+        likeliest = logits_of(tiny("qwen3", seed), ids)[len(prompt) - 1 : -1].argmax(-1)
+        assert likeliest.tolist() == after.token_ids.tolist()
+    assert after.token_ids.tolist() == before.token_ids.tolist()
+    await subject.engine.close()
 
 
 @pytest.mark.full

@@ -297,4 +297,4 @@ async def test_a_gate_lets_in_as_many_as_it_holds_in_order_and_loses_no_room():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await gate.enter(second)
+    assert await asyncio.wait_for(gate.enter(second), 5)

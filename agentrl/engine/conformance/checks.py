@@ -170,11 +170,18 @@ async def _crowd(subject: Subject) -> None:
 
 
 async def _in_flight(subject: Subject) -> list[asyncio.Task[Completion]]:
-    """More long requests than slots, some of them under way: a short one that began with them is through."""
-    first = asyncio.create_task(subject.engine.generate(subject.prompt(0), Sampling(4), session="first"))
+    """More long requests than slots, some of them under way: a short one that ran beside them is through."""
     rule = Sampling(subject.max_context_len - 7, seed=1)
-    tasks = [asyncio.create_task(subject.sample(n, rule)) for n in range(subject.max_slots + 2)]
+
+    def started(numbers: range) -> list[asyncio.Task[Completion]]:
+        return [asyncio.create_task(subject.sample(n, rule)) for n in numbers]
+
+    # One slot is left to the short request, whichever of them arrives first.
+    tasks = started(range(subject.max_slots - 1))
+    first = subject.engine.generate(subject.prompt(0), Sampling(4), session="first")
     await asyncio.wait_for(first, PATIENCE_S)
+    tasks += started(range(subject.max_slots - 1, subject.max_slots + 2))
+    await asyncio.sleep(0)
     return tasks
 
 

@@ -79,6 +79,7 @@ class SGLangPolicy:
         self._gate = Gate(self.max_concurrency)
         self._flights: dict[str, _Flight] = {}
         self._goodbyes: set[asyncio.Task[None]] = set()
+        self._connecting = asyncio.Lock()
         self._version = 0
         self._closed = False
 
@@ -197,7 +198,7 @@ class SGLangPolicy:
             if flight.cut:
                 break
             try:
-                room = self._connection.room or await self.connect()
+                room = self._connection.room or await self._connected()
                 room.check(len(prompt_ids), sampling.max_new_tokens)
                 flight.sent = True
                 return await self._connection.generate(
@@ -211,6 +212,11 @@ class SGLangPolicy:
             longest = min(_LONGEST_WAIT_S, 0.1 * 2 ** (self.attempts - left))
             await asyncio.sleep(random.uniform(longest / 2, longest))
         return None
+
+    async def _connected(self) -> wire.Room:
+        """What the server holds; the first of several requests asks for all of them."""
+        async with self._connecting:
+            return self._connection.room or await self.connect()
 
     async def _cut(self, flight: _Flight) -> None:
         """End a request, wherever it is, and see that it left.
