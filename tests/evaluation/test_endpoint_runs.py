@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,7 @@ from agentrl.cli import main
 from agentrl.errors import ConfigError, RunExistsError, WorldBrokenError
 from agentrl.observe import Outcome, read_journal
 from agentrl.types import Ending
+from tests.flow.runs import HEARING
 from tests.rollout.chat.chat_server import ChatServer, expert_of, refusal, reply, said
 
 KEY = "sk-very-secret-0123456789"
@@ -246,14 +248,14 @@ async def test_interrupting_a_run_leaves_nothing_behind():
     async with server.serving():
         arguments = ("eval", "Calculator-v0", "--openai-url", server.url, "--openai-model", "m")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agentrl.cli", *arguments),
+            *(sys.executable, "-c", HEARING, *arguments),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         async with asyncio.timeout(120):
             while server.counts["requests"] < 9:
                 await asyncio.sleep(0.05)
-        process.send_signal(2)
-        _, err = await process.communicate()
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
     assert process.returncode == 130
     assert b"Traceback" not in err

@@ -24,6 +24,13 @@ TINY = {
 }
 WARM = {"warm_start_steps": 40, "warm_start_batch_size": 32, "warm_start_lr": 1e-2, "num_demonstrations": 256}
 EPISODES_PER_STEP = 64
+# The command line. A process started in the background inherits that SIGINT is ignored; this one hears it.
+HEARING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from agentrl.cli import main
+main(sys.argv[1:])
+"""
 
 
 def train(world, output_dir, name, **settings):

@@ -14,20 +14,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.observe import reconcile
-from tests.flow.runs import TINY, WARM, journal_of, metrics_of
+from tests.flow.runs import HEARING, TINY, WARM, journal_of, metrics_of
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = {**TINY, **WARM, "num_rollout": 100_000, "eval_interval": 100_000, "eval_episodes": 16}
 PATIENCE_S = 90.0
-
-
-# A process started in the background inherits that SIGINT is ignored.
-HEARING = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from agentrl.cli import main
-main(sys.argv[1:])
-"""
 
 
 def started(folder, *, world="Slow", **settings):
