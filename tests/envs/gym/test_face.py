@@ -144,7 +144,7 @@ def test_a_wrong_option_is_one_sentence(env, options, said):
 
 
 def test_arguments_are_checked_when_the_environment_is_made():
-    with pytest.raises(UserError, match=r"Zurich-v0: .*'colour'"):
+    with pytest.raises(UserError, match=r"Zurich-v0: .*`colour`"):
         GymnasiumFace("Zurich-v0", colour="red")
 
 

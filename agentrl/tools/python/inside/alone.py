@@ -44,6 +44,7 @@ def main() -> NoReturn:
     sys.path += environment["PYTHONPATH"].split(os.pathsep)
     if os.getpid() == 1:
         seccomp.prepare()
+        kernel.forget_signals()
         # The folder of this very program is not for the model to see.
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.unmount(f"{sys.argv[2]}/inside")

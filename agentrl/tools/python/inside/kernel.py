@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -31,6 +32,11 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _SECCOMP_MODE_FILTER = 2
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
+_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
+_SIGNAL_SET_BYTES = 8
+# Python ignores these, and answers a broken pipe and a full file with an exception.
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+_NOT_FOR_US = {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 
@@ -82,9 +88,20 @@ def prctl(option: int, argument: int, what: str) -> None:
     _checked(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), what)
 
 
-def die_with_parent(signal: int) -> None:
+def die_with_parent(number: int) -> None:
     """Ask for a signal when the parent is gone."""
-    prctl(_PR_SET_PDEATHSIG, signal, "prctl PDEATHSIG")
+    prctl(_PR_SET_PDEATHSIG, number, "prctl PDEATHSIG")
+
+
+def forget_signals() -> None:
+    """Let every signal but SIGINT do what it does in a new Python, whoever handled or ignored it before."""
+    for number in signal.valid_signals() - _NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN if number in _IGNORED_BY_PYTHON else signal.SIG_DFL)
+    # The C library keeps these two from Python; a parent may have ignored them all the same.
+    default = bytes(32)  # a zeroed `struct sigaction`, as the kernel has it
+    for hidden in (32, 33):
+        result = _libc.syscall(_RT_SIGACTION[MACHINE], hidden, default, None, _SIGNAL_SET_BYTES)
+        _checked(result, "rt_sigaction")
 
 
 def hide_memory(hidden: bool) -> None:

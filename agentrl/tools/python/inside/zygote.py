@@ -26,10 +26,9 @@ def preload(modules: Sequence[str]) -> None:
     """Import now what every session would import later."""
     for name in modules:
         importlib.import_module(name)
-    # Pid 1 of a session is deaf to signals from inside only where it has no handler for them.
-    for number in signal.valid_signals() - {signal.SIGINT}:
-        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(number, signal.SIG_DFL)
+    # Pid 1 of a session is deaf to signals from inside only where it has no handler for them; and the
+    # interpreter is to end by those that whoever started the host ignores.
+    kernel.forget_signals()
     # A collection in a child would touch, and so copy, every object that it shares with this parent.
     gc.collect()
     gc.freeze()
