@@ -98,8 +98,10 @@ class PythonTool(Toolkit):
             UserError: the kernel refuses the sandbox; the sentence says what to do.
         """
         await self._shared.get()
+        if not self.stateful:
+            yield (Tool.described(self.schema, self._afresh, gate=self._gate),)
+            return
         interpreter = _Interpreter(self)
-
         try:
             yield (Tool.described(self.schema, interpreter.answer, gate=self._gate),)
         finally:
@@ -114,6 +116,11 @@ class PythonTool(Toolkit):
         """
         async with self._gate.admitted(), await self.session(stateful=False) as session:
             return await session.run(_unfenced(code))
+
+    async def _afresh(self, code: str) -> str:
+        program = _program(code)
+        async with await self.session(stateful=False) as session:
+            return self.told(await session.run(program))
 
     async def session(self, *, stateful: bool) -> Session:
         """A new session, to be entered with `async with`. A sandbox that is dead is started anew, once.
@@ -180,7 +187,7 @@ class PythonTool(Toolkit):
 
 
 class _Interpreter:
-    """What the tool holds for one episode: with state, a session from the first call on."""
+    """What a tool with state holds for one episode: a session, from the first call on."""
 
     def __init__(self, tool: PythonTool) -> None:
         self._tool = tool
@@ -194,9 +201,7 @@ class _Interpreter:
             ToolRejected: the code failed, broke a limit or is too long.
             ToolError: the sandbox died.
         """
-        program = _unfenced(code).encode("utf-8", "replace").decode()
-        if len(program.encode()) > MOST_CODE_BYTES:
-            raise ToolRejected(f"The program is too long; write at most {MOST_CODE_BYTES:,} bytes.", "length")
+        program = _program(code)
         async with self._one_at_a_time:
             return self._tool.told(await self._run(program))
 
@@ -208,7 +213,7 @@ class _Interpreter:
 
     async def _run(self, program: str) -> PythonResult:
         if self._session is None:
-            self._session = await self._tool.session(stateful=self._tool.stateful)
+            self._session = await self._tool.session(stateful=True)
         goes_on = False
         try:
             result = await self._session.run(program)
@@ -218,6 +223,13 @@ class _Interpreter:
             if not goes_on:
                 await self.close()
         return result
+
+
+def _program(code: str) -> str:
+    program = _unfenced(code).encode("utf-8", "replace").decode()
+    if len(program.encode()) > MOST_CODE_BYTES:
+        raise ToolRejected(f"The program is too long; write at most {MOST_CODE_BYTES:,} bytes.", "length")
+    return program
 
 
 def _unfenced(code: str) -> str:

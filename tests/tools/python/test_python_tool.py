@@ -154,6 +154,17 @@ async def test_with_state_everything_stays_for_the_episode_and_no_longer(sandbox
     await release_shared()
 
 
+async def test_calls_of_one_turn_run_beside_each_other_where_they_share_nothing():
+    async with python(wall_s=5.0) as tool:
+        endless = asyncio.create_task(tool.invoke({"code": "while True: pass"}))
+        await asyncio.sleep(0.1)
+        assert await tool.invoke({"code": "1 + 1"}) == "2"
+        assert not endless.done()
+        endless.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+
+
 async def test_with_state_a_broken_limit_ends_the_interpreter_and_the_next_call_gets_a_new_one():
     async with python(stateful=True, wall_s=0.4) as tool:
         await tool.invoke({"code": "x = 1"})
