@@ -11,11 +11,9 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from asyncio.subprocess import Process, SubprocessStreamProtocol
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -35,7 +33,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from agentrl.tools.mcp import guard
+from agentrl import guard
 from agentrl.tools.mcp.server import Command
 
 MAX_BYTES = 16 * 2**20
@@ -186,8 +184,7 @@ async def _stdio(command: Command, log: ServerLog) -> AsyncIterator[Streams]:
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.subprocess_exec(
         lambda: SubprocessStreamProtocol(_CHUNK_BYTES, loop),
-        *(sys.executable, "-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command.path),
-        *command.args,
+        *guard.command([command.path, *command.args]),
         env=dict(command.env),
         cwd=command.cwd,
         start_new_session=True,

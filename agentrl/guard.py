@@ -1,10 +1,13 @@
 """Runs one server and outlives it: whatever the server started is dead when this program ends.
 
-    python -I -S guard.py PARENT COMMAND [ARGUMENT ...]
+    python -I -S guard.py PARENT GRACE_S COMMAND [ARGUMENT ...]
 
 The server gets the standard streams and exactly the environment that this program was started with. When it
-ends, when SIGTERM comes, or when the process PARENT dies, all its descendants are asked to end, then killed:
-also those that left the process group, since orphans become children of this program (a "subreaper").
+ends, when SIGTERM comes, or when the process PARENT dies, all its descendants are asked to end, and killed
+GRACE_S seconds later: also those that left the process group, since orphans become children of this program
+(a "subreaper"). PARENT counts as dead when the thread that started this program ends.
+
+It exits with the server's code, 128 + N where signal N ended the server, 0 where it was asked to end.
 
 Linux only. It imports nothing of agentrl: a server should not wait for that.
 """
@@ -16,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,13 +28,19 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 GRACE_S = 1.0
-"""How long descendants may take to end by themselves after SIGTERM."""
+"""How long descendants may take to end by themselves after SIGTERM, where nobody says otherwise."""
 GIVE_UP_S = 2.0
 """After SIGKILL only what the kernel cannot end is left; nobody waits longer than this for it."""
 NOT_STARTED = 127
+SIGNALLED = 128
 _LOOK_AGAIN_S = 0.01
 _END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def command(server: Sequence[str], grace_s: float = GRACE_S) -> list[str]:
+    """The command line that runs `server` (an absolute path and arguments) guarded for this process."""
+    return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), str(grace_s), *server]
 
 
 def _prctl(option: int, value: int) -> None:
@@ -102,24 +111,26 @@ def _end_all(sign: signal.Signals, within_s: float) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Guard until the server ends or nobody needs it any more; returns the server's exit code."""
-    parent, command = int(arguments[0]), arguments[1:]
+    """Guard until the server ends or nobody needs it any more; returns the exit code."""
+    parent, grace_s, server_command = int(arguments[0]), float(arguments[1]), arguments[2:]
     watched = {signal.SIGCHLD, *_END}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != parent:
         return NOT_STARTED
-    server = _start(command, _environment())
+    server = _start(server_command, _environment())
     # Only the server and what it starts hold its pipes: their end is seen when they are gone.
     os.close(0)
     os.close(1)
     code = None
     while code is None and signal.sigwait(watched) not in _END:
         code = dict(_reaped()).get(server)
-    if not _end_all(signal.SIGTERM, GRACE_S):
+    if not _end_all(signal.SIGTERM, grace_s):
         _end_all(signal.SIGKILL, GIVE_UP_S)
-    return code if code is not None and code >= 0 else NOT_STARTED
+    if code is None:
+        return 0
+    return code if code >= 0 else SIGNALLED - code
 
 
 if __name__ == "__main__":
