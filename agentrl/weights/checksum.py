@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterable
 
+from agentrl.protocols import TensorSpec
 from agentrl.weights.codec import NamedTensors, bytes_of, manifest_of
 
 
@@ -15,10 +17,16 @@ def checksum(named_tensors: NamedTensors) -> int:
     are added up. CRCs alone are linear: two tensors of one shape could trade their contents
     without a trace.
     """
-    total = 0
-    for name, tensor in named_tensors:
-        (spec,) = manifest_of([(name, tensor)])
-        crc = zlib.crc32(bytes_of(tensor).data)
-        told = f"{spec.name}\0{spec.dtype}\0{spec.shape}\0{crc}".encode()
-        total += int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
-    return total % 2**64
+    named = ((manifest_of([(name, tensor)])[0], tensor) for name, tensor in named_tensors)
+    return added_up(digest(spec, zlib.crc32(bytes_of(tensor).data)) for spec, tensor in named)
+
+
+def digest(spec: TensorSpec, crc: int) -> int:
+    """What one tensor adds to a checksum. crc: CRC-32 of its bytes."""
+    told = f"{spec.name}\0{spec.dtype}\0{tuple(spec.shape)}\0{crc}".encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+
+
+def added_up(digests: Iterable[int]) -> int:
+    """The checksum of the tensors that have these digests."""
+    return sum(digests) % 2**64

@@ -62,23 +62,41 @@ def pack_buckets(named_tensors: NamedTensors, max_bytes: int) -> Iterator[Bucket
         yield _bucket(waiting)
 
 
+def slices(bucket: Bucket) -> Iterator[tuple[TensorSpec, npt.NDArray[np.uint8]]]:
+    """Yield a bucket's tensors as bytes; they share the bucket's memory.
+
+    Raises:
+        ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
+    """
+    sizes = [size_of(spec) for spec in bucket.tensors]
+    if sum(sizes) != bucket.data.size:
+        raise ValueError(f"the bucket holds {bucket.data.size} bytes, its tensors need {sum(sizes)}")
+    offset = 0
+    for spec, size in zip(bucket.tensors, sizes, strict=True):
+        yield spec, bucket.data[offset : offset + size]
+        offset += size
+
+
 def unpack(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     """Yield a bucket's tensors, each in memory of its own on the CPU.
 
     Raises:
         ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
     """
-    shapes = [(spec, dtype_named(spec.dtype)) for spec in bucket.tensors]
-    sizes = [int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize for spec, dtype in shapes]
-    if sum(sizes) != bucket.data.size:
-        raise ValueError(f"the bucket holds {bucket.data.size} bytes, its tensors need {sum(sizes)}")
-    offset = 0
-    for (spec, dtype), size in zip(shapes, sizes, strict=True):
+    for spec, data in slices(bucket):
         # A copy, because tensors that follow an odd-sized one are not aligned to their dtype.
-        tensor = torch.empty(spec.shape, dtype=dtype)
-        bytes_of(tensor)[:] = bucket.data[offset : offset + size]
-        offset += size
+        tensor = torch.empty(spec.shape, dtype=dtype_named(spec.dtype))
+        bytes_of(tensor)[:] = data
         yield spec.name, tensor
+
+
+def size_of(spec: TensorSpec) -> int:
+    """How many bytes a tensor has.
+
+    Raises:
+        ValueError: its dtype is unknown.
+    """
+    return int(np.prod(spec.shape, dtype=np.int64)) * dtype_named(spec.dtype).itemsize
 
 
 def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:

@@ -84,6 +84,19 @@ class Connection:
         for url in await self._workers():
             await self._control("POST", f"{url}/abort_request", wire.written_abort(rid))
 
+    async def call(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> bytes:
+        """Ask the one server at this address for something; gives what it answers.
+
+        Raises:
+            EngineUnavailableError: it is not there, broke off, or took longer than timeout_s.
+            EngineError: it refused.
+        """
+        url = f"{self._url}{path}"
+        status, answer = await self._control(method, url, body, timeout_s)
+        if status != _OK:
+            raise _refused(url, status, answer)
+        return answer
+
     async def close(self) -> None:
         """Close the connections."""
         for lane in self._lanes:
@@ -109,12 +122,14 @@ class Connection:
             raise _refused(url, status, answer)
         return answer
 
-    async def _control(self, method: str, url: str, body: bytes = b"") -> tuple[int, bytes]:
+    async def _control(
+        self, method: str, url: str, body: bytes = b"", timeout_s: float = _CONTROL_TIMEOUT_S
+    ) -> tuple[int, bytes]:
         try:
-            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await self._sent(method, url, body, {"content-type": "application/json"})
         except TimeoutError:
-            raise EngineUnavailableError(f"{url} did not answer in {_CONTROL_TIMEOUT_S:g} s.") from None
+            raise EngineUnavailableError(f"{url} did not answer in {timeout_s:g} s.") from None
 
     async def _sent(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str]
