@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.draft import Draft
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
@@ -17,9 +18,11 @@ from tests.engine.subjects import text_of
 STOP_AT = {"type": "stop", "matched": 7}
 
 
-def read(told, sampling=None, decode=text_of):
-    reply = wire.read(wire.GenerateReply, json.dumps(told).encode(), "the reply")
-    return wire.completion_of(reply, sampling or Sampling(3), decode)
+def read(*told, sampling=None, decode=text_of):
+    draft = Draft(sampling or Sampling(3), decode)
+    for one in told:
+        draft.add(wire.read(wire.GenerateReply, json.dumps(one).encode(), "the reply"))
+    return draft.completion()
 
 
 def test_a_request_says_all_that_decides():
@@ -94,13 +97,13 @@ def test_an_abort_keeps_what_it_had_and_may_have_nothing():
     ],
 )
 def test_a_completion_ends_where_its_first_stop_is_whole(ids, told, sampling, kept, matched):
-    got = read(generated(ids, told), sampling)
+    got = read(generated(ids, told), sampling=sampling)
     assert got.token_ids.tolist() == ids[:kept]
     assert (got.finish, got.matched, len(got.logprobs)) == (Finish.STOP, matched, kept)
 
 
 def test_without_a_decoder_no_token_is_cut():
-    got = read(generated([5, 6, 7, 8]), Sampling(4, stop=("67",)), decode=None)
+    got = read(generated([5, 6, 7, 8]), sampling=Sampling(4, stop=("67",)), decode=None)
     assert (got.token_ids.tolist(), got.finish, got.matched) == ([5, 6, 7, 8], Finish.STOP, "67")
 
 
@@ -149,7 +152,7 @@ def test_what_is_not_json_is_no_reply(body):
 
 def test_a_server_that_cut_a_request_is_noticed():
     with pytest.raises(RequestTooLargeError, match="room for 3 of max_new_tokens = 9"):
-        read(generated([1, 2, 3]), Sampling(9))
+        read(generated([1, 2, 3]), sampling=Sampling(9))
 
 
 def test_the_room_of_a_server_is_what_it_really_samples():

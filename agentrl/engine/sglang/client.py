@@ -2,43 +2,31 @@
 
 A call of generate waits for room (max_concurrency), then for the server. It is unblocked by the reply, by its
 deadline, by `abort` and `close`, which ask the server to answer with what it has, and by cancellation, which
-tells the server not to go on. `close` leaves no request and no connection behind.
+tells the server not to go on. Where something else ends it before its end (new weights are about to come), it
+is asked for again from the tokens that it has. `close` leaves no request and no connection behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import Connection, UntouchedError
+from agentrl.engine.sglang.draft import Decode, Draft
+from agentrl.engine.sglang.flight import ABORT_TIMEOUT_S, Flight
 from agentrl.engine.sglang.gate import Gate
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.protocols import Sampling, WeightSink
 from agentrl.types import Completion, Finish
 
-_ABORT_AGAIN_S = 0.2
-_ABORT_TIMEOUT_S = 30.0
+_GOODBYE_AGAIN_S = 0.2
+_FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
-
-
-@dataclass(eq=False, slots=True)
-class _Flight:
-    """A request on its way. ticket: lets it in, or, False, ends its waiting. done: it has left."""
-
-    rid: str
-    deadline: asyncio.Timeout
-    ticket: asyncio.Future[bool]
-    done: asyncio.Future[None]
-    sent: bool = False
-    cut: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,15 +35,18 @@ class SGLangPolicy:
 
     A request is sent again only where no server has begun with it: the connection was refused, or the answer
     is 429 or 503. Anything else that breaks is an EngineUnavailableError, for its tokens may have been
-    sampled; whoever asked decides.
+    sampled; whoever asked decides. With `asks_anew` the policy decides for them: where a server died over
+    a request, what it had not told yet is sampled again. (Nobody has seen those tokens, so nothing is chosen
+    by them, as long as servers do not die of what they sample.)
 
     url: of the server or router. headers: sent with every request (`Authorization`).
     max_concurrency: requests at a time; more of them wait here, first come, first served.
-    attempts: how often a request is sent, at most, with growing waits between.
+    attempts: how often a request is sent, at most, without a token to show for it; the waits between grow.
     timeout_s: for one request from first to last, waiting included.
     vocab_size: what the model knows. SGLang dies of a token beyond it; None = nothing is checked.
-    decode: the text of tokens, for stop strings that a server overlooks (see `wire.completion_of`).
-    counts: `requests`, of them `retries` and `aborts`; `prompt_tokens`, of them `cached_tokens`.
+    decode: the text of tokens, for stop strings that a server overlooks (see `draft.Draft`).
+    counts: `requests`, of them `aborts`; how often one was sent again: `retries` of what nobody had begun
+        with, `lost` with their server, `resumed` from their own tokens; `prompt_tokens`, `cached_tokens`.
 
     Raises:
         ConfigError: the address is none, or a setting is out of range.
@@ -67,7 +58,8 @@ class SGLangPolicy:
     attempts: int = 5
     timeout_s: float = 600.0
     vocab_size: int | None = None
-    decode: wire.Decode | None = field(default=None, repr=False)
+    decode: Decode | None = field(default=None, repr=False)
+    asks_anew: bool = False
     counts: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +69,10 @@ class SGLangPolicy:
             )
         self._connection = Connection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
+        self._open = asyncio.Event()
+        self._open.set()
+        self._holds = 0
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
         self._version = 0
@@ -117,23 +112,26 @@ class SGLangPolicy:
                 refused, or its reply is none.
         """
         self._check(prompt_ids, sampling, session)
-        loop = asyncio.get_running_loop()
         deadline = asyncio.timeout(self.timeout_s)
-        flight = _Flight(uuid.uuid4().hex, deadline, loop.create_future(), loop.create_future())
-        self._flights[session] = flight
+        flight = self._flights[session] = Flight(Draft(sampling, self.decode), deadline)
         try:
             async with deadline:
-                return await self._fly(flight, prompt_ids, sampling, session)
+                if await self._gate.enter(flight.ticket):
+                    try:
+                        await self._sample(flight, prompt_ids, session)
+                    finally:
+                        self._gate.leave()
+            return self._counted(flight.draft, len(prompt_ids))
         except TimeoutError:
-            self._end(flight)
-            limit_s = _ABORT_TIMEOUT_S if flight.cut else self.timeout_s
+            self._leave(flight)
+            limit_s = ABORT_TIMEOUT_S if flight.overdue else self.timeout_s
             raise EngineUnavailableError(f"{self.url} did not answer in {limit_s:g} s.") from None
         except asyncio.CancelledError:
-            self._end(flight)
+            self._leave(flight)
             raise
         finally:
             del self._flights[session]
-            flight.done.set_result(None)
+            flight.end()
 
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session. What the server cached it forgets by itself."""
@@ -144,6 +142,20 @@ class SGLangPolicy:
     async def abort(self) -> None:
         """End every request of this policy with what it has, finish = abort. Others' requests go on."""
         await asyncio.gather(*(self._cut(flight) for flight in self._flights.values()))
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Hold all requests while the block runs: those on their way are ended with what they have, and go on
+        from there afterwards; new ones wait."""
+        self._holds += 1
+        self._open.clear()
+        try:
+            await asyncio.gather(*(flight.ended_by(self._told) for flight in self._flights.values()))
+            yield
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                self._open.set()
 
     async def close(self) -> None:
         """Abort, wait for the answers, close the connections. A closed policy refuses requests."""
@@ -171,71 +183,76 @@ class SGLangPolicy:
                 f"session {session} already runs a request; wait for it or name another session."
             )
 
-    async def _fly(
-        self, flight: _Flight, prompt_ids: Sequence[int], sampling: Sampling, session: str
-    ) -> Completion:
-        if not await self._gate.enter(flight.ticket):
-            return _nothing()
-        try:
-            reply = await self._reply(flight, prompt_ids, sampling, session)
-        finally:
-            self._gate.leave()
-        if reply is None:
-            return _nothing()
-        completion = wire.completion_of(reply, sampling, self.decode)
-        self._version = wire.version_of(reply.meta_info.weight_version)
-        self.counts["requests"] += 1
-        self.counts["aborts"] += completion.finish is Finish.ABORT
-        self.counts["prompt_tokens"] += len(prompt_ids)
-        self.counts["cached_tokens"] += completion.cached_tokens
-        return completion
-
-    async def _reply(
-        self, flight: _Flight, prompt_ids: Sequence[int], sampling: Sampling, session: str
-    ) -> wire.GenerateReply | None:
-        """The server's reply, or None where the request was cut before it was sent."""
-        for left in reversed(range(self.attempts)):
-            if flight.cut:
-                break
+    async def _sample(self, flight: Flight, prompt_ids: Sequence[int], session: str) -> None:
+        """Ask until the draft is whole, or the flight is cut."""
+        fruitless = 0
+        while not (flight.draft.ended or flight.cut.is_set()):
+            if not self._open.is_set():
+                await _first([self._open.wait(), flight.cut.wait()])
+                continue
+            had = len(flight.draft.ids)
             try:
-                room = self._connection.room or await self._connected()
-                room.check(len(prompt_ids), sampling.max_new_tokens)
-                flight.sent = True
-                return await self._connection.generate(
-                    wire.written(flight.rid, prompt_ids, sampling), session
-                )
-            except UntouchedError:
-                flight.sent = False
-                if not left:
+                await self._ask(flight, prompt_ids, session)
+            except EngineUnavailableError as error:
+                untouched = isinstance(error, UntouchedError)
+                fruitless += 1
+                if fruitless == self.attempts or not (untouched or self.asks_anew):
                     raise
-            self.counts["retries"] += 1
-            longest = min(_LONGEST_WAIT_S, 0.1 * 2 ** (self.attempts - left))
-            await asyncio.sleep(random.uniform(longest / 2, longest))
-        return None
+                self.counts["retries" if untouched else "lost"] += 1
+                longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (fruitless - 1))
+                await asyncio.sleep(random.uniform(longest / 2, longest))
+                continue
+            if flight.draft.ended or flight.cut.is_set():
+                return
+            fruitless = 0 if len(flight.draft.ids) > had else fruitless + 1
+            if fruitless == self.attempts:
+                raise EngineUnavailableError(
+                    f"{self.url} ended a request {fruitless} times before it sampled a token; see its log."
+                )
+            self.counts["resumed"] += 1
+
+    async def _ask(self, flight: Flight, prompt_ids: Sequence[int], session: str) -> None:
+        """Send the request once, and append what comes to the draft."""
+        draft = flight.draft
+        room = self._connection.room or await self._connected()
+        ids = [*prompt_ids, *draft.ids]
+        room.check(len(ids), draft.rest.max_new_tokens)
+        flight.take_off()
+        unknown = True
+        try:
+            reply = await self._connection.generate(wire.written(flight.rid, ids, draft.rest), session)
+            unknown = False
+        except UntouchedError:
+            unknown = False
+            raise
+        finally:
+            flight.land(sent=unknown)
+        draft.add(reply)
+        self._version = draft.version
+
+    def _counted(self, draft: Draft, prompt_len: int) -> Completion:
+        completion = draft.completion()
+        if draft.cached_tokens is not None:
+            self.counts["requests"] += 1
+            self.counts["aborts"] += completion.finish is Finish.ABORT
+            self.counts["prompt_tokens"] += prompt_len
+            self.counts["cached_tokens"] += completion.cached_tokens
+        return completion
 
     async def _connected(self) -> wire.Room:
         """What the server holds; the first of several requests asks for all of them."""
         async with self._connecting:
             return self._connection.room or await self.connect()
 
-    async def _cut(self, flight: _Flight) -> None:
-        """End a request, wherever it is, and see that it left.
-
-        The server is asked again and again: what ends a request may overtake the request itself.
-        """
-        flight.cut = True
+    async def _cut(self, flight: Flight) -> None:
+        """End a request, wherever it is, and see that it left."""
+        flight.cut.set()
         if not flight.ticket.done():
             flight.ticket.set_result(False)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _ABORT_TIMEOUT_S
-        while not flight.done.done():
-            if loop.time() > until and not flight.deadline.expired():
-                flight.deadline.reschedule(loop.time())
-            if flight.sent:
-                await self._told(flight.rid)
-            await asyncio.wait([flight.done], timeout=_ABORT_AGAIN_S)
+        await flight.ended_by(self._told)
+        await asyncio.wait([flight.done])
 
-    def _end(self, flight: _Flight) -> None:
+    def _leave(self, flight: Flight) -> None:
         """Nobody waits for the request any longer: the server need not go on."""
         if flight.sent:
             task = asyncio.create_task(self._say_goodbye(flight.rid))
@@ -246,7 +263,7 @@ class SGLangPolicy:
         await self._told(rid)
         # Twice: the first may have overtaken the request. What then still runs ends when the server sees that
         # the connection is closed, up to 4 s later.
-        await asyncio.sleep(_ABORT_AGAIN_S)
+        await asyncio.sleep(_GOODBYE_AGAIN_S)
         await self._told(rid)
 
     async def _told(self, rid: str) -> None:
@@ -255,5 +272,11 @@ class SGLangPolicy:
             await self._connection.abort(rid)
 
 
-def _nothing() -> Completion:
-    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), Finish.ABORT)
+async def _first(several: Sequence[Coroutine[None, None, object]]) -> None:
+    """Wait for one of several; the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in several]
+    try:
+        await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+    finally:
+        for task in tasks:
+            task.cancel()

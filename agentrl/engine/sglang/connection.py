@@ -81,8 +81,12 @@ class Connection:
 
     async def abort(self, rid: str) -> None:
         """Ask for the end of a request; of one that nobody knows, too, for it may be on its way."""
-        for url in await self._workers():
-            await self._control("POST", f"{url}/abort_request", wire.written_abort(rid))
+        body = wire.written_abort(rid)
+        asked = [self._control("POST", f"{url}/abort_request", body) for url in await self._workers()]
+        # One that is dead keeps no other from hearing it.
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
+                raise answer
 
     async def call(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> bytes:
         """Ask the one server at this address for something; gives what it answers.

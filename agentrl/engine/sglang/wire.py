@@ -15,16 +15,13 @@ set it on a server whose logprobs are trained on.)
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
-from agentrl.types import Completion, Finish
 
 ROUTING_KEY = "x-smg-routing-key"
 """The header that sglang-router keeps a session on one server by."""
@@ -34,8 +31,6 @@ UNTOLD_VERSION = "default"
 
 _SEEDS = 2**63
 _SHOWN_CHARACTERS = 300
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class Told(BaseModel):
@@ -207,43 +202,6 @@ def written_abort(rid: str) -> bytes:
     return json.dumps({"rid": rid}).encode()
 
 
-def completion_of(reply: GenerateReply, sampling: Sampling, decode: Decode | None) -> Completion:
-    """The completion that a reply holds, its tokens cut where the first stop string is whole.
-
-    SGLang looks at the limit before it looks for stops, and overlooks a stop string that was written in more
-    tokens than it would encode it in; both are mended here. decode: the text of tokens; without it nothing is
-    cut. An end token of the model's own that is also the last one allowed is told as `length`.
-
-    Raises:
-        EngineError: tokens and logprobs do not belong together, or it stopped at what nobody asked for.
-        RequestTooLargeError: the server had room for fewer tokens than it was asked for.
-    """
-    meta, ids = reply.meta_info, reply.output_ids
-    told = meta.output_token_logprobs
-    if [entry[1] for entry in told] != ids:
-        raise EngineError(
-            f"the server sent {len(ids)} tokens, and logprobs of {len(told)} that are not the same; see "
-            "its log."
-        )
-    finish, matched = _ending(meta.finish_reason, ids, sampling)
-    size = len(ids)
-    found = _stop_in(reply.text, ids, sampling.stop, decode)
-    if found is not None and (finish is not Finish.STOP or found[0] < size):
-        finish, (size, matched) = Finish.STOP, found
-    versions = meta.output_token_versions or [meta.weight_version] * len(ids)
-    if len(versions) != len(ids):
-        raise EngineError(f"the server sent {len(ids)} tokens and {len(versions)} versions; see its log.")
-    known = {version: version_of(version) for version in {meta.weight_version, *versions}}
-    return Completion(
-        np.asarray(ids[:size], np.int32),
-        np.asarray([entry[0] for entry in told[:size]], np.float32),
-        np.asarray([known[version] for version in versions[:size]], np.int32),
-        finish,
-        matched,
-        meta.cached_tokens,
-    )
-
-
 def refusal(status: int, body: bytes) -> str:
     """What a server said instead of a reply, as far as it fits into a sentence."""
     said = " ".join(body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace").split())
@@ -256,42 +214,3 @@ def refusal(status: int, body: bytes) -> str:
         message = inner.get("message") if isinstance(inner, dict) else told.get("message")
         said = " ".join(message.split()) if isinstance(message, str) else said
     return f"answered {status}: {said[:_SHOWN_CHARACTERS]}"
-
-
-def _ending(reason: FinishReason, ids: Sequence[int], sampling: Sampling) -> tuple[Finish, str | int | None]:
-    if reason.type == "abort":
-        return Finish.ABORT, None
-    if reason.type == "length":
-        if len(ids) < sampling.max_new_tokens:
-            raise RequestTooLargeError(
-                f"the server had room for {len(ids)} of max_new_tokens = {sampling.max_new_tokens}; start it "
-                "with a longer context or a larger cache, or ask for fewer tokens."
-            )
-        last = ids[-1]
-        stopped = last in sampling.stop_token_ids
-        return (Finish.STOP, last) if stopped else (Finish.LENGTH, None)
-    if isinstance(reason.matched, str) and reason.matched not in sampling.stop:
-        # Among others `NaN happened`, where the logits were no numbers.
-        raise EngineError(
-            f"the server stopped at {reason.matched[:80]!r}, which nobody asked for; see its log."
-        )
-    return Finish.STOP, reason.matched
-
-
-def _stop_in(
-    text: str, ids: Sequence[int], stops: Sequence[str], decode: Decode | None
-) -> tuple[int, str] | None:
-    """After how many tokens the first stop string is whole, and which it is."""
-    ends = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
-    if not ends:
-        return None
-    end, stop = min(ends, key=lambda one: one[0])
-    if decode is None or end == len(text):
-        return len(ids), stop
-    size = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: _holds(decode(ids[:n]), stops))
-    whole = decode(ids[:size])
-    return size, next((one for one in stops if one in whole), stop)
-
-
-def _holds(text: str, stops: Sequence[str]) -> bool:
-    return any(stop in text for stop in stops)
