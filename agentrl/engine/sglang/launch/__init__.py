@@ -1,0 +1,20 @@
+"""SGLang servers and their router as processes of ours. Free of torch; Linux only.
+
+`Servers` starts N of them and a router, and stops all. `ServerProcess` and `RouterProcess` are one each;
+`arguments` are SGLang's own, checked against the installed version.
+"""
+
+from agentrl.engine.sglang.launch.arguments import Arguments, Value, from_flags
+from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+from agentrl.engine.sglang.launch.router import RouterProcess
+from agentrl.engine.sglang.launch.servers import Servers
+
+__all__ = [
+    "Arguments",
+    "RouterProcess",
+    "ServerProcess",
+    "ServerSettings",
+    "Servers",
+    "Value",
+    "from_flags",
+]

@@ -1,0 +1,182 @@
+"""sglang-router as a process of ours: sessions stay on one server, and whether a server lives we say.
+
+    POST   /workers {"url": ".."}     202: it looks at the server, then takes it in
+    DELETE /workers/ID                202
+    GET    /workers                   {"workers": [{"id": "..", "url": "..", "is_healthy": true}]}
+
+As observed on sglang-router 0.3.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import httpx2
+
+from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.launch.listener import Listener
+from agentrl.engine.sglang.launch.ports import HOST, free_ports
+from agentrl.engine.sglang.launch.process import ServerSettings
+from agentrl.errors import EngineError, EngineUnavailableError
+
+FIRST_WAIT_S = 60.0
+GRACE_S = 2.0
+CHANGE_S = 60.0
+"""How long the router may take to take in a server, or to let it go."""
+_LOOK_AGAIN_S = 0.05
+_CONTROL_S = 10.0
+_ACCEPTED = 202
+_OK = 200
+_NOT_FOUND = 404
+FLAGS: Mapping[str, str] = {
+    # The only policy that keeps the requests of one x-smg-routing-key on one server. A session that is new,
+    # or whose server has gone, goes where the fewest requests run.
+    "policy": "manual",
+    "assignment-mode": "min_load",
+    # Requests have deadlines of their own, which the client keeps.
+    "request-timeout-secs": "86400",
+    "shutdown-grace-period-secs": "1",
+    # Its default would look at a server only every 30 s until it takes it in.
+    "worker-startup-check-interval": "1",
+    "worker-startup-timeout-secs": str(int(CHANGE_S)),
+    # Otherwise two lines for every request.
+    "log-level": "warn",
+}
+SWITCHES: Sequence[str] = (
+    # Which request may be sent again, the client decides: one that has been sampled must not be.
+    "disable-retries",
+    # One judge of whether a server lives: whoever adds and removes it. A second one would send nothing to a
+    # server that was added again, until a minute has passed (circuit breaker) or it has been healthy often
+    # enough (health checks); and it would take sessions, with their caches, from one that is only busy.
+    "disable-circuit-breaker",
+    "disable-health-check",
+)
+
+
+class _Worker(wire.Told):
+    id: str
+    url: str
+    is_healthy: bool
+
+
+class _Workers(wire.Told):
+    workers: list[_Worker]
+
+
+class RouterProcess(Listener):
+    """A router. Where it is started again, it knows no servers until they are added.
+
+    settings: those of its servers; it is run by the same interpreter, with the same variables.
+    """
+
+    def __init__(self, settings: ServerSettings, *, name: str = "router") -> None:
+        port, self._metrics_port = free_ports(2)
+        super().__init__(name, port, settings.log_folder)
+        self._python = settings.python
+        self._environment = settings.environment_of(())
+
+    @property
+    def metrics_url(self) -> str:
+        """Where it tells its figures to Prometheus."""
+        return f"http://{HOST}:{self._metrics_port}/metrics"
+
+    async def start(self) -> None:
+        """Start it, again where it runs, and wait until it answers. Interrupted, it leaves nothing.
+
+        Raises:
+            EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
+        """
+        flags = {
+            "host": HOST,
+            "port": str(self.port),
+            "prometheus-host": HOST,
+            "prometheus-port": str(self._metrics_port),
+            **FLAGS,
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+        words += [f"--{name}" for name in SWITCHES]
+        command = [str(self._python.absolute()), "-m", "sglang_router.launch_router", *words]
+        await self._bring_up(command, self._environment, grace_s=GRACE_S, within_s=FIRST_WAIT_S)
+
+    async def workers(self) -> tuple[str, ...]:
+        """The addresses of the servers that it sends requests to.
+
+        Raises:
+            EngineUnavailableError: it is not there. EngineError: it is no router.
+        """
+        async with self._client() as client:
+            return tuple(worker.url for worker in await self._known(client) if worker.is_healthy)
+
+    async def add(self, url: str) -> None:
+        """Have it send requests to a server that is healthy; returns when it does.
+
+        Fine where it does so already.
+
+        Raises:
+            EngineUnavailableError: it is not there, or did not take the server in.
+            EngineError: it refused.
+        """
+        async with self._client() as client:
+            if any(worker.url == url for worker in await self._known(client)):
+                return
+            body = json.dumps({"url": url, "disable_health_check": True}).encode()
+            await self._accepted(client, "POST", "/workers", body)
+            await self._until(client, url, lambda known: any(w.url == url and w.is_healthy for w in known))
+
+    async def remove(self, url: str) -> None:
+        """Have it send no more requests to a server, dead or alive; returns when it does not.
+
+        Those that are on their way are not ended. Fine where it sends none.
+
+        Raises:
+            EngineUnavailableError: it is not there, or did not let the server go. EngineError: it refused.
+        """
+        async with self._client() as client:
+            for worker in await self._known(client):
+                if worker.url == url:
+                    await self._accepted(client, "DELETE", f"/workers/{worker.id}")
+            await self._until(client, url, lambda known: all(worker.url != url for worker in known))
+
+    def _client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=_CONTROL_S)
+
+    async def _known(self, client: httpx2.AsyncClient) -> list[_Worker]:
+        status, answer = await self._sent(client, "GET", "/workers")
+        if status != _OK:
+            raise EngineError(f"the router at {self.url}/workers {wire.refusal(status, answer)}")
+        return wire.read(_Workers, answer, f"{self.url}/workers").workers
+
+    async def _accepted(
+        self, client: httpx2.AsyncClient, method: str, path: str, body: bytes | None = None
+    ) -> None:
+        status, answer = await self._sent(client, method, path, body)
+        if status not in (_OK, _ACCEPTED, _NOT_FOUND):
+            raise EngineError(f"the router at {self.url}{path} {wire.refusal(status, answer)}")
+
+    async def _sent(
+        self, client: httpx2.AsyncClient, method: str, path: str, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        try:
+            headers = {"content-type": "application/json"}
+            response = await client.request(method, path, content=body, headers=headers)
+        except httpx2.TransportError as error:
+            said = str(error) or type(error).__name__
+            raise EngineUnavailableError(
+                f"the router at {self.url} does not answer ({said}); see {self.log}."
+            ) from error
+        return response.status_code, response.content
+
+    async def _until(
+        self, client: httpx2.AsyncClient, url: str, true: Callable[[list[_Worker]], bool]
+    ) -> None:
+        try:
+            async with asyncio.timeout(CHANGE_S):
+                while not true(await self._known(client)):
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        except TimeoutError:
+            raise EngineUnavailableError(
+                f"the router at {self.url} was told of a change of {url} and did not make it in "
+                f"{CHANGE_S:g} s; see {self.log}."
+            ) from None
