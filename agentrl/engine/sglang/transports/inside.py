@@ -1,0 +1,178 @@
+"""The sender's side of `inside/agentrl_sglang.py`: requests to the loader in a scheduler, and its replies."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pickle
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.inside import agentrl_sglang
+from agentrl.engine.sglang.transports.base import Delivery, Loaded
+from agentrl.errors import EngineError
+from agentrl.protocols import TensorSpec
+from agentrl.types import JSON
+from agentrl.weights.checksum import added_up, digest
+from agentrl.weights.codec import dtype_named, slices
+
+LOADER = "agentrl_sglang.load"
+"""What `--custom-weight-loader` has to name."""
+LOADER_FOLDER = Path(agentrl_sglang.__file__).parent
+"""What has to be on the server's PYTHONPATH."""
+
+SHARED = Path("/dev/shm")
+"""Files in memory, for everyone on this machine who may open them."""
+
+_PREFIX = "agentrl-weights-"
+_FRESH_S = 60.0
+
+
+class Crc(NamedTuple):
+    """A tensor as a server holds it: its dtype there, and the CRC-32 of its bytes."""
+
+    dtype: str
+    crc: int
+
+
+class Reply(BaseModel):
+    """What the loader replies."""
+
+    model_config = ConfigDict(frozen=True)
+
+    error: str | None
+    tensors: dict[str, Crc | None]
+
+
+@contextmanager
+def shared_file(folder: Path) -> Iterator[Path]:
+    """A new, empty file that only this user may open; it is gone after the block.
+
+    Raises:
+        EngineError: there is no room for it.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+    except OSError as error:
+        raise EngineError(f"{folder} takes no file ({error.strerror}); free some memory.") from error
+    path = Path(name)
+    try:
+        # As long as it is locked, `sweep` lets it be.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def shared_files(folder: Path, count: int) -> Iterator[Sequence[Path]]:
+    """Several of `shared_file`."""
+    with ExitStack() as files:
+        yield [files.enter_context(shared_file(folder)) for _ in range(count)]
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed left behind."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        with suppress(OSError), path.open("rb") as file:
+            # One that was just made may not be locked yet.
+            if time.time() - os.fstat(file.fileno()).st_mtime > _FRESH_S:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+async def ranks_with_loader(server: Server) -> int:
+    """How many ranks of tensor parallelism a server has, each of them with our loader; 0 = it has none.
+
+    Raises:
+        EngineError: it cannot be asked, or holds the model more than once.
+    """
+    facts = await server.facts()
+    if facts.dp_size > 1:
+        raise EngineError(
+            f"{server.url} has dp_size = {facts.dp_size}; start that many servers instead, with dp_size = 1."
+        )
+    return facts.tp_size if LOADER in (facts.custom_weight_loader or ()) else 0
+
+
+async def ask(
+    server: Server, ranks: int, message: Mapping[str, JSON], folder: Path
+) -> Sequence[Mapping[str, Crc | None]]:
+    """Have the loader of every rank do something; gives what each told of its tensors.
+
+    Raises:
+        EngineError: it failed, or nothing was replied.
+    """
+    with shared_files(folder, ranks) as replies:
+        payloads = [_payload({**message, "reply": str(path)}) for path in replies]
+        await server.update_from_tensor(payloads, LOADER)
+        return [_read(server, path) for path in replies]
+
+
+async def read_back(server: Server, delivery: Delivery, folder: Path) -> Loaded:
+    """What a server without tensor parallelism holds now.
+
+    A tensor that it keeps in another dtype is compared with what was sent, cast to that dtype.
+
+    Raises:
+        EngineError: it cannot be read, or was cast to something else.
+    """
+    tensors: JSON = [[spec.name, list(spec.shape), spec.dtype] for spec in delivery.manifest]
+    (told,) = await ask(server, 1, {"action": "read", "tensors": tensors}, folder)
+    return await asyncio.to_thread(_compared, server, delivery, told)
+
+
+def _compared(server: Server, delivery: Delivery, told: Mapping[str, Crc | None]) -> Loaded:
+    digests, unread = [], 0
+    for bucket in delivery.buckets:
+        for spec, data in slices(bucket):
+            got = told.get(spec.name)
+            unread += got is None
+            if got is not None and got.dtype == spec.dtype:
+                digests.append(digest(spec, got.crc))
+                continue
+            if got is not None and got.crc != _cast_crc(spec, data.tobytes(), got.dtype):
+                raise EngineError(f"{server.url} holds another {spec.name} than was sent; send it again.")
+            digests.append(digest(spec, zlib.crc32(data.data)))
+    return Loaded(added_up(digests), unread)
+
+
+def _cast_crc(spec: TensorSpec, data: bytes, dtype: str) -> int:
+    if not data:
+        return 0
+    tensor = torch.frombuffer(bytearray(data), dtype=dtype_named(spec.dtype)).to(dtype_named(dtype))
+    return zlib.crc32(tensor.view(torch.uint8).numpy().data)
+
+
+def _payload(message: Mapping[str, JSON]) -> bytes:
+    """A message as SGLang takes tensors: by value, so that no handle of a process goes along."""
+    words = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
+    return pickle.dumps([("agentrl", torch.from_numpy(words))])
+
+
+def _read(server: Server, path: Path) -> Mapping[str, Crc | None]:
+    text = path.read_bytes()
+    if not text:
+        raise EngineError(
+            f"the loader in {server.url} left no reply at {path}; run it on this machine, as this user."
+        )
+    try:
+        reply = Reply.model_validate_json(text)
+    except ValidationError as error:
+        raise EngineError(f"the loader in {server.url} replied what is no reply: {text[:100]!r}") from error
+    if reply.error is not None:
+        raise EngineError(f"{server.url} did not load the weights: {reply.error}")
+    return reply.tensors
