@@ -6,8 +6,8 @@ import hashlib
 import zlib
 from collections.abc import Iterable
 
-from agentrl.protocols import TensorSpec
-from agentrl.weights.codec import NamedTensors, bytes_of, manifest_of
+from agentrl.protocols import Bucket, TensorSpec
+from agentrl.weights.codec import NamedTensors, bytes_of, manifest_of, slices
 
 
 def checksum(named_tensors: NamedTensors) -> int:
@@ -30,3 +30,12 @@ def digest(spec: TensorSpec, crc: int) -> int:
 def added_up(digests: Iterable[int]) -> int:
     """The checksum of the tensors that have these digests."""
     return sum(digests) % 2**64
+
+
+def digests_of(bucket: Bucket) -> list[int]:
+    """What the tensors of a bucket add to a checksum, each.
+
+    Raises:
+        ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
+    """
+    return [digest(spec, zlib.crc32(data.data)) for spec, data in slices(bucket)]

@@ -273,7 +273,8 @@ async def test_a_pause_holds_everything_at_a_token_and_goes_on_from_there(mode):
         assert sampled(engine) == before
         assert not later.done()
         assert (await client.get("/health_generate")).status_code == 200
-        assert (await client.post("/flush_cache")).status_code == 400
+        flushed = await client.post("/flush_cache")
+        assert flushed.status_code == (200 if mode == "abort" else 400)
         assert (await client.post("/continue_generation", json={})).status_code == 200
         got = await task
         assert len((await later)["output_ids"]) == 4
@@ -382,3 +383,13 @@ def test_the_command_serves_and_ends_cleanly_in_mid_generation(tmp_path, number)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         out, err = server.communicate(timeout=30)
     assert (server.returncode, out, err) == (0, "", "")
+
+
+async def test_weights_can_be_called_by_another_version():
+    async with asking() as (client, engine):
+        for version, status in (("7", 200), ("seven", 400)):
+            body = {"new_version": version, "abort_all_requests": False}
+            assert (await client.post("/update_weight_version", json=body)).status_code == status
+        assert engine.version == 7
+        got = await generated(client, input_ids=IDS, sampling_params=GREEDY)
+        assert got["meta_info"]["weight_version"] == "7"

@@ -189,6 +189,10 @@ class EmbeddedEngine:
         if self._pending():
             self._start()
 
+    def rename(self, version: int) -> None:
+        """Call the weights that serve now `version`; every later token tells it."""
+        self._stepper.version = version
+
     def drop_caches(self) -> None:
         """Forget what was computed; requests that run compute theirs again."""
         self._slots.drop_caches()

@@ -55,7 +55,7 @@ class EngineApp:
         self._max_body_bytes = max_body_bytes
         self._sessions: dict[str, str] = {}
         self._updating = asyncio.Lock()
-        self._paused = False
+        self._paused = self._emptied = False
         self.app = Starlette(routes=self._routes(), exception_handlers=_HANDLERS, lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
@@ -65,6 +65,7 @@ class EngineApp:
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/update_weights_from_disk": self._update,
+            "/update_weight_version": self._rename,
         }
         get = {
             "/health": self._health,
@@ -181,6 +182,8 @@ class EngineApp:
     async def _pause(self, request: Request) -> Response:
         mode = requests.read(requests.Pause, await self._body(request)).mode
         self._paused = True
+        # What ran has ended then, and what comes waits outside.
+        self._emptied = mode == "abort"
         self._engine.pause()
         if mode == "abort":
             await self._engine.abort()
@@ -190,13 +193,13 @@ class EngineApp:
 
     async def _continue(self, request: Request) -> Response:
         del request
-        self._paused = False
+        self._paused = self._emptied = False
         self._engine.resume()
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _flush(self, request: Request) -> Response:
         del request
-        if self._engine.num_requests:
+        if self._engine.num_requests and not self._emptied:
             return Response("Flush cache failed: requests run.\n", 400, media_type="text/plain")
         self._engine.drop_caches()
         return Response("Cache flushed.\n", media_type="text/plain")
@@ -208,12 +211,22 @@ class EngineApp:
             if asked.abort_all_requests:
                 await self._engine.abort()
             try:
-                await update_from_disk(self._engine, asked.model_path, version)
+                checksum = await update_from_disk(self._engine, asked.model_path, version)
             except (ModelLoadError, EngineError) as error:
                 return JSONResponse({"success": False, "message": str(error)}, 400)
             self._path = asked.model_path
         message = f"Succeeded to update model weights. Weight version updated to {version}."
-        return JSONResponse({"success": True, "message": message, "num_paused_requests": 0})
+        told = {"success": True, "message": message, "num_paused_requests": 0, "checksum": checksum}
+        return JSONResponse(told)
+
+    async def _rename(self, request: Request) -> Response:
+        asked = requests.read(requests.Rename, await self._body(request))
+        version = requests.read_version(asked.new_version, self._engine.version)
+        if asked.abort_all_requests:
+            await self._engine.abort()
+        self._engine.rename(version)
+        message = f"Weight version updated to {version}"
+        return JSONResponse({"success": True, "message": message, "new_version": asked.new_version})
 
     async def _health(self, request: Request) -> Response:
         del request

@@ -13,8 +13,8 @@ from agentrl.weights import NamedTensors, checksum, manifest_of, named_weights, 
 _BUCKET_BYTES = 64 << 20
 
 
-async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int) -> None:
-    """Serve the weights of a directory as `version`; requests that run go on with them.
+async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int) -> int:
+    """Serve the weights of a directory as `version`; requests that run go on with them. Gives their checksum.
 
     Raises:
         ModelLoadError: the directory is missing or broken.
@@ -25,6 +25,7 @@ async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int)
         for bucket in pack_buckets(named, _BUCKET_BYTES):
             await transaction.put(bucket)
         await transaction.commit(expected)
+    return expected
 
 
 def _loaded(directory: str) -> tuple[list[tuple[str, torch.Tensor]], int]:

@@ -121,6 +121,13 @@ class Update(_Body):
     load_format: Literal["auto", "safetensors"] | None = None
 
 
+class Rename(_Body):
+    """A request to call the weights that serve by another version."""
+
+    new_version: str
+    abort_all_requests: bool = True
+
+
 _B = TypeVar("_B", bound=BaseModel)
 _V = TypeVar("_V")
 

@@ -10,7 +10,6 @@ begin -> put ... -> commit: what is staged is what the trainer has
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeAlias
@@ -19,8 +18,8 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Transport
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.weights.checksum import added_up, digest
-from agentrl.weights.codec import size_of, slices
+from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.codec import size_of
 
 Servers: TypeAlias = Callable[[], Sequence[Server]]
 """The servers that take part now."""
@@ -191,7 +190,7 @@ class Transaction:
             if self._missing.pop(spec.name, None) != spec:
                 raise EngineError(f"tensor {spec.name} came twice or differs from the manifest; start again.")
         try:
-            self._digests += await asyncio.to_thread(_digests_of, bucket)
+            self._digests += await asyncio.to_thread(digests_of, bucket)
         except ValueError as error:
             raise EngineError(f"a bucket of weights cannot be read: {error}.") from error
         self._buckets.append(bucket)
@@ -220,10 +219,6 @@ class Transaction:
 
 def _not_there(server: Server) -> EngineUnavailableError:
     return EngineUnavailableError(f"{server.url} is not there any more; restart it.")
-
-
-def _digests_of(bucket: Bucket) -> list[int]:
-    return [digest(spec, zlib.crc32(data.data)) for spec, data in slices(bucket)]
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) -> None:

@@ -1,0 +1,127 @@
+"""Weights through files: every version a folder, or most of them as what changed since the one before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.transports.base import Delivery, Loaded
+from agentrl.engine.sglang.transports.folders import Folders
+from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
+from agentrl.errors import ConfigError, EngineError
+from agentrl.weights import delta
+
+
+class Disk:
+    """Writes a version, and has every server load it from there.
+
+    With full_every = 1 servers load the folder that is written. With more, only every so many versions are
+    written whole into `folder`; the others as deltas to the version before. No SGLang reads deltas, so they
+    are applied to a copy under `mirror`, which the servers load: `folder` may then be a slow, shared disk.
+
+    folder: where versions are written; older ones are removed, and so are deltas that lead to none.
+    model: a model directory whose config.json lies beside the weights, which `agentrl serve` asks for.
+    full_every: after how many versions one is written whole again (count).
+    mirror: where deltas are applied; servers read it under the same path.
+    check_loaded: read back what a server has loaded, where it has our loader and tp_size = 1; it has to
+    run on this machine then. Otherwise what is known is that it took every tensor.
+    shared: where files are kept in memory, for reading back.
+
+    Raises:
+        ConfigError: deltas are asked for without a mirror.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: Path | None = None,
+        full_every: int = 1,
+        mirror: Path | None = None,
+        check_loaded: bool = True,
+        shared: Path = SHARED,
+    ) -> None:
+        if full_every < 1 or (full_every > 1 and mirror is None):
+            raise ConfigError(
+                "deltas of weights need full_every of at least 2, and a mirror to apply them to."
+            )
+        self._full = Folders(folder, model)
+        self._mirror = Folders(mirror, model) if mirror is not None and full_every > 1 else None
+        self._full_every = full_every
+        self._check_loaded = check_loaded
+        self._shared = shared
+        self._last: Delivery | None = None
+        self._deltas: list[Path] = []
+        self._readable: set[Server] = set()
+
+    async def open(self, servers: Sequence[Server]) -> None:
+        """See which servers can be read back.
+
+        Raises:
+            EngineError: one cannot be asked.
+        """
+        loaders = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
+        chosen = zip(servers, loaders, strict=True)
+        self._readable = {server for server, ranks in chosen if ranks == 1 and self._check_loaded}
+
+    async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
+        """Write a version, and have all servers load it.
+
+        Raises:
+            EngineError: it cannot be written, or a server did not load it.
+        """
+        path = await asyncio.to_thread(self._written, delivery)
+        loading = [self._load(server, path, delivery) for server in servers]
+        # Every call has ended before anything else happens to the folder.
+        answers = await asyncio.gather(*loading, return_exceptions=True)
+        loaded: dict[Server, Loaded] = {}
+        for server, answer in zip(servers, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            loaded[server] = answer
+        return loaded
+
+    async def close(self) -> None:
+        """What was written stays, for servers that start again."""
+        self._last = None
+
+    def _written(self, delivery: Delivery) -> Path:
+        """The folder that servers are to load."""
+        if self._mirror is None:
+            return self._full.put(delivery)
+        last, self._last = self._last, None
+        if last is None or len(self._deltas) + 1 >= self._full_every or delivery.version <= last.version:
+            self._full.put(delivery)
+            self._forget_deltas()
+            path = self._mirror.put(delivery)
+        else:
+            path = self._mirror.put(self._through_a_delta(last, delivery))
+        self._last = delivery
+        return path
+
+    def _through_a_delta(self, last: Delivery, delivery: Delivery) -> Delivery:
+        """The version, made of the one before and of what was written about the difference."""
+        path = self._full.folder / f"delta-{delivery.version:09d}-{delivery.checksum:016x}.safetensors"
+        try:
+            delta.write(delta.delta_between(last.buckets, delivery.buckets), path)
+            self._deltas.append(path)
+            buckets = delta.apply(delta.read(path), last.buckets)
+        except (OSError, delta.DeltaError) as error:
+            raise EngineError(f"version {delivery.version} cannot be sent as a delta: {error}.") from error
+        return Delivery(delivery.version, delivery.manifest, tuple(buckets), delivery.checksum)
+
+    def _forget_deltas(self) -> None:
+        for path in self._deltas:
+            path.unlink(missing_ok=True)
+        self._deltas = []
+
+    async def _load(self, server: Server, path: Path, delivery: Delivery) -> Loaded:
+        done = await server.update_from_disk(str(path))
+        if server in self._readable:
+            return await read_back(server, delivery, self._shared)
+        # What `agentrl serve` tells is of the tensors as it holds them, in float32.
+        if done.checksum is not None and {spec.dtype for spec in delivery.manifest} == {"float32"}:
+            return Loaded(done.checksum)
+        return Loaded(None, len(delivery.manifest))
