@@ -65,6 +65,8 @@ class Server:
     url: of the server itself, not of a router. headers: sent with every call (`Authorization`).
     timeout_s: of a call that moves no weights. update_timeout_s: of one that does, a pause, a flush.
 
+    in_doubt: an update was not answered: what the server holds may still change, so restart it.
+
     Every call raises:
         EngineUnavailableError: the server is not there, broke off, or took too long.
         EngineError: it refused, and said why.
@@ -82,6 +84,7 @@ class Server:
         update_timeout_s: float = 600.0,
     ) -> None:
         self.url = url
+        self.in_doubt = False
         self._connection = Connection(url, headers or {})
         self._timeout_s = timeout_s
         self._update_timeout_s = update_timeout_s
@@ -204,7 +207,15 @@ class Server:
 
     async def _update(self, path: str, told: Mapping[str, object], version: int | None) -> Done:
         named = {} if version is None else {"weight_version": str(version)}
-        body = await self._post(path, {**told, **named}, self._update_timeout_s)
+        self.in_doubt = True
+        try:
+            body = await self._post(path, {**told, **named}, self._update_timeout_s)
+        except EngineUnavailableError:
+            raise
+        except EngineError:
+            self.in_doubt = False
+            raise
+        self.in_doubt = False
         done = wire.read(Done, body, f"what {self.url}{path} answers")
         if not done.success:
             raise EngineError(f"{self.url} did not take the weights: {done.message[:300]}")

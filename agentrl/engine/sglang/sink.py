@@ -109,21 +109,33 @@ class SGLangSink:
                 await self._swap(servers, delivery)
 
     async def _swap(self, servers: Sequence[Server], delivery: Delivery) -> None:
-        whole = touched = False
+        await self._pause(servers)
+        whole = False
         # Whatever breaks, a bug of ours too, may not leave a mixture behind.
         try:
-            await _all(server.pause() for server in servers)
-            touched = True
             await self._load(servers, delivery)
             whole = True
         finally:
             if not whole:
                 for server in servers:
-                    await self._put_back(server, self._current if touched else None, touched=touched)
+                    await self._or_lost(server, self._put_back(server))
         self._current = delivery
         for server in servers:
             # It has the new weights whole; whether it still lives is another matter.
             await self._or_lost(server, server.resume())
+
+    async def _pause(self, servers: Sequence[Server]) -> None:
+        answers = await asyncio.gather(*(server.pause() for server in servers), return_exceptions=True)
+        failed = [answer for answer in answers if answer is not None]
+        if not failed:
+            return
+        for server, answer in zip(servers, answers, strict=True):
+            if answer is None:
+                await self._or_lost(server, server.resume())
+            elif isinstance(answer, EngineError):
+                # It may come to pause yet, when nobody expects it.
+                self._lost(server, answer)
+        raise failed[0]
 
     async def _load(self, servers: Sequence[Server], delivery: Delivery) -> None:
         loaded = await self._transport.send(servers, delivery)
@@ -137,19 +149,16 @@ class SGLangSink:
         await _all(server.flush() for server in servers)
         await _all(server.set_version(delivery.version) for server in servers)
 
-    async def _put_back(self, server: Server, before: Delivery | None, *, touched: bool) -> None:
-        """Let a server serve what it served before. touched: it may hold some of the new weights."""
-        if touched and before is None:
-            self._lost(server, EngineError(f"{server.url} has no earlier weights to go back to; restart it."))
-            return
-        await self._or_lost(server, self._as_before(server, before))
-
-    async def _as_before(self, server: Server, before: Delivery | None) -> None:
+    async def _put_back(self, server: Server) -> None:
+        """Have a server that may hold some of the new weights serve the old ones again."""
+        if self._current is None:
+            raise EngineError(f"{server.url} has no earlier weights to go back to; restart it.")
+        if server.in_doubt:
+            raise EngineUnavailableError(f"{server.url} left an update unanswered; restart it.")
         if not await server.healthy(_HEALTH_TIMEOUT_S):
             raise _not_there(server)
-        if before is not None:
-            await self._transport.open([server])
-            await self._load([server], before)
+        await self._transport.open([server])
+        await self._load([server], self._current)
         await server.resume()
 
     async def _or_lost(self, server: Server, call: Awaitable[None]) -> None:

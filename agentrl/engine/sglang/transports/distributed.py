@@ -165,7 +165,7 @@ class Distributed:
             if len(done) == len(tasks) and not any(task.exception() for task in done):
                 return
             self._break_off()
-            done, _ = await asyncio.wait(tasks, timeout=_UNBLOCKING_S)
+            done, _ = await asyncio.wait(tasks, timeout=min(self._timeout_s, _UNBLOCKING_S))
         finally:
             for task in tasks:
                 task.cancel()
