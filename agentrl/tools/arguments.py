@@ -175,4 +175,5 @@ def _shown(value: object) -> str:
 def _clip(text: str) -> str:
     # A model's own words must not break the sentence that they stand in.
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: _SHOWN_CHARACTERS + 1])
-    return shown if len(text) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+    # Escapes make a short text long.
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."

@@ -53,7 +53,8 @@ async def test_the_embedded_engine_keeps_its_promise_over_http(check: Check) -> 
         assert engine.num_requests == 0, "a request was left behind"
 
 
-@pytest.fixture(scope="session")
+# Gone before other modules count what is left behind.
+@pytest.fixture(scope="module")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("sglang")
     port = free_port()
@@ -62,7 +63,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def routed(sglang: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("router") / "router.log"
     with router(sglang, log) as url:
