@@ -18,7 +18,7 @@ from agentrl import guard
 from agentrl.errors import EngineUnavailableError
 
 _LOOK_AGAIN_S = 0.02
-_ASK_AGAIN_S = 0.2
+_ASK_AGAIN_S = 0.1
 _ANSWER_S = 5.0
 _LAST_BYTES = 16_384
 _LAST_LINES = 12

@@ -1,0 +1,73 @@
+"""Listens as SGLang does: three processes and more, healthy after a while.
+
+--habit ends: says three lines and ends with code 3. hangs: is never healthy. stubborn: SIGTERM ends neither
+it nor the process that it starts in a session of its own. meets FOLDER N: is healthy when N servers have been
+started that meet there.
+GET /about tells its arguments, some of its environment, and the pids of all its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+from sglang.srt.server_args import ServerArgs
+
+SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"]
+APART = "import time; print(flush=True); time.sleep(1000)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {APART}"
+SHOWN = ("CUDA_VISIBLE_DEVICES", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "PYTHONPATH", "OF_THE_TEST")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    given = parser.parse_args()
+    habit, *details = given.habit or [""]
+    print(f"habit: {habit}", flush=True)
+    if habit == "ends":
+        print("one line\nanother\n\x1b[31mno room for the weights", file=sys.stderr, flush=True)
+        sys.exit(3)
+    if habit == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    plain = subprocess.Popen(SLEEP)
+    code = DEAF if habit == "stubborn" else APART
+    apart = subprocess.Popen([*SLEEP[:-1], code], start_new_session=True, stdout=subprocess.PIPE)
+    assert apart.stdout is not None
+    apart.stdout.readline()
+    about = {
+        "arguments": vars(given),
+        "environment": {name: os.environ[name] for name in SHOWN if name in os.environ},
+        "pids": [os.getpid(), plain.pid, apart.pid],
+    }
+    if habit == "meets":
+        Path(details[0], str(given.port)).touch()
+
+    class Handler(BaseHTTPRequestHandler):
+        asked = 0
+
+        def do_GET(self) -> None:
+            Handler.asked += 1
+            met = habit != "meets" or len(list(Path(details[0]).iterdir())) == int(details[1])
+            healthy = habit != "hangs" and met and Handler.asked > 1
+            body = json.dumps(about).encode()
+            self.send_response(503 if self.path == "/health" and not healthy else 200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    print(json.dumps(about["pids"]), flush=True)
+    HTTPServer((given.host, given.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

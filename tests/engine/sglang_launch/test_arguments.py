@@ -1,0 +1,131 @@
+"""SGLang's own arguments: what the installed version takes, what it does not, and what is ours to set."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.engine.sglang.launch import ServerProcess, ServerSettings, from_flags
+from agentrl.engine.sglang.launch.arguments import Arguments, installed
+from agentrl.errors import ConfigError
+from tests.engine.serving import sglang_python
+from tests.engine.sglang_launch.starting import STAND_IN, settings
+
+
+@pytest.fixture
+async def known(tmp_path: Path) -> Arguments:
+    return await installed(Path(sys.executable), settings(tmp_path).environment_of(()))
+
+
+def test_the_interpreter_tells_what_its_version_takes(known: Arguments) -> None:
+    assert known.version == "0.0.1"
+    takes = {one.options[0]: one.takes for one in known.arguments}
+    assert takes["--tp-size"] == "one"
+    assert takes["--disable-cuda-graph"] == "nothing"
+    assert takes["--cuda-graph-bs"] == "several"
+
+
+def test_values_become_words(known: Arguments) -> None:
+    given = {
+        "mem_fraction_static": 0.3,
+        "disable-cuda-graph": True,
+        "lora_strict_loading": False,
+        "cuda_graph_bs": [1, 2],
+        "attention_backend": "triton",
+        "habit": ["-1"],
+    }
+    assert known.words(given, {}) == [
+        "--mem-fraction-static=0.3",
+        "--disable-cuda-graph",
+        "--no-lora-strict-loading",
+        *("--cuda-graph-bs", "1", "2"),
+        "--attention-backend=triton",
+        "--habit=-1",
+    ]
+
+
+def test_defaults_give_way_and_those_that_a_version_lacks_are_left_out(known: Arguments) -> None:
+    defaults = {"disable_cuda_graph": True, "tp_size": 1, "no_such_argument": 3}
+    assert known.words({}, defaults) == ["--disable-cuda-graph", "--tp-size=1"]
+    assert known.words({"tensor_parallel_size": 2, "disable_cuda_graph": False}, defaults) == [
+        "--tensor-parallel-size=2"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"mem_fraction": 0.3},
+            r"SGLang 0.0.1 has no argument `mem_fraction`. Did you mean `mem_fraction_static`\?",
+        ),
+        ({"port": 3}, "`port` is set by agentrl: a free one is chosen"),
+        ({"model": "x"}, "`model` is set by agentrl: set `model`, the folder"),
+        ({"weight-version": "3"}, "it counts the trainer's updates"),
+        ({"tp_size": 1, "tensor_parallel_size": 2}, "`tp_size` and `tensor_parallel_size` are one argument"),
+        ({"tp_size": True}, "`tp-size` needs a value, not true"),
+        ({"tp_size": [1, 2]}, "`tp_size` takes one value, not 2"),
+        ({"cuda_graph_bs": []}, "takes one value, not 0"),
+        ({"disable_cuda_graph": "yes"}, "is a switch: write true or false, not 'yes'"),
+        ({"attention_backend": "tritn"}, "cannot be 'tritn'. Did you mean `triton`?"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(known: Arguments, given: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        known.words(given, {})
+
+
+def test_flags_are_the_same_arguments() -> None:
+    words = "--sglang-mem-fraction-static 0.3 --sglang-disable-cuda-graph --sglang-tp-size=2 --sglang-bs 1 2"
+    assert from_flags(words.split()) == {
+        "mem_fraction_static": "0.3",
+        "disable_cuda_graph": True,
+        "tp_size": "2",
+        "bs": ["1", "2"],
+    }
+    with pytest.raises(ConfigError, match=r"'0\.3' belongs to no flag; write --sglang-NAME before it"):
+        from_flags(["0.3"])
+
+
+async def test_an_interpreter_is_asked_once(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\necho once >> {asked}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    for _ in range(2):
+        await installed(script, {"PYTHONPATH": str(STAND_IN)})
+    assert asked.read_text() == "once\n"
+
+
+async def test_without_sglang_the_interpreter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No module named 'sglang'.*install SGLang there"):
+        await ServerProcess(settings(tmp_path, python_path=())).start()
+    with pytest.raises(ConfigError, match="cannot be run"):
+        await ServerProcess(settings(tmp_path, python=tmp_path / "nothing")).start()
+
+
+@pytest.mark.full
+async def test_the_real_version_tells_its_arguments(tmp_path: Path) -> None:
+    real = ServerSettings(model=tmp_path, log_folder=tmp_path, device="cpu", python=sglang_python())
+    known = await installed(real.python, real.environment_of(()))
+    assert known.version.startswith("0.5.")
+    assert len(known.arguments) > 300
+    command = await ServerProcess(real).command()
+    assert "--attention-backend=torch_native" in command
+    assert "--disable-overlap-schedule" in command
+    with pytest.raises(ConfigError, match="Did you mean `mem_fraction_static`"):
+        known.words({"mem_fraction_statc": 0.3}, {})
+    for ours in (
+        "host",
+        "port",
+        "model_path",
+        "device",
+        "weight_version",
+        "base_gpu_id",
+        "grpc_mode",
+        "config",
+    ):
+        with pytest.raises(ConfigError, match="is set by agentrl"):
+            known.words({ours: "x"}, {})

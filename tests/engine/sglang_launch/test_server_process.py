@@ -1,0 +1,179 @@
+"""A server as a process: it comes up, or says why not; and nothing of it is left, whoever ends first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from agentrl.engine.sglang.launch import ServerProcess
+from agentrl.engine.sglang.launch.ports import ABOVE, free_ports
+from agentrl.errors import ConfigError, EngineUnavailableError
+from tests.engine.sglang_launch.starting import about, logged_pids, settings
+from tests.tools.mcp.watching import alive, until
+
+
+async def started(folder: Path, *habit: str, **changes) -> tuple[ServerProcess, list[int]]:
+    """A server that is up, and the pids of all its processes."""
+    server = ServerProcess(settings(folder, *habit, **changes))
+    await server.start()
+    return server, about(server)["pids"]
+
+
+async def test_a_server_gets_its_address_its_model_its_devices_and_a_log(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    told = settings(tmp_path, device="cpu", environment={"OF_THE_TEST": "yes"})
+    server = ServerProcess(told, name="third", gpus=("2", "3"))
+    assert (server.running, server.returncode) == (False, None)
+    await server.start()
+    assert server.running
+    seen = about(server)
+    assert seen["arguments"]["port"] == server.port
+    assert seen["arguments"]["host"] == "127.0.0.1"
+    assert seen["arguments"]["model_path"] == str(Path("model").absolute())
+    assert seen["arguments"]["weight_version"] == "0"
+    assert seen["arguments"]["attention_backend"] == "torch_native"
+    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert seen["environment"]["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert seen["environment"]["OMP_NUM_THREADS"] == "1"
+    assert seen["environment"]["OF_THE_TEST"] == "yes"
+    assert server.log == tmp_path / "third.log"
+    assert "habit:" in server.log.read_text()
+    await server.stop()
+
+
+@pytest.mark.parametrize("habit", ["", "stubborn"])
+async def test_stopping_ends_all_processes_of_a_server(tmp_path: Path, habit: str) -> None:
+    server, pids = await started(tmp_path, *filter(None, [habit]))
+    assert len(pids) == 3
+    assert all(map(alive, pids))
+    await server.stop()
+    assert [pid for pid in pids if alive(pid)] == []
+    assert (server.running, server.returncode) == (False, 0)
+    await server.stop()
+
+
+async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+    (tmp_path / "server-0.log").write_text("words of another day\n")
+    with pytest.raises(EngineUnavailableError) as caught:
+        await started(tmp_path, "ends")
+    said = str(caught.value)
+    assert said.startswith("server-0 ended with exit code 3 before it was up; the last lines of ")
+    assert said.endswith("\n  one line\n  another\n   [31mno room for the weights")
+    assert "words of another day" not in said
+    assert "words of another day" in (tmp_path / "server-0.log").read_text()
+
+
+async def test_a_server_that_hangs_while_it_starts_is_given_up_and_ended(tmp_path: Path) -> None:
+    server = ServerProcess(settings(tmp_path, "hangs", first_wait_s=1.0))
+    with pytest.raises(EngineUnavailableError, match="server-0 was not up after 1 s: give it longer"):
+        await server.start()
+    assert not server.running
+    assert not any(map(alive, logged_pids(server.log)))
+
+
+async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    server = ServerProcess(settings(tmp_path, "hangs"))
+    starting = asyncio.create_task(server.start())
+    await until(lambda: logged_pids(server.log))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(map(alive, logged_pids(server.log)))
+
+
+async def test_a_stop_that_is_interrupted_happens_all_the_same(tmp_path: Path) -> None:
+    server, pids = await started(tmp_path)
+    stopping = asyncio.create_task(server.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await until(lambda: not server.running)
+    assert not any(map(alive, pids))
+
+
+async def test_a_killed_server_takes_its_processes_along_and_starts_again_at_its_port(tmp_path: Path) -> None:
+    server, pids = await started(tmp_path)
+    url = server.url
+    os.kill(pids[0], signal.SIGKILL)
+    await until(lambda: not server.running)
+    assert server.returncode == 128 + signal.SIGKILL
+    assert not any(map(alive, pids))
+    await server.start()
+    assert server.url == url
+    assert about(server)["pids"][0] != pids[0]
+    await server.stop()
+
+
+async def test_starting_a_server_that_runs_replaces_it(tmp_path: Path) -> None:
+    server, pids = await started(tmp_path)
+    await server.start()
+    assert not any(map(alive, pids))
+    assert all(map(alive, about(server)["pids"]))
+    await server.stop()
+
+
+async def test_a_killed_guard_takes_its_server_along(tmp_path: Path) -> None:
+    server, pids = await started(tmp_path)
+    apart = pids.pop()  # in a session of its own, and nobody is left who could end it
+    os.kill(os.getpgid(pids[0]), signal.SIGKILL)
+    await until(lambda: not server.running and not any(map(alive, pids)))
+    os.kill(apart, signal.SIGKILL)
+
+
+OURS = """
+import asyncio, sys
+from pathlib import Path
+from tests.engine.sglang_launch.starting import about, settings
+from agentrl.engine.sglang.launch import ServerProcess
+
+async def main():
+    server = ServerProcess(settings(Path(sys.argv[1]), "stubborn"))
+    await server.start()
+    print(*about(server)["pids"], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_when_we_are_killed_our_server_is_gone(tmp_path: Path) -> None:
+    ours = subprocess.Popen([sys.executable, "-c", OURS, tmp_path], stdout=subprocess.PIPE, text=True)
+    try:
+        pids = [int(pid) for pid in ours.stdout.readline().split()]
+        assert len(pids) == 3
+    finally:
+        ours.kill()
+        ours.communicate(timeout=10)
+    await until(lambda: not any(map(alive, pids)))
+
+
+async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    first, _ = await started(tmp_path)
+    second = ServerProcess(settings(tmp_path), name="second", port=first.port)
+    with pytest.raises(EngineUnavailableError, match=f"cannot listen at {first.url}: another process does"):
+        await second.start()
+    assert not second.log.exists()
+    assert httpx2.get(f"{first.url}/about", trust_env=False).status_code == 200
+    await first.stop()
+
+
+def test_ports_differ_and_leave_room_above(tmp_path: Path) -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert max(ports) + ABOVE < 32_768
+    with pytest.raises(ConfigError, match="port 60000 cannot be a server's; choose one from 1 to 55535"):
+        ServerProcess(settings(tmp_path), port=60_000)
+
+
+async def test_a_log_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EngineUnavailableError, match="server-0 cannot be started: "):
+        await ServerProcess(settings(tmp_path / "file")).start()

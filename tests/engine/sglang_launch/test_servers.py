@@ -1,0 +1,144 @@
+"""Several servers and their router: all up, or all gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.engine.sglang.launch import RouterProcess, ServerProcess, Servers, router
+from agentrl.errors import ConfigError, EngineUnavailableError
+from tests.engine.sglang_launch.starting import about, logged_pids, settings
+from tests.tools.mcp.watching import alive, servers, until
+
+
+async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path) -> None:
+    (meeting := tmp_path / "meeting").mkdir()
+    said: list[str] = []
+    chosen = settings(tmp_path, "meets", str(meeting), "2")
+    async with Servers(chosen, count=2, gpus=("4", "5", "6", "7"), say=said.append) as launched:
+        first, second = launched.servers
+        assert launched.router is not None
+        assert launched.url == launched.router.url
+        assert set(await launched.router.workers()) == {first.url, second.url}
+        assert about(first)["environment"]["CUDA_VISIBLE_DEVICES"] == "4,5"
+        assert about(second)["environment"]["CUDA_VISIBLE_DEVICES"] == "6,7"
+        pids = [pid for server in launched.servers for pid in about(server)["pids"]]
+    assert not any(map(alive, pids))
+    assert not launched.router.running
+    assert said[0] == "starting 2 servers"
+    assert any(sentence.startswith(f"server-1 is up at {second.url} after ") for sentence in said)
+    assert said[-2:] == ["the router sends to 2 servers", "stopping 2 servers"]
+
+
+async def test_one_server_needs_no_router(tmp_path: Path) -> None:
+    async with Servers(settings(tmp_path)) as launched:
+        assert launched.router is None
+        assert launched.url == launched.servers[0].url
+
+
+async def test_an_error_in_the_block_ends_all(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    async def broken() -> None:
+        async with Servers(settings(tmp_path), count=2, router=False) as launched:
+            pids.extend(pid for server in launched.servers for pid in about(server)["pids"])
+            os.kill(pids[0], signal.SIGKILL)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await broken()
+    assert len(pids) == 6
+    assert not any(map(alive, pids))
+
+
+async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
+    (meeting := tmp_path / "meeting").mkdir()
+    launched = Servers(settings(tmp_path, "meets", str(meeting), "3"), count=2)
+    starting = asyncio.create_task(launched.__aenter__())
+    await until(
+        lambda: len(list(meeting.iterdir())) == 2 and all(logged_pids(s.log) for s in launched.servers)
+    )
+    pids = [pid for server in launched.servers for pid in logged_pids(server.log)]
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(EngineUnavailableError, match="server-0 ended with exit code 137 before it was up"):
+        await starting
+    assert not any(map(alive, pids))
+
+
+async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    said: list[str] = []
+    launched = Servers(settings(tmp_path, arguments={"habbit": "x"}), count=2, say=said.append)
+    with pytest.raises(ConfigError, match="Did you mean `habit`"):
+        await launched.__aenter__()
+    assert (said, list(tmp_path.iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(("count", "gpus"), [(0, ()), (2, ("0",)), (2, ("0", "1", "2"))])
+def test_gpus_are_shared_out_evenly(tmp_path: Path, count: int, gpus: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=f"{len(gpus)} GPUs cannot be shared out among {count} servers"):
+        Servers(settings(tmp_path), count=count, gpus=gpus)
+
+
+OURS = """
+import asyncio, signal, sys
+from pathlib import Path
+from tests.engine.sglang_launch.starting import settings
+from agentrl.engine.sglang.launch import Servers
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+async def main():
+    chosen = settings(Path(sys.argv[1]), "hangs")
+    async with Servers(chosen, count=2, say=lambda said: print(said, flush=True)):
+        pass
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+async def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    ours = subprocess.Popen([sys.executable, "-c", OURS, tmp_path], stdout=subprocess.PIPE, text=True)
+    logs = [tmp_path / f"server-{i}.log" for i in range(2)]
+    try:
+        await until(lambda: all(map(logged_pids, logs)))
+        below = servers()
+        ours.send_signal(signal.SIGINT)
+        said, _ = ours.communicate(timeout=20)
+    finally:
+        ours.kill()
+    assert said.splitlines()[-2:] == ["stopping 2 servers", "interrupted"]
+    assert len(below) >= 9, "the servers, their children, their guards"
+    assert not any(map(alive, below))
+
+
+async def test_the_router_takes_in_and_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = settings(tmp_path)
+    async with Servers(chosen) as launched:
+        worker, before = launched.servers[0], RouterProcess(chosen)
+        try:
+            with pytest.raises(EngineUnavailableError, match="does not answer"):
+                await before.workers()
+            await before.start()
+            assert await before.workers() == ()
+            for _ in range(2):
+                await before.add(worker.url)
+                assert await before.workers() == (worker.url,)
+            for _ in range(2):
+                await before.remove(worker.url)
+                assert await before.workers() == ()
+            monkeypatch.setattr(router, "CHANGE_S", 0.5)
+            nobody = ServerProcess(chosen, name="nobody")
+            with pytest.raises(EngineUnavailableError, match=f"told of a change of {nobody.url} and did not"):
+                await before.add(nobody.url)
+        finally:
+            await before.stop()
+        assert before.returncode == 0
