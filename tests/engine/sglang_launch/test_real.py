@@ -1,0 +1,111 @@
+"""The real SGLang and sglang-router: up, stopped, killed, taken out and in; sessions stay on their server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.launch import Servers, ServerSettings
+from tests.engine.serving import save_tiny, sglang_python
+from tests.tools.mcp.watching import alive, servers, until
+
+pytestmark = pytest.mark.full
+
+TURNS = 4
+
+
+def real(folder: Path) -> ServerSettings:
+    return ServerSettings(
+        model=save_tiny(folder / "model"),
+        log_folder=folder / "logs",
+        device="cpu",
+        python=sglang_python(),
+        arguments={"context_length": 256, "max_total_tokens": 4000, "log_level_http": "info"},
+        first_wait_s=300.0,
+    )
+
+
+async def generated(url: str, session: str, ids: Sequence[int] = (1, 10, 20, 30)) -> dict:
+    """What a request of a session comes to."""
+    body = {"input_ids": list(ids), "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
+        reply = await client.post(f"{url}/generate", json=body, headers={wire.ROUTING_KEY: session})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def requests_of(log: Path) -> int:
+    """How many requests a server has answered, by its own log."""
+    return log.read_text().count("POST /generate")
+
+
+async def played(url: str, sessions: Sequence[str], logs: Sequence[Path]) -> dict[str, Counter[Path]]:
+    """Where the turns of each session went: all at once in the first turn, then one after the other."""
+    await asyncio.gather(*(generated(url, session) for session in sessions))
+    seen: dict[str, Counter[Path]] = {session: Counter() for session in sessions}
+    for _ in range(TURNS):
+        for session in sessions:
+            before = [requests_of(log) for log in logs]
+            await generated(url, session)
+            await until(lambda before=before: [requests_of(log) for log in logs] != before)
+            seen[session].update(log for log, n in zip(logs, before, strict=True) if requests_of(log) > n)
+    return seen
+
+
+async def test_a_server_comes_up_is_killed_comes_up_and_is_gone(tmp_path: Path) -> None:
+    async with Servers(real(tmp_path)) as launched:
+        server = launched.servers[0]
+        assert (await generated(server.url, "a"))["meta_info"]["weight_version"] == "0"
+        below = servers()
+        assert len(below) >= 4, "the guard, the server, its scheduler, its detokenizer"
+        (main,) = [pid for pid in below if "launch_server" in cmdline(pid) and "guard.py" not in cmdline(pid)]
+        os.kill(main, signal.SIGKILL)
+        await until(lambda: not server.running)
+        assert server.returncode == 128 + signal.SIGKILL
+        assert not any(map(alive, below))
+        await server.start()
+        assert (await generated(server.url, "a"))["output_ids"]
+        below = servers()
+    assert not any(map(alive, below))
+
+
+def cmdline(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+
+
+async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_requests(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with Servers(real(tmp_path), count=2, say=said.append) as launched:
+        first, second = launched.servers
+        router, logs = launched.router, [first.log, second.log]
+        assert router is not None
+        assert set(await router.workers()) == {first.url, second.url}
+        seen = await played(router.url, [f"episode-{i}" for i in range(8)], logs)
+        where = {session: list(places) for session, places in seen.items()}
+        print(json.dumps({s: {log.name: n for log, n in places.items()} for s, places in seen.items()}))
+        assert all(len(places) == 1 for places in where.values()), "each session on one server"
+        assert {places[0] for places in where.values()} == set(logs), "both servers had sessions"
+
+        await first.stop()
+        await router.remove(first.url)
+        assert await router.workers() == (second.url,)
+        for session in seen:
+            assert (await generated(router.url, session))["output_ids"], "whoever was there moves over"
+
+        await first.start()
+        await router.add(first.url)
+        before = requests_of(first.log)
+        await asyncio.gather(*(generated(router.url, f"late-{i}") for i in range(8)))
+        await until(lambda: requests_of(first.log) > before)
+        metrics = httpx2.get(router.metrics_url, trust_env=False)
+        assert metrics.status_code == 200
+    assert said[-1] == "stopping 2 servers"
