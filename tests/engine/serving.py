@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from agentrl import guard
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.requests import Words
+from agentrl.engine.sglang.launch.process import CPU_DEFAULTS
 from agentrl.serving import address_of, bound, server_of
 from tests.engine.subjects import VOCAB, text_of, tiny
 
@@ -163,10 +164,11 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: Sequence[str | Path], url: str, path: str, log: Path) -> Iterator[str]:
-    """A server of its own process group, from where it answers `path` until the block ends."""
+    """A server under guard, from where it answers `path` until the block ends."""
     env = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    guarded = guard.command([str(word) for word in command])
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
+        process = subprocess.Popen(guarded, stdout=out, stderr=out, env=env, start_new_session=True)
     try:
         until = time.monotonic() + START_TIMEOUT_S
         while not _answers(url + path):
@@ -175,8 +177,7 @@ def running(command: Sequence[str | Path], url: str, path: str, log: Path) -> It
             time.sleep(0.2)
         yield url
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()
         process.wait()
 
 
@@ -189,19 +190,17 @@ def _answers(url: str) -> bool:
 
 def sglang_command(model: Path, port: int, *, context_length: int) -> list[str | Path]:
     told = {
-        "model-path": model,
+        "model_path": model,
         "device": "cpu",
-        "attention-backend": "torch_native",
-        "sampling-backend": "pytorch",
-        "grammar-backend": "none",
         "host": "127.0.0.1",
         "port": port,
-        "max-total-tokens": 4000,
-        "max-running-requests": 4,
-        "mem-fraction-static": 0.3,
-        "dtype": "float32",
-        "context-length": context_length,
+        **CPU_DEFAULTS,
+        "max_total_tokens": 4000,
+        "max_running_requests": 4,
+        "context_length": context_length,
     }
-    flags = [str(word) for name, value in told.items() for word in (f"--{name}", value)]
-    switches = ["--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle"]
-    return [sglang_python(), "-m", "sglang.launch_server", *flags, *switches]
+    flags = {f"--{name.replace('_', '-')}": value for name, value in told.items()}
+    words = [
+        str(word) for flag, value in flags.items() for word in (flag, value)[: 1 if value is True else 2]
+    ]
+    return [sglang_python(), "-m", "sglang.launch_server", *words]
