@@ -199,8 +199,7 @@ def sglang_command(model: Path, port: int, *, context_length: int) -> list[str |
         "max_running_requests": 4,
         "context_length": context_length,
     }
-    flags = {f"--{name.replace('_', '-')}": value for name, value in told.items()}
-    words = [
-        str(word) for flag, value in flags.items() for word in (flag, value)[: 1 if value is True else 2]
-    ]
+    words: list[str] = []
+    for name, value in told.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return [sglang_python(), "-m", "sglang.launch_server", *words]

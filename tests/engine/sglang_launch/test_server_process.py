@@ -73,7 +73,7 @@ async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
 async def test_a_server_that_hangs_while_it_starts_is_given_up_and_ended(tmp_path: Path) -> None:
     server = ServerProcess(settings(tmp_path, "hangs", first_wait_s=1.0))
     with pytest.raises(EngineUnavailableError, match="server-0 was not up after 1 s: give it longer"):
-        await server.start()
+        await asyncio.wait_for(server.start(), 15)
     assert not server.running
     assert not any(map(alive, logged_pids(server.log)))
 
