@@ -129,11 +129,12 @@ class Scheduler:
             "/destroy_weights_update_group": self._leave,
             "/update_weights_from_distributed": self._receive,
         }
-        gets = {"/health": dict, "/server_info": lambda: self._info, "/model_info": self._model_info}
+        gets = {"/server_info": lambda: self._info, "/model_info": self._model_info}
         self.app = Starlette(
             routes=[
                 *(Route(path, self._post(path, do), methods=["POST"]) for path, do in posts.items()),
                 *(Route(path, self._get(do)) for path, do in gets.items()),
+                Route("/health", self._health),
             ]
         )
 
@@ -168,6 +169,10 @@ class Scheduler:
             return Response(self.dead, 503) if self.dead else JSONResponse(do())
 
         return endpoint
+
+    async def _health(self, request: Request) -> Response:
+        # SGLang samples a token to see how it is, and while it is paused none comes.
+        return Response("", 503 if self.dead or self.paused else 200)
 
     def _model_info(self) -> dict:
         return {"weight_version": self.version}

@@ -182,7 +182,7 @@ class Server:
         return await self._update("/update_weights_from_distributed", told, version)
 
     async def healthy(self, timeout_s: float) -> bool:
-        """Whether it answers in time that it is well."""
+        """Whether it answers in time that it is well. SGLang samples a token for it: a paused one is not."""
         try:
             await self._connection.call("GET", "/health", timeout_s=timeout_s)
         except EngineError:

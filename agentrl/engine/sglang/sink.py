@@ -28,7 +28,7 @@ Hold: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 Lost: TypeAlias = Callable[[Server, EngineError], None]
 """Told of a server that is not known to serve one whole version: it has to be started again."""
 
-_HEALTH_TIMEOUT_S = 10.0
+_HEALTH_TIMEOUT_S = 30.0
 _LONGEST_VERSION = 9
 
 
@@ -155,8 +155,6 @@ class SGLangSink:
             raise EngineError(f"{server.url} has no earlier weights to go back to; restart it.")
         if server.in_doubt:
             raise EngineUnavailableError(f"{server.url} left an update unanswered; restart it.")
-        if not await server.healthy(_HEALTH_TIMEOUT_S):
-            raise _not_there(server)
         await self._transport.open([server])
         await self._load([server], self._current)
         await server.resume()
@@ -170,7 +168,7 @@ class SGLangSink:
     async def _report_dead(self, servers: Sequence[Server]) -> None:
         for server in servers:
             if not await server.healthy(_HEALTH_TIMEOUT_S):
-                self._lost(server, _not_there(server))
+                self._lost(server, EngineUnavailableError(f"{server.url} is not there any more; restart it."))
 
 
 class Transaction:
@@ -224,10 +222,6 @@ class Transaction:
                 f"{checksum}); the old version serves on, send them again."
             )
         await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), checksum))
-
-
-def _not_there(server: Server) -> EngineUnavailableError:
-    return EngineUnavailableError(f"{server.url} is not there any more; restart it.")
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) -> None:

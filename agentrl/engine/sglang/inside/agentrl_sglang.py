@@ -121,7 +121,7 @@ class _Places:
             if _EXPERTS in sent.name:
                 return None
             raise ValueError(f"the server's model has no tensor {sent.name}; send the model that it serves")
-        part = kept.detach()[start:] if sent.shape else kept.detach()
+        part = kept.detach()[start:] if kept.dim() else kept.detach()
         if part.dim() != len(sent.shape) or any(a < b for a, b in zip(part.shape, sent.shape, strict=True)):
             raise ValueError(f"{sent.name} came as {sent.shape}, the server's model has {tuple(kept.shape)}")
         # Vocabularies are padded at their end, and on CPUs whatever does not fit into blocks of 64.
