@@ -4,8 +4,8 @@
 
 The server gets the standard streams and exactly the environment that this program was started with. When it
 ends, when SIGTERM comes, or when the process PARENT dies, all its descendants are asked to end, and killed
-GRACE_S seconds later: also those that left the process group, since orphans become children of this program
-(a "subreaper"). PARENT counts as dead when the thread that started this program ends.
+GRACE_S seconds later, the server first: also those that left the process group, since orphans become children
+of this program (a "subreaper"). PARENT counts as dead when the thread that started this program ends.
 
 It exits with the server's code, 128 + N where signal N ended the server, 0 where it was asked to end.
 
@@ -29,6 +29,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 GRACE_S = 1.0
 """How long descendants may take to end by themselves after SIGTERM, where nobody says otherwise."""
+CLEARING_S = 0.3
+"""What is left when the server has been killed may take so long to clear up after it."""
 GIVE_UP_S = 2.0
 """After SIGKILL only what the kernel cannot end is left; nobody waits longer than this for it."""
 NOT_STARTED = 127
@@ -110,6 +112,13 @@ def _end_all(sign: signal.Signals, within_s: float) -> bool:
     return True
 
 
+def _kill_first(server: int) -> None:
+    """Kill the server before the others: some wait for its end to clear up after it, its semaphores say."""
+    if server in _descendants(os.getpid()):
+        os.kill(server, signal.SIGKILL)
+        _end_all(signal.SIGTERM, CLEARING_S)
+
+
 def main(arguments: list[str]) -> int:
     """Guard until the server ends or nobody needs it any more; returns the exit code."""
     parent, grace_s, server_command = int(arguments[0]), float(arguments[1]), arguments[2:]
@@ -127,6 +136,7 @@ def main(arguments: list[str]) -> int:
     while code is None and signal.sigwait(watched) not in _END:
         code = dict(_reaped()).get(server)
     if not _end_all(signal.SIGTERM, grace_s):
+        _kill_first(server)
         _end_all(signal.SIGKILL, GIVE_UP_S)
     if code is None:
         return 0

@@ -59,6 +59,13 @@ async def test_stopping_ends_all_processes_of_a_server(tmp_path: Path, habit: st
     await server.stop()
 
 
+async def test_what_waits_for_a_servers_end_clears_up_after_it(tmp_path: Path) -> None:
+    tidied = tmp_path / "tidied"
+    server, _ = await started(tmp_path, "stubborn", environment={"TIDIED": str(tidied)})
+    await server.stop()
+    assert tidied.read_text() == "yes"
+
+
 async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     (tmp_path / "server-0.log").write_text("words of another day\n")
     with pytest.raises(EngineUnavailableError) as caught:

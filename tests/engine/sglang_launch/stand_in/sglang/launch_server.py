@@ -1,8 +1,7 @@
 """Listens as SGLang does: three processes and more, healthy after a while.
 
 --habit ends: says three lines and ends with code 3. hangs: is never healthy. stubborn: SIGTERM ends neither
-it nor the process that it starts in a session of its own. meets FOLDER N: is healthy when N servers have been
-started that meet there.
+it nor what it starts. meets FOLDER N: is healthy when N servers have been started that meet there.
 GET /about tells its arguments, some of its environment, and the pids of all its processes.
 """
 
@@ -22,6 +21,7 @@ from sglang.srt.server_args import ServerArgs
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"]
 APART = "import time; print(flush=True); time.sleep(1000)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {APART}"
+TIDY = "import os, sys; open(os.environ['TIDIED'], 'w').write(sys.stdin.read() + 'yes')"
 SHOWN = ("CUDA_VISIBLE_DEVICES", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "PYTHONPATH", "OF_THE_TEST")
 
 
@@ -36,6 +36,9 @@ def main() -> None:
         sys.exit(3)
     if habit == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "TIDIED" in os.environ:
+        # It inherits that SIGTERM is ignored, and its stdin ends with this process.
+        subprocess.Popen([*SLEEP[:-1], TIDY], stdin=subprocess.PIPE)
     plain = subprocess.Popen(SLEEP)
     code = DEAF if habit == "stubborn" else APART
     apart = subprocess.Popen([*SLEEP[:-1], code], start_new_session=True, stdout=subprocess.PIPE)
