@@ -18,8 +18,8 @@ from pathlib import Path
 
 from sglang.srt.server_args import ServerArgs
 
-SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"]
-APART = "import time; print(flush=True); time.sleep(1000)"
+SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(100)"]
+APART = "import time; print(flush=True); time.sleep(100)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {APART}"
 TIDY = "import os, sys; open(os.environ['TIDIED'], 'w').write(sys.stdin.read() + 'yes')"
 SHOWN = ("CUDA_VISIBLE_DEVICES", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "PYTHONPATH", "OF_THE_TEST")
