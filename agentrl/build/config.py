@@ -145,9 +145,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _training_feeds_its_engine(self) -> RunConfig:
-        if self.engine.engine == "sglang":
+        if self.engine.sglang_url is not None:
             raise ValueError(
-                "engine = sglang takes no weights: it serves `agentrl eval` alone; train with embedded."
+                "the server at sglang_url takes no weights: it serves `agentrl eval` alone; leave it out: "
+                "the run then starts servers of its own."
             )
         return self
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+from agentrl.build.fleet import start_fleet
 from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
@@ -16,19 +19,33 @@ from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
+from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.types import Limits
 
 
-def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
+class Place(NamedTuple):
+    """Where servers are started. folder: for what they write. say: is told of those that come and go.
+
+    model: a folder with the model that is served; None = its weights are written into `folder`.
+    """
+
+    folder: Path
+    say: Callable[[str], None]
+    model: Path | None = None
+
+
+async def build_engine(model: Model, config: EngineConfig, limits: Limits, place: Place) -> Engine:
     """An engine over a copy of the model's weights, with room for the episodes of `limits`.
 
-    With engine = sglang, the server at sglang_url instead: its weights are its own, only the tokens are the
-    model's, and it takes no new ones.
+    With engine = sglang: servers that are started now, or the one at sglang_url: its weights are its own,
+    only the tokens are the model's, and it takes no new ones.
 
     Raises:
         ModelLoadError: the engine does not decode this architecture.
-        ConfigError: sglang_url is no address.
+        ConfigError: sglang_url is no address; SGLang is not installed, knows no such argument, or does not
+            come up.
     """
+    vocab_size = int(model.network.config.get_text_config().to_dict()["vocab_size"])
 
     def decode(ids: Sequence[int]) -> str:
         return str(model.tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -37,8 +54,13 @@ def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
         return SGLangPolicy(
             config.sglang_url,
             max_concurrency=config.max_slots,
-            vocab_size=int(model.network.config.get_text_config().to_dict()["vocab_size"]),
+            vocab_size=vocab_size,
             decode=decode,
+        )
+    if config.engine == "sglang":
+        folder = place.model or _written(model, place.folder / "model")
+        return await start_fleet(
+            folder, config, place.folder, vocab_size=vocab_size, decode=decode, say=place.say
         )
     return EmbeddedEngine.from_model(
         model.network,
@@ -46,6 +68,11 @@ def build_engine(model: Model, config: EngineConfig, limits: Limits) -> Engine:
         max_context_len=config.max_context_len or limits.max_tokens,
         decode=decode,
     )
+
+
+def _written(model: Model, folder: Path) -> Path:
+    save_model(model.network, model.tokenizer, str(folder))
+    return folder
 
 
 def dialect_of(env: Env, config: RenderingConfig) -> Dialect:

@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config import Section
+from agentrl.types import JSON
+
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class EngineConfig(Section):
-    """Which engine samples, and how much memory its cache may take."""
+    """Which engine samples, where it runs, and how it gets new weights."""
 
     engine: Literal["embedded", "sglang"] = "embedded"
-    """The inference engine; `embedded` decodes in this process, on the CPU. `sglang` is a server that runs
-    already, at sglang_url: for eval-only runs."""
+    """The inference engine; `embedded` decodes in this process, on the CPU. `sglang` is servers: those that
+    the run starts, or, for eval-only runs, one that runs already, at sglang_url."""
+
+    max_slots: int = Field(default=256, ge=1)
+    """Requests decoded at once, or sent to servers at once; more of them wait in a queue (count)."""
+
+    max_context_len: int | None = Field(default=None, ge=2)
+    """Tokens one request may have, prompt and completion together; none = the episode's limit, or what a
+    server's model has."""
 
     sglang_url: str | None = None
     """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. It serves
     the weights of the model that is scored."""
 
-    max_slots: int = Field(default=256, ge=1)
-    """Requests decoded at once, or sent to a server at once; more of them wait in a queue (count)."""
+    rollout_num_engines: int = Field(default=1, ge=1)
+    """SGLang servers that the run starts; a router stands before several (count)."""
 
-    max_context_len: int | None = Field(default=None, ge=2)
-    """Tokens one slot's cache holds, prompt and completion together; none = the episode's limit."""
+    rollout_num_gpus_per_engine: int = Field(default=0, ge=0)
+    """GPUs of each (count); 0 = they compute on the CPU."""
+
+    sglang_python: str | None = None
+    """Python interpreter that SGLang is installed for; none = the one that runs agentrl."""
+
+    sglang: dict[str, JSON] = Field(default_factory=dict)
+    """SGLang's own arguments, by their names (a table; as flags: --sglang-mem-fraction-static 0.8)."""
+
+    update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] = "tensor"
+    """How new weights get to the servers: through memory of this machine, a process group, a folder with
+    whole checkpoints, or one with what has changed."""
+
+    rollout_health_check_interval: Seconds = 10.0
+    """Time between two looks at a server's health (seconds)."""
+
+    rollout_health_check_timeout: Seconds = 30.0
+    """How long a server may take to say that it is well; then it is started again (seconds)."""
+
+    rollout_health_check_first_wait: Seconds = 600.0
+    """How long a server may take to come up (seconds)."""
 
     @model_validator(mode="after")
     def _an_address_belongs_to_sglang(self) -> EngineConfig:
-        if (self.engine == "sglang") != (self.sglang_url is not None):
+        if self.sglang_url is not None and self.engine != "sglang":
             raise ValueError(
-                f"engine = {self.engine} and sglang_url = {self.sglang_url or 'none'} do not fit: a server's "
-                "address needs engine = sglang, and the other way round."
+                f"sglang_url = {self.sglang_url} needs engine = sglang; set it, or leave the address out."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _arguments_are_those_of_our_servers(self) -> EngineConfig:
+        if self.sglang and (self.engine != "sglang" or self.sglang_url is not None):
+            raise ValueError(
+                f"sglang = {self.sglang} are arguments of servers that the run starts; it starts some with "
+                "engine = sglang and no sglang_url."
             )
         return self

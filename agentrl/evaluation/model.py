@@ -57,7 +57,11 @@ async def _evaluate(
         make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
     env = make_env()
     tasks = tasks_of(env, section.split)
-    opening = endpoint_players(config, env) if directory is None else model_players(directory, config, env)
+    opening = (
+        endpoint_players(config, env)
+        if directory is None
+        else model_players(directory, config, env, say=console.line)
+    )
     async with opening as players:
         with console.stage(f"playing {env_id}", section.n) as bar:
             evaluator = Evaluator(

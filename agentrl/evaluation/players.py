@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from agentrl.build.env import EnvFactory
@@ -31,25 +33,32 @@ class Players(NamedTuple):
 
 
 @asynccontextmanager
-async def model_players(directory: str, config: EvalConfig, env: Env) -> AsyncIterator[Players]:
+async def model_players(
+    directory: str, config: EvalConfig, env: Env, *, say: Callable[[str], None]
+) -> AsyncIterator[Players]:
     """Agents over a Hugging Face model directory, in the environment's dialect or the one asked for.
 
+    say: is told of servers that are started.
+
     Raises:
-        UserError: the model cannot be opened, or cannot speak the dialect.
+        UserError: the model cannot be opened, or cannot speak the dialect; a server does not come up.
     """
     # These load torch, which an endpoint does not need.
     from agentrl.build.model import open_model, use_threads
-    from agentrl.build.policy import agent_factory, build_engine, build_renderer, dialect_of
+    from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
 
     model = open_model(directory)
     use_threads(model.network, config.eval.num_threads)
     renderer = build_renderer(model, dialect_of(env, config.rendering), config.rendering)
-    engine = build_engine(model, config.engine, env.limits)
     sampling = SamplingSettings(temperature=config.eval.temperature)
-    try:
-        yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
-    finally:
-        await engine.close()
+    with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
+        kept = config.eval.output_dir
+        place = Place(Path(kept or temporary) / "engine", say, Path(directory))
+        engine = await build_engine(model, config.engine, env.limits, place)
+        try:
+            yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
+        finally:
+            await engine.close()
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
 
 
 async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
-    session = Session.build(config, folder, console)
+    session = await Session.build(config, folder, console)
     try:
         await session.evaluate("before")
         if config.warm_start.warm_start_steps:

@@ -51,6 +51,11 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def engine(self) -> Path:
+        """Logs of inference servers, and the model that they begin with."""
+        return self.path / "engine"
+
+    @property
     def report(self) -> Path:
         """The run as one page."""
         return self.path / "report.html"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
-from agentrl.build.policy import agent_factory, build_engine, build_renderer, dialect_of
+from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
 from agentrl.envs import Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
@@ -67,11 +67,12 @@ class Session:
     step: int = 0
 
     @classmethod
-    def build(cls, config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
+    async def build(cls, config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
         """Everything that the stages share.
 
         Raises:
-            UserError: the environment, its arguments or the model directory are wrong.
+            UserError: the environment, its arguments or the model directory are wrong, or an engine does not
+                come up.
         """
         watch = Stopwatch()
         with watch.stage(BUILD), console.stage(BUILD, 1):
@@ -88,7 +89,8 @@ class Session:
             dialect = dialect_of(env, config.rendering)
             model = build_model(config.model, env, dialect, seed=config.run.seed)
             use_threads(model.network, config.run.num_threads)
-            engine = build_engine(model, config.engine, env.limits)
+            place = Place(folder.engine, console.line)
+            engine = await build_engine(model, config.engine, env.limits, place)
         return cls(
             config=config,
             folder=folder,

@@ -21,7 +21,8 @@ _KEEP_IDLE_S = 2.0
 _LANE_CONNECTIONS = 8
 _MAX_REPLY_BYTES = 256 << 20
 _BUSY = {429, 503}
-_GATEWAY_ERRORS = {502, 504}
+# 500 is what sglang-router says of a server that broke off.
+_BROKEN = {500, 502, 504}
 _NOT_FOUND = 404
 _OK = 200
 
@@ -175,7 +176,7 @@ def _refused(url: str, status: int, answer: bytes) -> EngineError:
     sentence = f"{url} {wire.refusal(status, answer)}"
     if status in _BUSY:
         return UntouchedError(sentence)
-    return EngineUnavailableError(sentence) if status in _GATEWAY_ERRORS else EngineError(sentence)
+    return EngineUnavailableError(sentence) if status in _BROKEN else EngineError(sentence)
 
 
 def _said(error: Exception) -> str:

@@ -1,0 +1,111 @@
+"""Fleets under test: of `agentrl serve`, which starts in seconds, and of real SGLangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.fleet import Fleet, Health
+from agentrl.engine.sglang.launch import Servers, ServerSettings
+from agentrl.engine.sglang.launch.listener import Listener
+from agentrl.engine.sglang.launch.ports import free_ports
+from agentrl.engine.sglang.transports.disk import Disk
+from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
+from agentrl.engine.sglang.transports.shared_memory import SharedMemory
+from tests.engine.serving import save_tiny, sglang_python
+from tests.engine.subjects import VOCAB, text_of
+
+EAGER = Health(interval_s=0.3, timeout_s=1.0)
+PATIENT = Health(interval_s=1.0, timeout_s=60.0)
+
+
+class Served(Listener):
+    """`agentrl serve` as a process."""
+
+    def __init__(self, folder: Path, number: int = 0):
+        super().__init__(f"server-{number}", free_ports(1)[0], folder)
+        self.model = folder / "model"
+
+    async def start(self) -> None:
+        words = ["serve", str(self.model), "--port", str(self.port), "--max-slots", "4"]
+        command = [sys.executable, "-m", "agentrl.cli", *words, "--max-context-len", "256"]
+        await self._bring_up(command, {**os.environ, "OMP_NUM_THREADS": "1"}, grace_s=1, within_s=60)
+
+
+@asynccontextmanager
+async def served_fleet(folder: Path, health: Health = EAGER) -> AsyncIterator[Fleet]:
+    """One `agentrl serve` over the first tiny model."""
+    save_tiny(folder / "model")
+    process = Served(folder)
+    await process.start()
+    policy = SGLangPolicy(process.url, vocab_size=VOCAB, decode=text_of, asks_anew=True, attempts=10)
+    transport = Disk(folder / "weights", model=folder / "model")
+    fleet = Fleet([process], None, policy, transport, process.stop, health).watch()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+@asynccontextmanager
+async def sglang_fleet(
+    folder: Path, count: int, health: Health = PATIENT, **arguments: object
+) -> AsyncIterator[Fleet]:
+    """Real SGLangs over the first tiny model, on the CPU."""
+    told = {"max_running_requests": 4, "max_total_tokens": 4000, "context_length": 256}
+    settings = ServerSettings(
+        model=save_tiny(folder / "model"),
+        log_folder=folder,
+        device="cpu",
+        arguments={"custom_weight_loader": [LOADER], **told, **arguments},
+        python=sglang_python(),
+        python_path=(LOADER_FOLDER,),
+    )
+    async with Servers(settings, count=count) as servers:
+        policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, asks_anew=True, attempts=10)
+        yielded = Fleet(servers.servers, servers.router, policy, SharedMemory(), _nothing, health).watch()
+        try:
+            yield yielded
+        finally:
+            await yielded.close()
+
+
+async def _nothing() -> None:
+    pass
+
+
+def pids_at(port: int) -> list[int]:
+    """The processes whose command line holds this port, and all that they started."""
+    parents, named = {}, []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            if str(port).encode() in words and not any(word.endswith(b"guard.py") for word in words):
+                named.append(int(entry.name))
+    found = list(named)
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid and child not in found]
+    return found
+
+
+def strike(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to all of them."""
+    for pid in pids:
+        os.kill(pid, number)
+
+
+async def until(true, within_s: float = 60.0) -> None:
+    """Wait for something to become true."""
+    async with asyncio.timeout(within_s):
+        while not true():
+            await asyncio.sleep(0.01)

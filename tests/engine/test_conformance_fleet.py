@@ -1,0 +1,59 @@
+"""The same suite on fleets: servers of ours that get new weights while requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from agentrl.engine.conformance import CHECKS, Check, EngineCaps, Subject, lack
+from agentrl.engine.sglang.fleet import Fleet
+from tests.engine.fleets import served_fleet, sglang_fleet
+from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, VOCAB, delivery_of, logits_of, text_of, tiny
+from tests.engine.test_fleet import publish
+
+SERVED_CAPS = replace(HTTP_CAPS, weight_updates=True)
+FLEET_CAPS = replace(SGLANG_CAPS, weight_updates=True)
+CLOSING = CHECKS[-1]
+
+
+def subject_of(fleet: Fleet, caps: EngineCaps, max_context_len: int) -> Subject:
+    models = [tiny("qwen3", seed) for seed in (0, 1)]
+    return Subject(
+        engine=fleet,
+        caps=caps,
+        vocab_size=VOCAB,
+        max_slots=4,
+        max_context_len=max_context_len,
+        logits=lambda ids, version: logits_of(models[version], ids),
+        delivery=lambda version: delivery_of(models[version]),
+        decode=text_of,
+        tolerance=2e-5,
+        sink=fleet.sink,
+    )
+
+
+async def keeps_all(fleet: Fleet, caps: EngineCaps, max_context_len: int, checks: Sequence[Check]) -> None:
+    subject = subject_of(fleet, caps, max_context_len)
+    for check in checks:
+        if lack(check, caps) is None:
+            await check.run(subject)
+            if fleet.version:
+                await publish(fleet, 0)
+    await CLOSING.run(subject)
+
+
+async def test_agentrls_own_servers_take_new_weights_while_requests_run(tmp_path):
+    checks = [check for check in CHECKS if check.needs == "weight_updates"]
+    assert len(checks) == 3
+    async with served_fleet(tmp_path) as fleet:
+        await keeps_all(fleet, SERVED_CAPS, 256, checks)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("count", [1, 2])
+async def test_real_servers_keep_their_promises_under_new_weights(tmp_path, count):
+    async with sglang_fleet(tmp_path, count) as fleet:
+        await keeps_all(fleet, FLEET_CAPS, 254, CHECKS[:-1])
+        assert fleet.incidents == []
