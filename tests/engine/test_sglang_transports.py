@@ -135,7 +135,7 @@ async def test_the_group_is_kept_and_made_anew_where_a_server_is_another(tmp_pat
 
 @pytest.mark.parametrize("path", ["/update_weights_from_distributed", "/init_weights_update_group"])
 async def test_a_group_in_which_one_does_not_come_ends_at_its_deadline(tmp_path: Path, path: str) -> None:
-    transport = Distributed(timeout_s=1.0, folder=tmp_path)
+    transport = Distributed(timeout_s=0.5, folder=tmp_path)
     async with rig(tmp_path, Scheduler(), Scheduler(), transport=transport) as made:
         await made.send(1)
         first, second = made.schedulers

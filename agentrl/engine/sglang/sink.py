@@ -166,9 +166,9 @@ class SGLangSink:
             self._lost(server, error)
 
     async def _report_dead(self, servers: Sequence[Server]) -> None:
-        for server in servers:
-            if not await server.healthy(_HEALTH_TIMEOUT_S):
-                self._lost(server, EngineUnavailableError(f"{server.url} is not there any more; restart it."))
+        well = await asyncio.gather(*(server.healthy(_HEALTH_TIMEOUT_S) for server in servers))
+        for server in [server for server, answers in zip(servers, well, strict=True) if not answers]:
+            self._lost(server, EngineUnavailableError(f"{server.url} is not there any more; restart it."))
 
 
 class Transaction:
