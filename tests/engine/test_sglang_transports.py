@@ -36,6 +36,19 @@ async def test_a_folder_that_broke_is_shown_to_no_server(tmp_path: Path) -> None
         await made.serve(1)
 
 
+async def test_a_folder_is_named_so_that_any_process_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    scheduler = Scheduler(loader=False)
+    scheduler.before = lambda path, body: told.append(body.get("model_path", "/"))
+    (tmp_path / "shared").mkdir()
+    async with rig(tmp_path / "shared", scheduler, transport=Disk(Path("disk"))) as made:
+        await made.send(1)
+    assert all(Path(path).is_absolute() for path in told)
+
+
 async def test_folders_and_deltas_do_not_pile_up(tmp_path: Path) -> None:
     transport = transports(tmp_path)["delta"]
     async with rig(tmp_path / "shared", Scheduler(), transport=transport) as made:

@@ -113,7 +113,8 @@ class Distributed:
             if not whole:
                 await self._leave()
         self._given = dict.fromkeys(servers, delivery.version)
-        return {server: await self._loaded(server, delivery) for server in servers}
+        loaded = await asyncio.gather(*(self._loaded(server, delivery) for server in servers))
+        return dict(zip(servers, loaded, strict=True))
 
     async def close(self) -> None:
         """Leave the group, and have the servers leave it."""

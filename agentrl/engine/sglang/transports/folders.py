@@ -26,7 +26,8 @@ class Folders:
     """
 
     def __init__(self, folder: Path, model: Path | None, keep: int = 2) -> None:
-        self.folder = folder
+        # Servers work in folders of their own.
+        self.folder = folder.absolute()
         self._model = model
         self._keep = keep
 
