@@ -247,6 +247,10 @@ class Engine(RunningPolicy, Protocol):
     def sink(self) -> WeightSink:
         """Where this engine takes new weights."""
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How often something out of the ordinary happened to requests and servers so far, by name."""
+
 
 class StepReport(NamedTuple):
     """What one optimizer step did: metrics by name (train/...), and the tokens it went through."""

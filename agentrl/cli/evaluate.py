@@ -9,7 +9,7 @@ import rich_click as click
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.cli.flags import config_flags, given
+from agentrl.cli.flags import EngineFlags, config_flags, given
 from agentrl.evaluation.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @config_flags(EvalConfig)
-@click.command("eval")
+@click.command("eval", cls=EngineFlags)
 @click.argument("env_id")
 @click.option("--model", metavar="DIR", help="Hugging Face model directory to score.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
@@ -25,7 +25,8 @@ def evaluate_command(env_id: str, model: str | None, as_json: bool, **flags: str
     """Play episodes of ENV_ID with a model and score them, in the same loop as training.
 
     The model is a directory (--model), or behind a chat endpoint (--openai-url, --openai-model). A failed
-    episode is counted by kind and stands in no mean.
+    episode is counted by kind and stands in no mean. With --engine sglang and no --sglang-url, servers are
+    started for it, with SGLang's own arguments as flags: --sglang-mem-fraction-static 0.8.
     """
     from agentrl.evaluation.model import evaluate
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import Literal, get_args, get_origin
 
@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from rich_click.utils import OptionGroupDict
 
 from agentrl.config import Section, leaves
+from agentrl.engine.sglang.launch.arguments import FLAG, from_flags
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -45,6 +46,33 @@ def given(flags: Mapping[str, str | bool | None], tree: type[Section]) -> dict[s
     """
     known = leaves(tree)
     return {name: _read(name, v, known[name][1]) for name, v in flags.items() if v is not None}
+
+
+class EngineFlags(click.RichCommand):
+    """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take SGLang's flags out, and hand them on as the table `sglang`."""
+        known = {option for parameter in self.params for option in parameter.opts}
+        ours, theirs = _parted(args, known)
+        rest = super().parse_args(ctx, ours)
+        if theirs:
+            table = read_json_object("--sglang", ctx.params["sglang"] or "{}")
+            ctx.params["sglang"] = json.dumps({**table, **from_flags(theirs)})
+        return rest
+
+
+def _parted(args: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Words of this command, and SGLang's flags with the words that follow them."""
+    ours: list[str] = []
+    theirs: list[str] = []
+    to = ours
+    for word in args:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+            to = theirs if name.startswith(FLAG) and name not in known else ours
+        to.append(word)
+    return ours, theirs
 
 
 def _flag(name: str) -> str:

@@ -6,15 +6,17 @@ import rich_click as click
 
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
-from agentrl.cli.flags import config_flags, given
+from agentrl.cli.flags import EngineFlags, config_flags, given
 
 
 @config_flags(RunConfig)
-@click.command("train", context_settings={"show_default": False})
+@click.command("train", cls=EngineFlags, context_settings={"show_default": False})
 @click.argument("run_file", required=False, type=click.Path(dir_okay=False))
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None) -> None:
     """Train an agent as RUN_FILE (TOML) says; every setting is also a flag, and flags win.
+
+    Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
 
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.

@@ -10,7 +10,7 @@ Importing this is free of torch; only a weight update needs it, for the checksum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -96,6 +96,11 @@ class FakeEngine:
     def sink(self) -> FakeEngine:
         """The engine takes new tables itself: one tensor, `table`, float32 [V, V]."""
         return self
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Nothing out of the ordinary can happen in here."""
+        return {}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """Write a continuation of `prompt_ids`.

@@ -23,7 +23,8 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
     per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
     tool/NAME/latency_ms is the mean of a call, took/BIN how many calls took so long, failed/KIND how many
     failed their episode. restarts/REASON counts trajectories that had to begin
-    anew, reasoning_ratio is the share of turns with reasoning.
+    anew, reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the
+    engine had computed for the turn before.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -38,7 +39,20 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
+    metrics["rollout/cached_ratio"] = cached_ratio(episodes)
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
+
+
+def cached_ratio(episodes: Sequence[Episode]) -> float:
+    """The share of all turns' prompt tokens that the engine took from its cache."""
+    cached = prompts = 0
+    for trajectory in (one for episode in episodes for one in episode.trajectories):
+        prefix = 0
+        for tokens in (turn.tokens for turn in trajectory.turns if turn.tokens is not None):
+            prompts += prefix + len(tokens.world_ids)
+            cached += tokens.completion.cached_tokens
+            prefix += len(tokens.world_ids) + len(tokens.completion.token_ids)
+    return cached / max(prompts, 1)
 
 
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:

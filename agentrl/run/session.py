@@ -221,7 +221,8 @@ class Session:
     def _record(self, iteration: Iteration) -> None:
         self.step = iteration.step + 1
         self.journal.write_step(self.step, iteration_entries(iteration))
-        self.metrics.log(self.step, iteration.metrics)
+        counts = {f"engine/{name}": float(count) for name, count in self.engine.counts.items()}
+        self.metrics.log(self.step, iteration.metrics | counts)
 
     def _is_due(self, step: int) -> bool:
         # The last one belongs to the table and is made when the stage has ended.

@@ -78,9 +78,11 @@ async def test_a_server_that_dies_or_hangs_comes_back_with_the_weights_and_no_re
 
         # New weights wait for it, too.
         strike(pids_at(port), signal.SIGKILL)
-        await until(lambda: not fleet._some_serve.is_set())
-        await asyncio.wait_for(publish(fleet, 2), 60)
+        await until(lambda: fleet._blocked is not None, 10)
         running = [asked(fleet, 0)]
+        await asyncio.sleep(0.3)
+        assert not any(flight.rid for flight in fleet.policy._flights.values()), "nobody is there to ask"
+        await asyncio.wait_for(publish(fleet, 2), 60)
         await all_right(running)
         assert set(running[0][1].result().versions.tolist()) == {2}
     assert pids_at(port) == []

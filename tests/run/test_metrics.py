@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.metrics import rollout_metrics
+from agentrl.run.metrics import cached_ratio, rollout_metrics
 from agentrl.types import (
+    Completion,
     Ending,
     Episode,
     Failure,
+    Finish,
     Group,
     Limits,
     Message,
@@ -17,6 +22,7 @@ from agentrl.types import (
     Task,
     Trajectory,
     Turn,
+    TurnTokens,
     Verdict,
 )
 
@@ -82,3 +88,16 @@ def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> Non
     assert metrics["rollout/restarts/compacted"] == 2.0
     assert metrics["rollout/restarts/tools_changed"] == 0.0
     assert metrics["rollout/reasoning_ratio"] == 0.25
+
+
+def test_the_cached_share_is_that_of_the_prompts() -> None:
+    def turn(world: int, sampled: int, cached: int) -> Turn:
+        ids = np.zeros(sampled, np.int32)
+        said = Completion(ids, np.zeros(sampled, np.float32), ids, Finish.STOP, cached_tokens=cached)
+        return Turn((), Message("assistant"), TurnTokens(np.zeros(world, np.int32), said))
+
+    whole = Trajectory((turn(10, 5, 0), turn(5, 4, 15)))
+    anew = Trajectory((turn(6, 1, 2),), 0, Restart.REWRITTEN)
+    with_tokens = replace(episode("a"), trajectories=(whole, anew))
+    assert cached_ratio([with_tokens]) == pytest.approx((0 + 15 + 2) / (10 + 20 + 6))
+    assert cached_ratio([]) == 0.0

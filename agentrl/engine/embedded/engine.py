@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +136,11 @@ class EmbeddedEngine:
     def sink(self) -> EmbeddedSink:
         """Where new weights go. A commit drops every cache; running requests go on with the new weights."""
         return self._sink
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Nothing out of the ordinary can happen in here."""
+        return {}
 
     @property
     def num_requests(self) -> int:

@@ -8,7 +8,7 @@ another or of the same one when it is back. Ends: with `close`; what it holds go
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
@@ -24,6 +24,7 @@ from agentrl.types import Completion
 _LOOK_S = 0.1
 _LONGEST_WAIT_S = 60.0
 _COMMITS = 3
+_AGAIN = ("retries", "lost", "resumed")
 
 
 class Process(Protocol):
@@ -114,6 +115,7 @@ class Fleet:
         self._members = [_Member(process, Server(process.url)) for process in self.processes]
         self._sink = SGLangSink(self.transport, self._taking_weights, self._held, self._lost)
         self._updating = False
+        self._restarts = 0
         self._some_serve = asyncio.Event()
         self._some_serve.set()
         self._blocked: AsyncExitStack | None = None
@@ -134,6 +136,11 @@ class Fleet:
     def sink(self) -> FleetSink:
         """Where new weights go: to every server, and later to those that come back."""
         return FleetSink(self._sink, self._some_serve)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Requests sent again, by why, and servers that had to be started again (`restarts`)."""
+        return {name: self.policy.counts[name] for name in _AGAIN} | {"restarts": self._restarts}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """See `SGLangPolicy.generate`."""
@@ -213,6 +220,7 @@ class Fleet:
     async def _replace(self, member: _Member) -> None:
         loop = asyncio.get_running_loop()
         began, reason, failures = loop.time(), member.trouble, 0
+        self._restarts += 1
         self.say(f"{member.process.name}: {reason}; it is started again.")
         if self.router is not None:
             with suppress(EngineError):

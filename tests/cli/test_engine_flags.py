@@ -1,0 +1,55 @@
+"""SGLang's own arguments as flags."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentrl.cli.evaluate import evaluate_command
+from agentrl.cli.flags import given
+from agentrl.cli.train import train_command
+from agentrl.evaluation.config import EvalConfig
+from tests.flow.test_bad_input import complaint
+
+WORDS = ["--sglang-page-size", "1", "--sglang-disable-cuda-graph", "--sglang-cuda-graph-bs", "1", "2"]
+TABLE = {"page_size": "1", "disable_cuda_graph": True, "cuda_graph_bs": ["1", "2"]}
+
+
+def table_of(command, words):
+    return json.loads(command.make_context("it", words).params["sglang"])
+
+
+def test_they_become_one_table():
+    assert table_of(train_command, ["run.toml", "--engine", "sglang", *WORDS, "--seed", "3"]) == TABLE
+    words = ["HopSearch-v0", "--sglang", '{"dtype": "bfloat16"}', "--sglang-dtype=float32", *WORDS]
+    context = evaluate_command.make_context("eval", words)
+    flags = {name: value for name, value in context.params.items() if name == "sglang"}
+    assert given(flags, EvalConfig) == {"sglang": {"dtype": "float32", **TABLE}}
+
+
+def test_flags_of_our_own_stay_what_they_are():
+    url = "http://127.0.0.1:1"
+    context = train_command.make_context("train", ["--sglang-url", url, "--sglang-python=py"])
+    assert (context.params["sglang_url"], context.params["sglang_python"]) == (url, "py")
+    assert context.params["sglang"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sglang-dtype", "x"], "arguments of servers that the run starts"),
+        (["--sglang-url", "http://127.0.0.1:1"], "needs engine = sglang"),
+        (
+            ["--engine", "sglang", "--sglang-url", "http://127.0.0.1:1"],
+            "the run then starts servers of its own",
+        ),
+        (["--engine", "sglang", "--sglang", '{"dtype": {}}'], "`dtype` is a number, a text, true, false"),
+        (["--engine", "sglang", "--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),
+        (["--engine", "sglang", "--sglang-dtype", "x"], "install SGLang there, or name"),
+        (["--engine", "sglang", "--rollout-num-engines", "0"], "rollout_num_engines"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, capfd, words, says):
+    said = complaint(capfd, "train", "--env=Calculator-v0", f"--output-dir={tmp_path}", *words)
+    assert says in said
