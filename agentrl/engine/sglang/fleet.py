@@ -211,7 +211,7 @@ class Fleet:
             elif due and not self._updating:
                 failed = self._failed_requests
                 if not (await member.control.healthy(self.health.timeout_s) or self._updating):
-                    self._out(member, f"it did not say in {self.health.timeout_s:g} s that it is well")
+                    self._out(member, f"it is not well, or did not say so in {self.health.timeout_s:g} s")
                 look_at = loop.time() + self.health.interval_s
             if member.trouble:
                 await self._replace(member)
