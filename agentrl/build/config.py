@@ -144,15 +144,6 @@ class RunConfig(Section):
         )
 
     @model_validator(mode="after")
-    def _training_feeds_its_engine(self) -> RunConfig:
-        if self.engine.sglang_url is not None:
-            raise ValueError(
-                "the server at sglang_url takes no weights: it serves `agentrl eval` alone; leave it out: "
-                "the run then starts servers of its own."
-            )
-        return self
-
-    @model_validator(mode="after")
     def _a_group_needs_siblings(self) -> RunConfig:
         size = self.rollout.n_samples_per_prompt
         if self.algorithm.advantage_estimator == "grpo" and size < 2 and self.rollout.num_rollout > 0:

@@ -1,66 +1,112 @@
-"""From the configuration to SGLang servers of our own, as one engine."""
+"""From the configuration to SGLang servers as one engine: those that a run starts, or that run already."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.draft import Decode
-from agentrl.engine.sglang.fleet import Fleet, Health
+from agentrl.engine.sglang.external import ExternalServer
+from agentrl.engine.sglang.fleet import Fleet, Health, Process, Router
 from agentrl.engine.sglang.launch import Servers, ServerSettings, Value
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-from agentrl.errors import ConfigError, EngineUnavailableError
+from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.weights import NamedTensors, deliver
+
+End: TypeAlias = Callable[[], Awaitable[None]]
 
 _ATTEMPTS = 10  # before as many failed, another server has taken over, or requests are held
 _FULL_EVERY = 16
 
 
-async def start_fleet(
-    model: Path,
-    config: EngineConfig,
-    folder: Path,
-    *,
-    vocab_size: int,
-    decode: Decode,
-    say: Callable[[str], None],
-) -> Fleet:
-    """Start the servers that a run asks for; `close` of the fleet ends them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """What a fleet is made of.
 
-    model: the folder that they load. folder: for their logs, and for weights on their way.
-
-    Raises:
-        ConfigError: an argument that SGLang does not know, no SGLang, or a server does not come up.
+    model: a folder with the model that is served first. folder: for logs, and for weights on their way.
+    vocab_size, decode: of its tokenizer. say: is told of servers that come and go.
     """
-    async with AsyncExitStack() as stack:
+
+    model: Path
+    config: EngineConfig
+    folder: Path
+    vocab_size: int
+    decode: Decode
+    say: Callable[[str], None]
+
+    async def start(self) -> Fleet:
+        """Start the servers that a run asks for; `close` of the fleet ends them.
+
+        Raises:
+            ConfigError: an argument that SGLang does not know, no SGLang, or a server does not come up.
+        """
+        config = self.config
         gpus = [str(i) for i in range(config.rollout_num_engines * config.rollout_num_gpus_per_engine)]
-        settings = _settings(model, config, folder)
-        starting = Servers(settings, count=config.rollout_num_engines, gpus=gpus, say=say)
+        settings = _settings(self.model, config, self.folder)
+        async with AsyncExitStack() as stack:
+            starting = Servers(settings, count=config.rollout_num_engines, gpus=gpus, say=self.say)
+            try:
+                servers = await stack.enter_async_context(starting)
+            except EngineUnavailableError as error:
+                raise ConfigError(str(error)) from error
+            policy = self._policy(servers.url)
+            end = stack.pop_all().aclose
+        return self._fleet(servers.servers, servers.router, policy, end)
+
+    async def join(self, url: str, weights: NamedTensors) -> Fleet:
+        """Feed servers that run already, at `url` or behind the router there, and begin with `weights`.
+
+        Raises:
+            ConfigError: nobody is there, or weights cannot be brought there in the way that was asked for.
+        """
+        policy = self._policy(url)
         try:
-            servers = await stack.enter_async_context(starting)
-        except EngineUnavailableError as error:
+            first_wait_s = self.config.rollout_health_check_first_wait
+            servers = [ExternalServer(server, first_wait_s) for server in await policy.servers()]
+            fleet = self._fleet(servers, None, policy, _nothing)
+        except EngineError as error:
+            await policy.close()
             raise ConfigError(str(error)) from error
-        policy = SGLangPolicy(
-            servers.url,
-            max_concurrency=config.max_slots,
+        try:
+            await deliver(list(weights), fleet.sink, 0)
+        except EngineError as error:
+            await fleet.close()
+            raise ConfigError(str(error)) from error
+        return fleet
+
+    def _policy(self, url: str) -> SGLangPolicy:
+        return SGLangPolicy(
+            url,
+            max_concurrency=self.config.max_slots,
             attempts=_ATTEMPTS,
-            vocab_size=vocab_size,
-            decode=decode,
+            vocab_size=self.vocab_size,
+            decode=self.decode,
             asks_anew=True,
         )
+
+    def _fleet(
+        self, servers: Sequence[Process], router: Router | None, policy: SGLangPolicy, end: End
+    ) -> Fleet:
+        config = self.config
         health = Health(config.rollout_health_check_interval, config.rollout_health_check_timeout)
-        transport = _transport(model, config, folder)
-        end = stack.pop_all().aclose
-    return Fleet(servers.servers, servers.router, policy, transport, end, health, say).watch()
+        transport = _transport(self.model, config, self.folder)
+        return Fleet(servers, router, policy, transport, end, health, self.say).watch()
+
+
+async def _nothing() -> None:
+    """Servers that somebody else started go on."""
 
 
 def _settings(model: Path, config: EngineConfig, folder: Path) -> ServerSettings:

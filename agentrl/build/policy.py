@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.build.fleet import start_fleet
+from agentrl.build.fleet import FleetPlan
 from agentrl.build.model import Model
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
@@ -21,12 +21,13 @@ from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.types import Limits
+from agentrl.weights import named_weights
 
 
 class Place(NamedTuple):
     """Where servers are started. folder: for what they write. say: is told of those that come and go.
 
-    model: a folder with the model that is served; None = its weights are written into `folder`.
+    model: where an eval-only run has its model from; None = a run that trains, and writes it into `folder`.
     """
 
     folder: Path
@@ -37,31 +38,32 @@ class Place(NamedTuple):
 async def build_engine(model: Model, config: EngineConfig, limits: Limits, place: Place) -> Engine:
     """An engine over a copy of the model's weights, with room for the episodes of `limits`.
 
-    With engine = sglang: servers that are started now, or the one at sglang_url: its weights are its own,
-    only the tokens are the model's, and it takes no new ones.
+    With engine = sglang: servers that are started now, or those at sglang_url. In an eval-only run these
+    serve weights of their own, only the tokens are the model's; a run that trains sends them the model's.
 
     Raises:
         ModelLoadError: the engine does not decode this architecture.
-        ConfigError: sglang_url is no address; SGLang is not installed, knows no such argument, or does not
-            come up.
+        ConfigError: nobody is at sglang_url, or takes weights there; SGLang is not installed, knows no such
+            argument, or does not come up.
     """
     vocab_size = int(model.network.config.get_text_config().to_dict()["vocab_size"])
 
     def decode(ids: Sequence[int]) -> str:
         return str(model.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    if config.sglang_url is not None:
-        return SGLangPolicy(
-            config.sglang_url,
-            max_concurrency=config.max_slots,
+    if config.engine == "sglang":
+        url = config.sglang_url
+        if url is not None and place.model is not None:
+            return SGLangPolicy(url, max_concurrency=config.max_slots, vocab_size=vocab_size, decode=decode)
+        plan = FleetPlan(
+            model=place.model or _written(model, place.folder / "model"),
+            config=config,
+            folder=place.folder,
             vocab_size=vocab_size,
             decode=decode,
+            say=place.say,
         )
-    if config.engine == "sglang":
-        folder = place.model or _written(model, place.folder / "model")
-        return await start_fleet(
-            folder, config, place.folder, vocab_size=vocab_size, decode=decode, say=place.say
-        )
+        return await (plan.start() if url is None else plan.join(url, named_weights(model.network)))
     return EmbeddedEngine.from_model(
         model.network,
         max_slots=config.max_slots,

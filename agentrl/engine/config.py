@@ -17,7 +17,7 @@ class EngineConfig(Section):
 
     engine: Literal["embedded", "sglang"] = "embedded"
     """The inference engine; `embedded` decodes in this process, on the CPU. `sglang` is servers: those that
-    the run starts, or, for eval-only runs, one that runs already, at sglang_url."""
+    the run starts, or that run already, at sglang_url."""
 
     max_slots: int = Field(default=256, ge=1)
     """Requests decoded at once, or sent to servers at once; more of them wait in a queue (count)."""
@@ -27,8 +27,8 @@ class EngineConfig(Section):
     server's model has."""
 
     sglang_url: str | None = None
-    """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. It serves
-    the weights of the model that is scored."""
+    """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
+    eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
 
     rollout_num_engines: int = Field(default=1, ge=1)
     """SGLang servers that the run starts; a router stands before several (count)."""

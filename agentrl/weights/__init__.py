@@ -2,5 +2,6 @@
 
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import NamedTensors, manifest_of, named_weights, pack_buckets, unpack
+from agentrl.weights.delivery import deliver
 
-__all__ = ["NamedTensors", "checksum", "manifest_of", "named_weights", "pack_buckets", "unpack"]
+__all__ = ["NamedTensors", "checksum", "deliver", "manifest_of", "named_weights", "pack_buckets", "unpack"]

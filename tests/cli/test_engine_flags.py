@@ -42,7 +42,7 @@ def test_flags_of_our_own_stay_what_they_are():
         (["--sglang-url", "http://127.0.0.1:1"], "needs engine = sglang"),
         (
             ["--engine", "sglang", "--sglang-url", "http://127.0.0.1:1"],
-            "the run then starts servers of its own",
+            "is the server up?",
         ),
         (["--engine", "sglang", "--sglang", '{"dtype": {}}'], "`dtype` is a number, a text, true, false"),
         (["--engine", "sglang", "--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),

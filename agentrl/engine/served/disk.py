@@ -8,9 +8,7 @@ import torch
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.loading import open_directory
-from agentrl.weights import NamedTensors, checksum, manifest_of, named_weights, pack_buckets
-
-_BUCKET_BYTES = 64 << 20
+from agentrl.weights import NamedTensors, checksum, deliver, named_weights
 
 
 async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int) -> int:
@@ -20,12 +18,9 @@ async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int)
         ModelLoadError: the directory is missing or broken.
         EngineError: it holds another model; the old weights serve on.
     """
-    named, expected = await asyncio.to_thread(_loaded, directory)
-    async with engine.sink.begin(manifest_of(named), version) as transaction:
-        for bucket in pack_buckets(named, _BUCKET_BYTES):
-            await transaction.put(bucket)
-        await transaction.commit(expected)
-    return expected
+    named, told = await asyncio.to_thread(_loaded, directory)
+    await deliver(named, engine.sink, version)
+    return told
 
 
 def _loaded(directory: str) -> tuple[list[tuple[str, torch.Tensor]], int]:

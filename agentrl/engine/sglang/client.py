@@ -90,7 +90,7 @@ class SGLangPolicy:
         Raises:
             EngineError: always.
         """
-        raise EngineError(f"the server at {self.url} takes no weights; train with engine = embedded.")
+        raise EngineError(f"the server at {self.url} takes no weights from a policy alone; a Fleet feeds servers.")
 
     async def connect(self) -> wire.Room:
         """See who is there, and how much fits. generate() does it by itself.
@@ -101,6 +101,14 @@ class SGLangPolicy:
         """
         self._version, room = await self._connection.facts()
         return room
+
+    async def servers(self) -> list[str]:
+        """The servers behind the address: it itself, or those that a router sends to.
+
+        Raises:
+            EngineError: nobody is there, or it speaks another protocol.
+        """
+        return await self._connection.workers()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """Sample a continuation of the whole prefix `prompt_ids`; cancelling ends the request on the server.

@@ -60,7 +60,7 @@ class Connection:
         Raises:
             EngineError: it speaks another protocol, or the router has no servers.
         """
-        workers = await self._workers()
+        workers = await self.workers()
         infos = [wire.read(wire.ServerInfo, await self._get(f"{url}/server_info"), url) for url in workers]
         model = wire.read(wire.ModelInfo, await self._get(f"{workers[0]}/model_info"), workers[0])
         rooms = [wire.room_of(info) for info in infos]
@@ -83,7 +83,7 @@ class Connection:
     async def abort(self, rid: str) -> None:
         """Ask for the end of a request; of one that nobody knows, too, for it may be on its way."""
         body = wire.written_abort(rid)
-        asked = [self._control("POST", f"{url}/abort_request", body) for url in await self._workers()]
+        asked = [self._control("POST", f"{url}/abort_request", body) for url in await self.workers()]
         # One that is dead keeps no other from hearing it.
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
@@ -107,8 +107,12 @@ class Connection:
         for lane in self._lanes:
             await lane.http.aclose()
 
-    async def _workers(self) -> list[str]:
-        """The servers: this address, or those behind it, for a router passes no control calls on."""
+    async def workers(self) -> list[str]:
+        """The servers: this address, or those behind it, for a router passes no control calls on.
+
+        Raises:
+            EngineError: nobody is there, the router has no servers, or it speaks another protocol.
+        """
         if not self._behind_router:
             status, answer = await self._control("GET", f"{self._url}/server_info")
             if status == _OK:

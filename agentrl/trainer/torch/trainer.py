@@ -20,9 +20,7 @@ from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
 from agentrl.trainer.torch.optimizers import Optimizer, learning_rate
 from agentrl.types import FloatArray, Sample, Scores, TrainBatch
-from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
-
-_BUCKET_BYTES = 64 * 2**20
+from agentrl.weights import deliver, named_weights
 
 
 class TorchTrainer:
@@ -113,13 +111,7 @@ class TorchTrainer:
     async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
         """Send the current weights, each piece of memory once, in buckets of 64 MiB."""
         started = time.perf_counter()
-        weights = list(named_weights(self._model))
-        num_bytes = 0
-        async with target.begin(manifest_of(weights), version) as transaction:
-            for bucket in pack_buckets(weights, _BUCKET_BYTES):
-                num_bytes += bucket.data.nbytes
-                await transaction.put(bucket)
-            await transaction.commit(checksum(weights))
+        num_bytes = await deliver(list(named_weights(self._model)), target, version)
         return PublishReport(version, num_bytes, time.perf_counter() - started)
 
     def save(self, directory: str) -> None:
