@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
+from pathlib import Path
 
 import rich_click as click
 
@@ -39,6 +42,30 @@ def engine_command(as_json: bool) -> None:
     from agentrl.bench.engine import bench_engine
 
     _print(bench_engine(), as_json)
+
+
+@bench.command("engines")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option(
+    "--only", default="", metavar="NAMES", help="Sections to run, e.g. throughput,client; none = all."
+)
+@click.option(
+    "--sglang-python",
+    "python",
+    envvar="AGENTRL_SGLANG_PYTHON",
+    default=sys.executable,
+    metavar="PATH",
+    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or the running one.",
+)
+def engines_command(as_json: bool, only: str, python: str) -> None:
+    """SGLang and the other engines: throughput, our client, sessions, weights, a killed server.
+
+    Sections: throughput, client, turns, weights, killed. It starts servers on the CPU, and ends them.
+    """
+    from agentrl.bench.engines.everything import bench_engines
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    _print(bench_engines(Path(python), only=names, say=partial(click.echo, err=True)), as_json)
 
 
 @bench.command("envs")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import numpy as np
 
 from agentrl.engine.conformance.subject import ConformanceError, Subject, expect, expect_logprobs
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
+from agentrl.protocols import Sampling, WeightTransaction
 from agentrl.types import Completion, Finish
 
 PATIENCE_S = 60.0
@@ -248,18 +249,27 @@ async def _unknown_tokens(subject: Subject) -> None:
 
 
 async def _send(subject: Subject, version: int, *, damage: int = 0, leave_out: int = 0) -> None:
+    async with _staged(subject, version, leave_out) as (transaction, checksum):
+        await transaction.commit(checksum + damage)
+
+
+@asynccontextmanager
+async def _staged(
+    subject: Subject, version: int, leave_out: int = 0
+) -> AsyncIterator[tuple[WeightTransaction, int]]:
     delivery = subject.delivery(version)
     if subject.sink is None:
         raise ConformanceError("an engine that takes weights has a sink; name it in the Subject")
     async with subject.sink.begin(delivery.manifest, version) as transaction:
         for bucket in delivery.buckets[leave_out:]:
             await transaction.put(bucket)
-        await transaction.commit(delivery.checksum + damage)
+        yield transaction, delivery.checksum
 
 
 async def _update(subject: Subject) -> None:
-    tasks = await _in_flight(subject)
-    await _send(subject, 1)
+    async with _staged(subject, 1) as (transaction, checksum):
+        tasks = await _in_flight(subject)
+        await transaction.commit(checksum)
     expect(subject.engine.version == 1, "after commit the engine serves the new version")
     got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     expect(

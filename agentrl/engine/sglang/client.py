@@ -90,7 +90,7 @@ class SGLangPolicy:
         Raises:
             EngineError: always.
         """
-        raise EngineError(f"the server at {self.url} takes no weights from a policy alone; a Fleet feeds servers.")
+        raise EngineError(f"the server at {self.url} takes no weights from a policy; a Fleet feeds servers.")
 
     async def connect(self) -> wire.Room:
         """See who is there, and how much fits. generate() does it by itself.
