@@ -43,14 +43,15 @@ test-full: lint sglang-cpu ## Everything: long fuzzing, the wheel, whole trainin
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-bench: $(INSTALLED_DEV) ## Measure the figures of docs/benchmarks.md (hours)
+bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/agentrl bench envs --json
 	$(BIN)/agentrl bench python --json
 	$(BIN)/agentrl bench search --json
 	$(BIN)/agentrl bench engine --json
+	$(BIN)/agentrl bench engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/agentrl bench quickstart --json
 
-sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for the tests of test-full (2 GB)
+sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for test-full and bench (2 GB)
 
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 

@@ -1,0 +1,1 @@
+"""SGLang and the other engines, on the CPU: throughput, our client, sessions, weights, a killed server."""
