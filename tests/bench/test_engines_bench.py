@@ -26,10 +26,12 @@ from agentrl.bench.engines.settings import Client, Killed, Load, Settings, Turns
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.fleet import Fleet
+from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError, UserError
 from agentrl.protocols import Sampling
 from agentrl.weights import checksum, pack_buckets, unpack
-from tests.engine.fleets import pids_at, served_fleet
+from tests.engine.fleets import EAGER, pids_at, served_fleet
 from tests.engine.scheduling import Scheduler, checkpoint
 from tests.engine.serving import WORDS, Said, generated, listening, sglang_python
 from tests.engine.subjects import VOCAB, text_of
@@ -112,7 +114,11 @@ async def test_both_clients_send_the_same_bodies(tmp_path):
 
 
 async def test_the_server_that_costs_little_keeps_the_protocol_and_is_gone_at_the_end(tmp_path):
-    async with up(Canned(tmp_path, 3)) as url:
+    server = Canned(tmp_path, 3)
+    async with up(server) as url:
+        words = Path(f"/proc/{killed.server_at(server.port)}/cmdline").read_bytes().split(b"\0")
+        assert words[:3] == [sys.executable.encode(), b"-I", b"-S"]
+        assert words[3].endswith(b"canned.py")
         policy = SGLangPolicy(url)
         done = await asyncio.gather(*(policy.generate([1], Sampling(3), session=str(i)) for i in range(9)))
         assert {len(one.token_ids) for one in done} == {3}
@@ -168,7 +174,52 @@ def test_versions_differ_in_the_share_of_values_that_was_asked_for(tmp_path):
     assert first.num_bytes == flat[0].nbytes == 4 * sum(p.numel() for p in model.parameters())
 
 
-async def test_a_killed_server_is_timed_and_every_request_is_accounted_for(tmp_path):
+@asynccontextmanager
+async def canned_fleet(folder: Path, **habits):
+    """A fleet whose only server costs little. habits: of the policy before it."""
+    process = Canned(folder, SMALL.killed.new)
+    await process.start()
+    policy = SGLangPolicy(process.url, **habits)
+    fleet = Fleet([process], None, policy, SharedMemory(folder), process.stop, EAGER).watch()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def test_a_killed_server_is_timed_until_it_is_back(tmp_path):
+    async with canned_fleet(tmp_path, asks_anew=True, attempts=10) as fleet:
+        (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
+        (one,), (incident,) = row.figures["repeats"], fleet.incidents
+        assert incident.server == "canned"
+        assert one["back_s"] >= incident.down_s > 0
+        assert row.figures["back_s"] == {"seconds": [one["back_s"]], "median": one["back_s"]}
+        assert one["asked"] == one["answered"] >= 2 * SMALL.killed.steady
+        assert one["lost"] == 0
+        assert one["sampled_again"] + one["sent_again_untouched"] >= 1, "it struck while requests ran"
+        port = fleet.processes[0].port
+    with pytest.raises(EngineUnavailableError, match="no server"):
+        killed.server_at(port)
+
+
+async def test_a_request_that_fails_is_lost(tmp_path):
+    async with canned_fleet(tmp_path, attempts=1) as fleet:
+        (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
+    (one,) = row.figures["repeats"]
+    assert one["lost"] >= 1
+    assert one["asked"] == one["answered"] + one["lost"]
+
+
+async def test_a_server_that_does_not_come_back_is_no_figure(tmp_path):
+    late = replace(SMALL, killed=replace(SMALL.killed, steady=10**9, within_s=0.2))
+    async with canned_fleet(tmp_path) as fleet:
+        with pytest.raises(EngineUnavailableError, match=r"not back in 0\.2 s"):
+            await killed.measured(fleet, VOCAB, place(tmp_path, late))
+        assert not fleet.policy._flights, "nobody asks any longer"
+
+
+@pytest.mark.full
+async def test_every_request_to_a_killed_engine_is_accounted_for(tmp_path):
     async with served_fleet(tmp_path) as fleet:
         (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
         assert [incident.server for incident in fleet.incidents] == ["server-0"]
@@ -176,11 +227,6 @@ async def test_a_killed_server_is_timed_and_every_request_is_accounted_for(tmp_p
         assert one["asked"] == one["answered"] >= 2 * SMALL.killed.steady
         assert one["lost"] == 0
         assert one["sampled_again"] >= 1, "it struck while requests ran"
-        assert row.figures["back_s"]["seconds"] == [one["back_s"]]
-        assert one["back_s"] >= fleet.incidents[0].down_s > 0
-        port = fleet.processes[0].port
-    with pytest.raises(EngineUnavailableError, match="no server"):
-        killed.server_at(port)
 
 
 @pytest.mark.parametrize(

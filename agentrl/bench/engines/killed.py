@@ -158,10 +158,10 @@ async def _repeat(fleet: Fleet, size: int, number: int, work: Killed) -> dict[st
 
 async def _struck(fleet: Fleet, number: int) -> float:
     """Kill a server; gives the seconds until it takes requests again, with its weights."""
-    incidents, began = len(fleet.incidents), time.perf_counter()
-    process = fleet.processes[number]
-    os.kill(server_at(int(process.url.rpartition(":")[2])), signal.SIGKILL)
-    await _until(lambda: len(fleet.incidents) > incidents)
+    before, process = len(fleet.incidents), fleet.processes[number]
+    victim, began = server_at(int(process.url.rpartition(":")[2])), time.perf_counter()
+    os.kill(victim, signal.SIGKILL)
+    await _until(lambda: any(one.server == process.name for one in fleet.incidents[before:]))
     return time.perf_counter() - began
 
 

@@ -78,7 +78,7 @@ class Killed:
     prompt: int = 32
     new: int = 256
     steady: int = 16
-    within_s: float = 120.0
+    within_s: float = 240.0
     repeats: int = 3
 
 
