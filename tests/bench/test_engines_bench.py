@@ -293,7 +293,7 @@ def test_all_sections_run_to_their_end_on_real_servers():
         *["weights"] * 4,
         "killed",
     ]
-    assert result["settings"]["sections"] == list(SECTIONS)
+    assert result["settings"]["sections"] == list(result["settings"]["seconds"]) == list(SECTIONS)
     cached = rows["turns on two servers"]["cached"]
     assert cached["sticky"]["median"] > 0.5
     (one,) = rows["one of 2 servers killed"]["repeats"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -64,16 +66,20 @@ def bench_engines(
 
 async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
     sglang = await place.versions()
-    rows = []
+    rows, seconds = [], dict[str, JSON]()
     for number, name in enumerate(names, 1):
         place.say(f"{name} ({number} of {len(names)})")
+        began = time.monotonic()
         rows += [(name, row) for row in await SECTIONS[name](place)]
+        seconds[name] = time.monotonic() - began
     return {
         "summary": {row.name: row.line for _, row in rows},
         "rows": [{"section": name, "name": row.name, "line": row.line, **row.figures} for name, row in rows],
         "settings": {
-            **cast(dict[str, JSON], asdict(place.settings)),
+            # Through JSON and back: its tuples are lists then, as a reader of the JSON finds them.
+            **cast(dict[str, JSON], json.loads(json.dumps(asdict(place.settings)))),
             "sections": [*names],
+            "seconds": seconds,
             "threads": 1,
             "warm_up": "one run of each side per row",
             "tiny model": "Qwen3, 0.66M parameters, float32",
