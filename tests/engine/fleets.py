@@ -55,14 +55,20 @@ async def served_fleet(folder: Path, health: Health = EAGER) -> AsyncIterator[Fl
 
 @asynccontextmanager
 async def sglang_fleet(
-    folder: Path, count: int, health: Health = PATIENT, **arguments: object
+    folder: Path,
+    count: int,
+    health: Health = PATIENT,
+    *,
+    device: str = "cpu",
+    context_len: int = 256,
+    **arguments: object,
 ) -> AsyncIterator[Fleet]:
-    """Real SGLangs over the first tiny model, on the CPU."""
-    told = {"max_running_requests": 4, "max_total_tokens": 4000, "context_length": 256}
+    """Real SGLangs over the first tiny model."""
+    told = {"max_running_requests": 4, "max_total_tokens": 4 * context_len, "context_length": context_len}
     settings = ServerSettings(
-        model=save_tiny(folder / "model"),
+        model=save_tiny(folder / "model", context_len=context_len),
         log_folder=folder,
-        device="cpu",
+        device=device,
         arguments={"custom_weight_loader": [LOADER], **told, **arguments},
         python=sglang_python(),
         python_path=(LOADER_FOLDER,),
@@ -81,8 +87,8 @@ async def _nothing() -> None:
 
 
 def pids_at(port: int) -> list[int]:
-    """The processes whose command line holds this port, and all that they started."""
-    parents, named = {}, []
+    """All processes under the guard whose command line holds this port, the guard itself not among them."""
+    parents, found, guards = {}, [], set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -90,12 +96,13 @@ def pids_at(port: int) -> list[int]:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
             except OSError:
                 continue
-            if str(port).encode() in words and not any(word.endswith(b"guard.py") for word in words):
-                named.append(int(entry.name))
-    found = list(named)
+            if str(port).encode() in words:
+                found.append(int(entry.name))
+                guards |= {int(entry.name)} if any(word.endswith(b"guard.py") for word in words) else set()
+    # Some processes rename themselves.
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid and child not in found]
-    return found
+    return [pid for pid in found if pid not in guards]
 
 
 def strike(pids: Sequence[int], number: signal.Signals) -> None:

@@ -132,14 +132,14 @@ def generated(ids: Sequence[int], finish: dict | None = None, **meta) -> dict:
     return {"text": text_of(ids), "output_ids": list(ids), "meta_info": told | meta}
 
 
-def save_tiny(folder: Path, seed: int = 0) -> Path:
+def save_tiny(folder: Path, seed: int = 0, *, context_len: int = 256) -> Path:
     """A model directory with a tokenizer whose text is `text_of`."""
-    tiny("qwen3", seed).save_pretrained(folder)
+    tiny("qwen3", seed, max_position_embeddings=context_len).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=256, clean_up_tokenization_spaces=False
+        tokenizer_object=words, model_max_length=context_len, clean_up_tokenization_spaces=False
     )
     tokenizer.save_pretrained(folder)
     return folder

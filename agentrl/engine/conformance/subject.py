@@ -84,8 +84,9 @@ def expect(holds: bool | np.bool_, sentence: str) -> None:
 def expect_logprobs(subject: Subject, prompt: Sequence[int], got: Completion, temperature: float) -> None:
     """Each token's logprob must be what the model of that token's version says."""
     ids = [*prompt, *got.token_ids.tolist()]
+    rows = {version: subject.logits(ids, version) for version in set(got.versions.tolist())}
     for t, token in enumerate(got.token_ids.tolist()):
-        row = subject.logits(ids, int(got.versions[t]))[len(prompt) + t - 1].astype(np.float64)
+        row = rows[int(got.versions[t])][len(prompt) + t - 1].astype(np.float64)
         row = row / (temperature or 1.0)
         wanted = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
         off = abs(wanted - float(got.logprobs[t]))

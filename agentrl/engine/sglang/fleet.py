@@ -52,7 +52,14 @@ class Process(Protocol):
 
 
 class Router(Protocol):
-    """What sends requests to several servers."""
+    """What sends requests to several servers. Started again, it knows none."""
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+
+    async def start(self) -> None:
+        """Start it again, wait until it answers."""
 
     async def add(self, url: str) -> None:
         """Send requests to a server."""
@@ -86,9 +93,12 @@ def _silently(sentence: str) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Member:
+    """A server. serves: takes part in updates. routed: requests may go there. trouble: why they may not."""
+
     process: Process
     control: Server
     serves: bool = True
+    routed: bool = True
     trouble: str = ""
 
 
@@ -125,6 +135,8 @@ class Fleet:
     def watch(self) -> Self:
         """Begin to watch the servers."""
         self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
+        if self.router is not None:
+            self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
         return self
 
     @property
@@ -197,7 +209,8 @@ class Fleet:
                 self._out(member, str(error))
 
     def _out(self, member: _Member, reason: str) -> None:
-        member.serves, member.trouble = False, reason
+        member.serves = member.routed = False
+        member.trouble = reason
         if not self._taking_weights():
             self._some_serve.clear()
 
@@ -211,15 +224,43 @@ class Fleet:
             elif due and not self._updating:
                 failed = self._failed_requests
                 if not (await member.control.healthy(self.health.timeout_s) or self._updating):
-                    self._out(member, f"it is not well, or did not say so in {self.health.timeout_s:g} s")
+                    await asyncio.sleep(_LOOK_S)  # one that has just ended is told from one that hangs
+                    if member.process.running:
+                        self._out(member, f"it is not well, or did not say so in {self.health.timeout_s:g} s")
                 look_at = loop.time() + self.health.interval_s
             if member.trouble:
                 await self._replace(member)
             await asyncio.sleep(_LOOK_S)
 
+    async def _watch_router(self, router: Router) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not router.running:
+                self._restarts += 1
+                self.say("the router ended; it is started again.")
+                async with self.policy.held():
+                    await self._retried("the router", lambda: self._restart_router(router))
+
+    async def _restart_router(self, router: Router) -> None:
+        await router.start()
+        for member in self._members:
+            if member.routed:
+                await router.add(member.process.url)
+
+    async def _retried(self, name: str, bring_back: Callable[[], Awaitable[None]]) -> None:
+        failures = 0
+        while True:
+            try:
+                return await bring_back()
+            except EngineError as error:
+                failures += 1
+                wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
+                self.say(f"{name} does not come back: {error} Once more in {wait_s:g} s.")
+                await asyncio.sleep(wait_s)
+
     async def _replace(self, member: _Member) -> None:
         loop = asyncio.get_running_loop()
-        began, reason, failures = loop.time(), member.trouble, 0
+        began, reason = loop.time(), member.trouble
         self._restarts += 1
         self.say(f"{member.process.name}: {reason}; it is started again.")
         if self.router is not None:
@@ -229,13 +270,7 @@ class Fleet:
         await member.process.stop()
         await self._block()
         while member.trouble:
-            try:
-                await self._bring_back(member)
-            except EngineError as error:
-                failures += 1
-                wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
-                self.say(f"{member.process.name} does not come back: {error} Once more in {wait_s:g} s.")
-                await asyncio.sleep(wait_s)
+            await self._retried(member.process.name, lambda: self._bring_back(member))
         self.incidents.append(Incident(member.process.name, reason, loop.time() - began))
         self.say(f"{member.process.name} is back after {self.incidents[-1].down_s:.1f} s.")
 
@@ -257,6 +292,7 @@ class Fleet:
             if not whole:
                 self._out(member, member.trouble or "it did not get its weights")
         if whole:
+            member.routed = True
             self._some_serve.set()
             await self._block()
 

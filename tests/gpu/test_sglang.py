@@ -1,0 +1,22 @@
+"""SGLang on a GPU: the same promises, in fp32."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.engine.conformance import CHECKS
+from tests.engine.fleets import sglang_fleet
+from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_of
+
+pytestmark = pytest.mark.gpu
+ON_GPU = {"attention_backend": "triton", "sampling_backend": "pytorch", "dtype": "float32"}
+TOLERANCE = 1e-3
+"""Kernels sum in another order, and may multiply in TF32."""
+
+
+async def test_a_server_on_a_gpu_keeps_its_promises_under_new_weights(tmp_path):
+    async with sglang_fleet(
+        tmp_path, 1, device="cuda", context_len=2048, mem_fraction_static=0.3, **ON_GPU
+    ) as fleet:
+        await keeps_all(subject_of(fleet, FLEET_CAPS, 2046, TOLERANCE), CHECKS[:-1])
+        assert fleet.incidents == []
