@@ -22,7 +22,7 @@ from agentrl.bench.engine import tiny_model
 from agentrl.bench.engines import client, killed, throughput, turns, weights
 from agentrl.bench.engines.everything import SECTIONS, bench_engines
 from agentrl.bench.engines.place import Canned, Place, save, seeded, up
-from agentrl.bench.engines.settings import Client, Killed, Load, Settings, Turns, Weights
+from agentrl.bench.engines.settings import SETTINGS, Client, Killed, Load, Settings, Turns, Weights
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.sglang import SGLangPolicy
@@ -78,6 +78,13 @@ def test_rates_are_amounts_over_the_time_on_the_wall():
     found = rates_of({"a": [Spent(2.0, 9.0), Spent(1.0, 9.0), Spent(4.0, 9.0)]}, 8, "per_s")
     assert found.medians == {"a": 4.0}
     assert found.told == {"a": {"per_s": [4.0, 8.0, 2.0], "median": 4.0, "spread": 1.5}}
+
+
+def test_the_caches_are_as_large_as_they_are_said_to_be():
+    played, asked = SETTINGS.turns, SETTINGS.client
+    whole = played.sessions * played.turns * (played.world + played.new)
+    assert whole / 2 < played.cache < whole == 18_432
+    assert asked.concurrency * (asked.prompt + asked.new) < asked.cache
 
 
 async def test_all_sides_are_asked_the_same_and_never_the_same_again(tmp_path):
