@@ -223,14 +223,18 @@ class Fleet:
                 self._out(member, f"it ended (exit code {member.process.returncode})")
             elif due and not self._updating:
                 failed = self._failed_requests
-                if not (await member.control.healthy(self.health.timeout_s) or self._updating):
-                    await asyncio.sleep(_LOOK_S)  # one that has just ended is told from one that hangs
-                    if member.process.running:
-                        self._out(member, f"it is not well, or did not say so in {self.health.timeout_s:g} s")
+                if await self._hangs(member):
+                    self._out(member, f"it is not well, or did not say so in {self.health.timeout_s:g} s")
                 look_at = loop.time() + self.health.interval_s
             if member.trouble:
                 await self._replace(member)
             await asyncio.sleep(_LOOK_S)
+
+    async def _hangs(self, member: _Member) -> bool:
+        if await member.control.healthy(self.health.timeout_s) or self._updating:
+            return False
+        await asyncio.sleep(_LOOK_S)  # one that has just ended does not hang
+        return member.process.running
 
     async def _watch_router(self, router: Router) -> None:
         while True:
