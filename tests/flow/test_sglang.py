@@ -26,6 +26,7 @@ FEW = {
     "n_samples_per_prompt": SIZE,
     "max_slots": 64,
 }
+STEPS = 10
 ON_POLICY = 1e-3
 """How far logprobs of engine and trainer may be apart, in fp32."""
 
@@ -50,30 +51,44 @@ def cached_share_by_turn(entry_list):
     return [cached[number] / prompts[number] for number in sorted(prompts)]
 
 
-def test_an_agent_learns_hop_search_on_sglang(tmp_path):
-    steps = 10
-    result = agentrl.train(
-        RUN,
-        quiet=True,
-        output_dir=str(tmp_path),
-        sglang_python=str(sglang_python()),
-        num_rollout=steps,
-        **FEW,
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    python = str(sglang_python())
+    folder = str(tmp_path_factory.mktemp("runs"))
+    return agentrl.train(
+        RUN, quiet=True, output_dir=folder, sglang_python=python, num_rollout=STEPS, eval_episodes=128, **FEW
     )
-    rows = iterations_of(result.folder)
+
+
+def test_an_agent_learns_hop_search_on_sglang(learned):
+    rows = iterations_of(learned.folder)
     rewards = [row["rollout/raw_reward"] for row in rows]
-    assert len(rewards) == steps
+    assert len(rewards) == STEPS
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
-    after_warm_start, after = result.reports["after warm start"], result.reports["after RL"]
+    after_warm_start, after = learned.reports["after warm start"], learned.reports["after RL"]
     assert after["sampled"].mean > after_warm_start["sampled"].mean + 0.25
     assert after["greedy"].mean > 0.9
     for row in rows:
         assert 0.0 < row["train/train_rollout_logprob_abs_diff"] <= ON_POLICY
         assert (row["engine/restarts"], row["engine/lost"]) == (0.0, 0.0)
-    entries = journal_of(result.folder, "step_*")
-    first, *later = cached_share_by_turn(entries)
+    first, *later = cached_share_by_turn(journal_of(learned.folder, "step_*"))
     assert all(share > max(first, 0.5) for share in later[:2]), (first, later)
-    assert reconcile(result.folder).problems == ()
+    assert reconcile(learned.folder).problems == ()
+
+
+def test_an_evaluation_starts_a_server_of_its_own(learned, tmp_path):
+    settings = {"engine": "sglang", "sglang_python": str(sglang_python()), "split": "validation", "n": 128}
+    folder = tmp_path / "scored"
+    arguments = {"max_running_requests": 32}
+    model = str(learned.folder / "checkpoint")
+    report = agentrl.evaluate(
+        "HopSearch-v0", model, quiet=True, output_dir=str(folder), sglang=arguments, **settings
+    )
+    assert report.failures == {}
+    assert abs(report.mean - learned.reports["after RL"]["sampled"].mean) < 0.15
+    log = (folder / "engine" / "server-0.log").read_text()
+    assert "max_running_requests=32" in log
+    assert pids_at(int(re.search(r"port=(\d+)", log)[1])) == []
 
 
 def test_a_server_that_is_killed_in_mid_rollout_costs_no_episode(tmp_path):
