@@ -259,6 +259,7 @@ def versions(tmp_path) -> Iterator[Path]:
     return script
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_no_server_and_no_file(versions, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
