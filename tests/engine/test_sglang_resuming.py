@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import httpx2
+import numpy as np
 import pytest
 
 from agentrl.engine.sglang import SGLangPolicy, wire
@@ -34,7 +35,8 @@ async def test_what_was_ended_goes_on_from_its_own_tokens_each_part_with_its_ver
     said = Said(first, second, generated([7, 8], weight_version="3"))
     async with said.listening() as url:
         policy = SGLangPolicy(url)
-        got = await policy.generate([1, 2, 3], Sampling(5, seed=11), session="a")
+        prompt = np.asarray([1, 2, 3], np.int32)
+        got = await policy.generate(prompt, Sampling(5, seed=11), session="a")
         await policy.close()
     assert got.token_ids.tolist() == [4, 5, 6, 7, 8]
     assert got.versions.tolist() == [1, 1, 2, 3, 3]

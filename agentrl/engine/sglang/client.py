@@ -193,6 +193,8 @@ class SGLangPolicy:
 
     async def _sample(self, flight: Flight, prompt_ids: Sequence[int], session: str) -> None:
         """Ask until the draft is whole, or the flight is cut."""
+        if not isinstance(prompt_ids, list):
+            prompt_ids = [int(token) for token in prompt_ids]
         fruitless = 0
         while not (flight.draft.ended or flight.cut.is_set()):
             if not self._open.is_set():
