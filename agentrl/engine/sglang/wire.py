@@ -196,7 +196,12 @@ def written(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
         # SGLang holds it in 64 signed bits.
         rules["sampling_seed"] = sampling.seed % _SEEDS
     ids = prompt_ids if isinstance(prompt_ids, list) else [int(i) for i in prompt_ids]
-    request = {"rid": rid, "input_ids": ids, "sampling_params": rules, "return_logprob": True}
+    request: dict[str, object] = {
+        "rid": rid,
+        "input_ids": ids,
+        "sampling_params": rules,
+        "return_logprob": True,
+    }
     return _REQUEST.dump_json(request)
 
 
