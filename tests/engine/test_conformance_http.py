@@ -23,7 +23,9 @@ from tests.engine.serving import (
 from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, logits_of, remote_subject, tiny
 
 CONTEXT_LEN = 256
-ROOM = 254
+SGLANG_CONTEXT_LEN = 1024
+"""Longer: it is through with few tokens before anything can end them."""
+ROOM = SGLANG_CONTEXT_LEN - 2
 """Of its context SGLang keeps two tokens for itself."""
 
 
@@ -58,7 +60,8 @@ async def test_the_embedded_engine_keeps_its_promise_over_http(check: Check) -> 
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("sglang")
     port = free_port()
-    command = sglang_command(save_tiny(folder / "model"), port, context_length=CONTEXT_LEN)
+    model = save_tiny(folder / "model", context_len=SGLANG_CONTEXT_LEN)
+    command = sglang_command(model, port, context_length=SGLANG_CONTEXT_LEN)
     with running(command, f"http://127.0.0.1:{port}", "/health_generate", folder / "server.log") as url:
         yield url
 

@@ -222,7 +222,8 @@ async def test_the_deadline_of_the_reward_strikes():
     env = talking(Reward(slowly), limits(reward_timeout_s=SHORT_S))
     episode = await play(env, ScriptedAgent(script(say("3"))), ASK)
     assert episode.failure.name == "reward_timeout"
-    assert hang.released
+    # On a busy machine the deadline may strike before it has begun.
+    assert hang.released == hang.entered.is_set()
 
 
 async def test_the_deadline_of_a_tool_is_text_for_the_model_and_the_episode_goes_on():

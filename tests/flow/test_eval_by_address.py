@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from agentrl import UserError, evaluate, make, train
+from agentrl import UserError, evaluate, make
 from agentrl.build.config import ModelSection
 from agentrl.build.model import fresh_model, open_model
 from agentrl.build.serve import words_of
@@ -75,7 +75,7 @@ def test_a_server_that_is_not_there_is_one_sentence(folder):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"engine": "sglang"}, "sglang_url = none do not fit"),
+        ({"engine": "sglang", "sglang_python": "/nowhere"}, "/nowhere cannot be run"),
         ({"sglang_url": "http://127.0.0.1:1"}, "needs engine = sglang"),
         ({"engine": "sglang", "sglang_url": "127.0.0.1"}, "is not an address"),
     ],
@@ -83,8 +83,3 @@ def test_a_server_that_is_not_there_is_one_sentence(folder):
 def test_an_address_and_an_engine_that_do_not_fit_are_one_sentence(folder, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         evaluate("HopSearch-v0", folder, quiet=True, **settings)
-
-
-def test_training_by_address_is_refused_at_once():
-    with pytest.raises(UserError, match="train with embedded"):
-        train(env="HopSearch-v0", engine="sglang", sglang_url="http://127.0.0.1:1")
