@@ -43,6 +43,7 @@ async def keeps_all(subject: Subject, checks: Sequence[Check]) -> None:
     await CLOSING.run(subject)
 
 
+@pytest.mark.full
 async def test_agentrls_own_servers_take_new_weights_while_requests_run(tmp_path):
     checks = [check for check in CHECKS if check.needs == "weight_updates"]
     assert len(checks) == 3
