@@ -34,14 +34,14 @@ class Served(Listener):
 
     async def start(self) -> None:
         words = ["serve", str(self.model), "--port", str(self.port), "--max-slots", "4"]
-        command = [sys.executable, "-m", "agentrl.cli", *words, "--max-context-len", "256"]
+        command = [sys.executable, "-m", "agentrl.cli", *words, "--max-context-len", "1024"]
         await self._bring_up(command, {**os.environ, "OMP_NUM_THREADS": "1"}, grace_s=1, within_s=60)
 
 
 @asynccontextmanager
 async def served_fleet(folder: Path, health: Health = EAGER) -> AsyncIterator[Fleet]:
     """One `agentrl serve` over the first tiny model."""
-    save_tiny(folder / "model")
+    save_tiny(folder / "model", context_len=1024)
     process = Served(folder)
     await process.start()
     policy = SGLangPolicy(process.url, vocab_size=VOCAB, decode=text_of, asks_anew=True, attempts=10)

@@ -48,7 +48,7 @@ async def test_agentrls_own_servers_take_new_weights_while_requests_run(tmp_path
     checks = [check for check in CHECKS if check.needs == "weight_updates"]
     assert len(checks) == 3
     async with served_fleet(tmp_path) as fleet:
-        await keeps_all(subject_of(fleet, SERVED_CAPS, 256), checks)
+        await keeps_all(subject_of(fleet, SERVED_CAPS, 1024), checks)
 
 
 @pytest.mark.full
