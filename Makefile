@@ -2,9 +2,11 @@
 #
 #   PYTHON    the interpreter that .venv is made from (3.11 or newer)
 #   PIP_ARGS  more arguments for pip, e.g. another package index
+#   JOBS      how many tests of the quick tier run at once (2)
 #   ARGS      more arguments for the command that a target runs, e.g. make test ARGS="-k engine"
 PYTHON ?= python3
 PIP_ARGS ?=
+JOBS ?= 2
 ARGS ?=
 
 VENV := .venv
@@ -12,6 +14,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
+# Tests of one file may share what is dear to set up, so they stay together.
+PARALLEL := -n $(JOBS) --dist loadfile
 
 # Its pins clash with ours, so SGLang lives in an environment of its own.
 SGLANG_VENV := .venv-sglang
@@ -27,7 +31,7 @@ quickstart: $(INSTALLED) ## Install, train an agent on HopSearch and show what i
 	$(BIN)/agentrl train examples/hop_search/run.toml $(ARGS)
 
 test: lint ## Install, then linters, types, import contracts and the tests (12 min at most)
-	$(PYTEST) -m "not full and not gpu" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not full and not gpu" $(ARGS)
 
 lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/ruff check
@@ -36,8 +40,9 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/lint-imports --no-cache
 
 test-full: lint sglang-cpu ## Everything: long fuzzing, the wheel, whole trainings, planted bugs; GPU tests where there is one
+	$(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
 	$(PYTEST) --hypothesis-profile=long \
-	    -m "$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else "not gpu")')" $(ARGS)
+	    -m "full$$($(BIN)/python -c 'import torch; print(" or gpu" * torch.cuda.is_available())')" $(ARGS)
 	$(BIN)/python -m tests.mutants
 
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red

@@ -32,6 +32,18 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
         item.config.stash[LEFT_OUT].update(mark for mark in HOW if item.get_closest_marker(mark))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """Every worker leaves out the same tests."""
+    if error is None:
+        node.config.stash[LEFT_OUT] |= Counter(node.workeroutput["left_out"])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = terminalreporter.config.stash[LEFT_OUT]
     if not left_out:

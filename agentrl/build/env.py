@@ -4,34 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
+from agentrl.build.addresses import Addresses, with_addresses
 from agentrl.envs import Env, ToolEnv, find
 from agentrl.errors import UserError
 from agentrl.tools.config import ToolChoice
 from agentrl.tools.registry import make_tool
-from agentrl.types import Limits
+from agentrl.types import JSON, Limits
 
 EnvFactory = Callable[[], Env]
 
 
 def env_factory(
     env_id: str,
-    kwargs: Mapping[str, object],
+    kwargs: Mapping[str, JSON],
     *,
     max_turns: int | None = None,
     max_tokens: int | None = None,
     tools: ToolChoice | None = None,
+    addresses: Addresses | None = None,
 ) -> EnvFactory:
     """A function that makes a fresh instance for every episode; None keeps the environment's limit.
 
     tools: offered beside the environment's own; each is made once, here, and serves all episodes.
+    addresses: of models that are served, by name; they take the place of "sglang_models.NAME" in arguments.
 
     Raises:
         UnknownEnvError: nothing has that name.
         UnknownToolError: no tool has one of those names.
-        UserError: the environment or a tool does not take these arguments, or it is no ToolEnv.
+        UserError: the environment or a tool does not take these arguments, or it is no ToolEnv; no model has
+            that name.
     """
-    fresh = _with_tools(env_id, find(env_id).factory(**kwargs), tools or ToolChoice())
+    told = partial(with_addresses, addresses=addresses or {})
+    fresh = find(env_id).factory(**told(kwargs))
+    if tools is not None and tools.tools:
+        arguments = {name: told(tools.tool_kwargs.get(name, {})) for name in tools.tools}
+        fresh = _with_tools(env_id, fresh, arguments)
     limits: Limits = fresh().limits
     if max_turns is not None:
         limits = replace(limits, max_turns=max_turns)
@@ -46,16 +55,14 @@ def env_factory(
     return make
 
 
-def _with_tools(env_id: str, fresh: EnvFactory, choice: ToolChoice) -> EnvFactory:
-    if not choice.tools:
-        return fresh
-    tools = [make_tool(name, **choice.tool_kwargs.get(name, {})) for name in choice.tools]
+def _with_tools(env_id: str, fresh: EnvFactory, arguments: Mapping[str, Mapping[str, JSON]]) -> EnvFactory:
+    tools = [make_tool(name, **below) for name, below in arguments.items()]
 
     def make() -> Env:
         env = fresh()
         if not isinstance(env, ToolEnv):
             raise UserError(
-                f"{env_id} is no ToolEnv, so it takes no more tools; leave out tools = {list(choice.tools)}."
+                f"{env_id} is no ToolEnv, so it takes no more tools; leave out tools = {list(arguments)}."
             )
         env.offer(*tools)
         return env

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +11,19 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.engine.config import EngineConfig
+from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.draft import Decode
 from agentrl.engine.sglang.external import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health, Process, Router
-from agentrl.engine.sglang.launch import Servers, ServerSettings, Value
+from agentrl.engine.sglang.launch import Group, Servers, ServerSettings, Value
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.types import JSON
 from agentrl.weights import NamedTensors, deliver
 
 End: TypeAlias = Callable[[], Awaitable[None]]
@@ -37,14 +38,17 @@ class FleetPlan:
 
     model: a folder with the model that is served first. folder: for logs, and for weights on their way.
     vocab_size, decode: of its tokenizer. say: is told of servers that come and go.
+    trained: it will be given new weights. first_gpu: before it, GPUs are others'.
     """
 
     model: Path
     config: EngineConfig
     folder: Path
-    vocab_size: int
-    decode: Decode
     say: Callable[[str], None]
+    vocab_size: int | None = None
+    decode: Decode | None = None
+    trained: bool = True
+    first_gpu: int = 0
 
     async def start(self) -> Fleet:
         """Start the servers that a run asks for; `close` of the fleet ends them.
@@ -52,11 +56,8 @@ class FleetPlan:
         Raises:
             ConfigError: an argument that SGLang does not know, no SGLang, or a server does not come up.
         """
-        config = self.config
-        gpus = [str(i) for i in range(config.rollout_num_engines * config.rollout_num_gpus_per_engine)]
-        settings = _settings(self.model, config, self.folder)
         async with AsyncExitStack() as stack:
-            starting = Servers(settings, count=config.rollout_num_engines, gpus=gpus, say=self.say)
+            starting = Servers(*self._groups(), say=self.say)
             try:
                 servers = await stack.enter_async_context(starting)
             except EngineUnavailableError as error:
@@ -86,6 +87,33 @@ class FleetPlan:
             raise ConfigError(str(error)) from error
         return fleet
 
+    def _groups(self) -> list[Group]:
+        groups, first = [], self.first_gpu
+        for group in self.config.groups:
+            number = group.num_engines * self.config.gpus_of(group)
+            gpus = [str(gpu) for gpu in range(first, first + number)]
+            groups.append(Group(self._settings(group), group.num_engines, gpus))
+            first += number
+        return groups
+
+    def _settings(self, group: ServerGroup) -> ServerSettings:
+        config, gpus = self.config, self.config.gpus_of(group)
+        ours: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
+        if gpus > 1:
+            ours["tp_size"] = gpus
+        if config.max_context_len is not None:
+            ours["context_length"] = config.max_context_len
+        return ServerSettings(
+            model=self.model,
+            log_folder=self.folder,
+            role=group.worker_type,
+            device="cuda" if gpus else "cpu",
+            arguments={**ours, **_values(config.sglang), **_values(group.sglang)},
+            python=Path(config.sglang_python or sys.executable),
+            python_path=(LOADER_FOLDER,),
+            first_wait_s=config.rollout_health_check_first_wait,
+        )
+
     def _policy(self, url: str) -> SGLangPolicy:
         return SGLangPolicy(
             url,
@@ -109,29 +137,14 @@ async def _nothing() -> None:
     """Servers that somebody else started go on."""
 
 
-def _settings(model: Path, config: EngineConfig, folder: Path) -> ServerSettings:
-    per_engine = config.rollout_num_gpus_per_engine
-    ours: dict[str, Value] = {"custom_weight_loader": [LOADER]}
-    if per_engine > 1:
-        ours["tp_size"] = per_engine
-    if config.max_context_len is not None:
-        ours["context_length"] = config.max_context_len
+def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
     try:
-        given = TypeAdapter(dict[str, Value]).validate_python(config.sglang)
+        return TypeAdapter(dict[str, Value]).validate_python(arguments)
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
         raise ConfigError(
             f"SGLang's argument `{name}` is a number, a text, true, false or a list of them."
         ) from None
-    return ServerSettings(
-        model=model,
-        log_folder=folder,
-        device="cuda" if per_engine else "cpu",
-        arguments={**ours, **given},
-        python=Path(config.sglang_python or sys.executable),
-        python_path=(LOADER_FOLDER,),
-        first_wait_s=config.rollout_health_check_first_wait,
-    )
 
 
 def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
@@ -140,7 +153,7 @@ def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
         case "tensor":
             return SharedMemory()
         case "distributed":
-            return Distributed(backend="nccl" if config.rollout_num_gpus_per_engine else "gloo")
+            return Distributed(backend="nccl" if all(map(config.gpus_of, config.groups)) else "gloo")
         case "disk":
             return Disk(written, model=model)
         case "delta":

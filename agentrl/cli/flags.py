@@ -42,7 +42,7 @@ def given(flags: Mapping[str, str | bool | None], tree: type[Section]) -> dict[s
     """The flags that were given, as values for the configuration.
 
     Raises:
-        ConfigError: a table's flag is not JSON.
+        ConfigError: the flag of a table or a list is not JSON.
     """
     known = leaves(tree)
     return {name: _read(name, v, known[name][1]) for name, v in flags.items() if v is not None}
@@ -94,7 +94,7 @@ def _metavar(leaf: FieldInfo) -> str:
     kinds = [kind for kind in (get_args(leaf.annotation) or (leaf.annotation,)) if kind is not NoneType]
     if get_origin(leaf.annotation) is Literal:
         return "|".join(str(kind) for kind in kinds)
-    if get_origin(leaf.annotation) is dict:
+    if get_origin(leaf.annotation) in (dict, list):
         return "JSON"
     while get_args(kinds[0]):
         kinds = list(get_args(kinds[0]))
@@ -102,9 +102,21 @@ def _metavar(leaf: FieldInfo) -> str:
 
 
 def _read(name: str, value: str | bool, leaf: FieldInfo) -> JSON:
-    if get_origin(leaf.annotation) is not dict or isinstance(value, bool):
+    if isinstance(value, bool):
         return value
-    return read_json_object(_flag(name), value)
+    if get_origin(leaf.annotation) is list:
+        return _read_json_list(_flag(name), value)
+    return read_json_object(_flag(name), value) if get_origin(leaf.annotation) is dict else value
+
+
+def _read_json_list(flag: str, text: str) -> list[JSON]:
+    try:
+        found: JSON = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise ConfigError(f'{flag} takes a JSON list such as [{{"num_engines": 1}}], got {text!r}.')
+    return found
 
 
 def read_json_object(flag: str, text: str) -> dict[str, JSON]:

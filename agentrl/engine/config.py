@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config import Section
+from agentrl.engine.sglang.launch.roles import Role, incomplete
 from agentrl.types import JSON
 
 Seconds = Annotated[float, Field(gt=0)]
+Arguments = dict[str, JSON]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+class ServerGroup(Section):
+    """SGLang servers that are alike, of several groups that serve the policy."""
+
+    worker_type: Role = "regular"
+    """Does all of a request; or `prefill` only reads its prompt, and `decode` only writes the answer."""
+    num_engines: int = Field(default=1, ge=1)
+    """Servers (count)."""
+    num_gpus_per_engine: int | None = Field(default=None, ge=0)
+    """GPUs of each (count); left out, rollout_num_gpus_per_engine."""
+    sglang: Arguments = Field(default_factory=dict)
+    """SGLang's own arguments, over those of all groups."""
+
+
+class ServedModel(Section):
+    """A model beside the policy, such as a judge. It is never given weights."""
+
+    hf_checkpoint: str
+    """Its Hugging Face model directory."""
+    num_engines: int = Field(default=1, ge=1)
+    """Servers (count); a router stands before several."""
+    num_gpus_per_engine: int = Field(default=0, ge=0)
+    """GPUs of each (count), after those of the policy; 0 = they compute on the CPU."""
+    sglang: Arguments = Field(default_factory=dict)
+    """SGLang's own arguments; those of the policy are not its."""
 
 
 class EngineConfig(Section):
@@ -42,6 +72,14 @@ class EngineConfig(Section):
     sglang: dict[str, JSON] = Field(default_factory=dict)
     """SGLang's own arguments, by their names (a table; as flags: --sglang-mem-fraction-static 0.8)."""
 
+    sglang_groups: list[ServerGroup] = Field(default_factory=list)
+    """Groups of the policy's servers (a list of tables: worker_type, num_engines, num_gpus_per_engine,
+    sglang), such as some that prefill and some that decode; left out, rollout_num_engines that are alike."""
+
+    sglang_models: dict[Name, ServedModel] = Field(default_factory=dict)
+    """Models served beside the policy (a table of tables, by name: hf_checkpoint, num_engines,
+    num_gpus_per_engine, sglang). An environment's argument "sglang_models.NAME" becomes the address."""
+
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] = "tensor"
     """How new weights get to the servers: through memory of this machine, a process group, a folder with
     whole checkpoints, or one with what has changed."""
@@ -65,9 +103,37 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _arguments_are_those_of_our_servers(self) -> EngineConfig:
-        if self.sglang and (self.engine != "sglang" or self.sglang_url is not None):
+        if self.engine == "sglang" and self.sglang_url is None:
+            return self
+        if self.sglang:
             raise ValueError(
                 f"sglang = {self.sglang} are arguments of servers that the run starts; it starts some with "
                 "engine = sglang and no sglang_url."
             )
+        if self.sglang_groups:
+            raise ValueError(
+                "sglang_groups are of servers that the run starts; it starts some with engine = sglang and "
+                "no sglang_url."
+            )
         return self
+
+    @model_validator(mode="after")
+    def _groups_make_up_a_whole(self) -> EngineConfig:
+        if self.sglang_groups and self.rollout_num_engines > 1:
+            raise ValueError(
+                f"rollout_num_engines = {self.rollout_num_engines} stands beside sglang_groups, each of "
+                "which has num_engines; leave it out."
+            )
+        if problem := incomplete({group.worker_type for group in self.sglang_groups}):
+            raise ValueError(f"sglang_groups: {problem}")
+        return self
+
+    @property
+    def groups(self) -> Sequence[ServerGroup]:
+        """The groups of the policy's servers, derived where they were left out."""
+        return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
+
+    def gpus_of(self, group: ServerGroup) -> int:
+        """GPUs of each of its servers (count)."""
+        given = group.num_gpus_per_engine
+        return self.rollout_num_gpus_per_engine if given is None else given

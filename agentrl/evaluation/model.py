@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from agentrl.build.addresses import Addresses
 from agentrl.build.env import env_factory
 from agentrl.config import parse, place
 from agentrl.envs import Scorer, tasks_of
@@ -11,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.folder import EvalFolder
-from agentrl.evaluation.players import endpoint_players, model_players, with_limits
+from agentrl.evaluation.players import endpoint_players, model_players, models_beside, with_limits
 from agentrl.evaluation.report import EvalReport, EvalSetting
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
@@ -45,6 +46,13 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
 async def _evaluate(
     env_id: str, directory: str | None, config: EvalConfig, console: RunConsole
 ) -> Evaluation:
+    async with models_beside(config, console.line) as addresses:
+        return await _played(env_id, directory, config, console, addresses)
+
+
+async def _played(
+    env_id: str, directory: str | None, config: EvalConfig, console: RunConsole, addresses: Addresses
+) -> Evaluation:
     section = config.eval
     make_env = env_factory(
         env_id,
@@ -52,6 +60,7 @@ async def _evaluate(
         max_turns=section.max_turns,
         max_tokens=section.rollout_max_context_len,
         tools=section,
+        addresses=addresses,
     )
     if directory is None:
         make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from agentrl.build.addresses import Addresses
 from agentrl.build.env import EnvFactory
 from agentrl.envs import Env
 from agentrl.errors import ConfigError
@@ -51,14 +52,26 @@ async def model_players(
     use_threads(model.network, config.eval.num_threads)
     renderer = build_renderer(model, dialect_of(env, config.rendering), config.rendering)
     sampling = SamplingSettings(temperature=config.eval.temperature)
-    with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
-        kept = config.eval.output_dir
-        place = Place(Path(kept or temporary) / "engine", say, Path(directory))
+    with _engine_folder(config) as folder:
+        place = Place(folder, say, Path(directory))
         engine = await build_engine(model, config.engine, env.limits, place)
         try:
             yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
         finally:
             await engine.close()
+
+
+@asynccontextmanager
+async def models_beside(config: EvalConfig, say: Callable[[str], None]) -> AsyncIterator[Addresses]:
+    """The addresses of the models that are served beside the one that is scored; see `served_models`."""
+    if not config.engine.sglang_models:
+        yield {}
+        return
+    from agentrl.build.models import served_models
+
+    with _engine_folder(config) as folder:
+        async with served_models(config.engine, folder, say) as addresses:
+            yield addresses
 
 
 @asynccontextmanager
@@ -81,6 +94,13 @@ async def endpoint_players(config: EvalConfig, env: Env) -> AsyncIterator[Player
     async with endpoint.connected() as connection:
         await connection.check(settings, env.tool_schemas)
         yield Players(partial(ChatAgent, connection, settings), section.openai_concurrency)
+
+
+@contextmanager
+def _engine_folder(config: EvalConfig) -> Iterator[Path]:
+    """For the logs of servers: below output_dir, where there is one."""
+    with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
+        yield Path(config.eval.output_dir or temporary) / "engine"
 
 
 def with_limits(make_env: EnvFactory, *, max_tokens: int | None) -> EnvFactory:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
+from agentrl.build.models import served_models
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
@@ -66,15 +67,16 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
 
 
 async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
-    session = await Session.build(config, folder, console)
-    try:
-        await session.evaluate("before")
-        if config.warm_start.warm_start_steps:
-            await session.warm_start()
-            await session.evaluate("after warm start")
-        if config.rollout.num_rollout:
-            await session.reinforce()
-            await session.evaluate("after RL")
-    finally:
-        await session.close()
+    async with served_models(config.engine, folder.engine, console.line) as addresses:
+        session = await Session.build(config, folder, console, addresses)
+        try:
+            await session.evaluate("before")
+            if config.warm_start.warm_start_steps:
+                await session.warm_start()
+                await session.evaluate("after warm start")
+            if config.rollout.num_rollout:
+                await session.reinforce()
+                await session.evaluate("after RL")
+        finally:
+            await session.close()
     return session

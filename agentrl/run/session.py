@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agentrl.build.addresses import Addresses
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
@@ -67,8 +68,10 @@ class Session:
     step: int = 0
 
     @classmethod
-    async def build(cls, config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
-        """Everything that the stages share.
+    async def build(
+        cls, config: RunConfig, folder: RunFolder, console: RunConsole, addresses: Addresses
+    ) -> Session:
+        """Everything that the stages share. addresses: of the models that are served beside the policy.
 
         Raises:
             UserError: the environment, its arguments or the model directory are wrong, or an engine does not
@@ -83,6 +86,7 @@ class Session:
                 max_turns=rollout.max_turns,
                 max_tokens=rollout.rollout_max_context_len,
                 tools=config.env,
+                addresses=addresses,
             )
             env = make_env()
             scorer = Scorer(env.rewards)

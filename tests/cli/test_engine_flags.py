@@ -48,6 +48,24 @@ def test_flags_of_our_own_stay_what_they_are():
         (["--engine", "sglang", "--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),
         (["--engine", "sglang", "--sglang-dtype", "x"], "install SGLang there, or name"),
         (["--engine", "sglang", "--rollout-num-engines", "0"], "rollout_num_engines"),
+        (["--sglang-groups", '[{"num_engines": 2}]'], "sglang_groups are of servers that the run starts"),
+        (["--sglang-groups", '{"num_engines": 2}'], "--sglang-groups takes a JSON list"),
+        (
+            ["--engine", "sglang", "--sglang-groups", '[{"worker_type": "decode"}]'],
+            "servers that are decode cannot serve together",
+        ),
+        (
+            ["--engine", "sglang", "--rollout-num-engines", "2", "--sglang-groups", "[{}]"],
+            "each of which has num_engines",
+        ),
+        (["--engine", "sglang", "--sglang-groups", '[{"worker_tpye": "decode"}]'], "worker_tpye"),
+        (["--sglang-models", '{"judge": {}}'], "judge.hf_checkpoint"),
+        (["--sglang-models", '{"a.b": {"hf_checkpoint": "x"}}'], "a.b"),
+        (
+            ["--sglang-models", '{"judge": {"hf_checkpoint": "nowhere"}}'],
+            "holds no Hugging Face model",
+        ),
+        (["--env-kwargs", '{"x": "sglang_models.judge"}'], "is no model of this run, which serves none"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, capfd, words, says):

@@ -8,11 +8,14 @@ import signal
 import numpy as np
 import pytest
 
-from agentrl.engine.sglang.fleet import Health
+from agentrl.engine.sglang import SGLangPolicy
+from agentrl.engine.sglang.fleet import Fleet, Health
+from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
 from tests.engine.fleets import pids_at, served_fleet, sglang_fleet, strike, until
+from tests.engine.serving import embedded_server
 from tests.engine.subjects import delivery_of, logits_of, tiny
 
 LONG = 1000  # fewer are through before anything can strike
@@ -87,6 +90,49 @@ async def test_a_server_that_dies_or_hangs_comes_back_with_the_weights_and_no_re
         await all_right(running)
         assert set((await late).versions.tolist()) == {2}
     assert pids_at(port) == []
+
+
+class Part:
+    """A server of some role that can be away: others answer for it."""
+
+    def __init__(self, role, url):
+        self.name, self.role, self.url = role, role, url
+        self.running, self.returncode = True, None
+        self.may_start = asyncio.Event()
+
+    async def start(self):
+        await self.may_start.wait()
+        self.running = True
+
+    async def stop(self):
+        self.running = False
+
+
+async def test_requests_wait_while_a_role_has_no_server():
+    """A request needs one that prefills and one that decodes."""
+    async with embedded_server() as (url, _), embedded_server() as (other, _):
+        policy = SGLangPolicy(url, asks_anew=True)
+        parts = [Part("prefill", url), Part("decode", url), Part("decode", other)]
+        fleet = Fleet(parts, None, policy, SharedMemory(), closed_by_others).watch()
+        request = ([1, 2, 3], Sampling(4))
+        try:
+            parts[1].running = False
+            await until(lambda: not fleet._members[1].routed)
+            await fleet.generate(*request, session="one decodes still")
+            parts[2].running = False
+            await until(lambda: fleet._blocked is not None)
+            waiting = asyncio.create_task(fleet.generate(*request, session="none does"))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            parts[2].may_start.set()
+            assert (await asyncio.wait_for(waiting, 60)).finish is Finish.LENGTH
+            assert [incident.server for incident in fleet.incidents] == ["decode"]
+        finally:
+            await fleet.close()
+
+
+async def closed_by_others():
+    pass
 
 
 @pytest.mark.full

@@ -33,7 +33,7 @@ def world(name, *more):
     return ("train", f"--env=tests.flow.worlds:{name}", "--num-rollout=1", *SMALL, *more)
 
 
-ISSUE = {
+USUAL = {
     "unknown key": Case(
         ("train", "run.toml"),
         ("run.toml", "`rollout.n_sample_per_prompt`", "Did you mean `n_samples_per_prompt`?"),
@@ -84,24 +84,34 @@ def prepare(folder, case):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Every case of the issue as a real process, two at a time."""
+    """Every case as a real process, two at a time."""
     place = tmp_path_factory.mktemp("bad")
 
     def run(name):
         folder = place / name.replace(" ", "-")
-        prepare(folder, ISSUE[name])
-        return command(ISSUE[name].arguments, folder)
+        prepare(folder, USUAL[name])
+        return command(USUAL[name].arguments, folder)
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(ISSUE, pool.map(run, ISSUE), strict=True))
+        return dict(zip(USUAL, pool.map(run, USUAL), strict=True))
 
 
-@pytest.mark.parametrize("name", ISSUE)
+@pytest.mark.parametrize("name", USUAL)
+def test_a_mistake_that_users_make_is_one_sentence(tmp_path, monkeypatch, capfd, name):
+    prepare(tmp_path / "here", USUAL[name])
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "200")
+    said = complaint(capfd, *USUAL[name].arguments)
+    one_sentence(said, USUAL[name].says)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", USUAL)
 def test_a_real_process_ends_with_one_sentence_and_exit_code_2(ended, name):
     process = ended[name]
     assert process.returncode == 2, process.stderr
     assert "Traceback" not in process.stdout + process.stderr
-    one_sentence(process.stderr, ISSUE[name].says)
+    one_sentence(process.stderr, USUAL[name].says)
 
 
 def one_sentence(stderr, says):
@@ -257,4 +267,5 @@ def test_a_mistake_leaves_no_run_folder_in_the_way_of_the_next_try(tmp_path, cap
 def test_a_world_in_the_current_folder_can_be_named(tmp_path):
     (tmp_path / "my_world.py").write_text("from tests.flow.worlds import Untyped as World\n")
     process = command(("train", "--env=my_world:World"), tmp_path)
-    assert "no type hint" in process.stderr
+    assert process.returncode == 2
+    one_sentence(process.stderr, ("no type hint",))

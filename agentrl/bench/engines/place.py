@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.bench.engines import canned
 from agentrl.bench.engines.settings import Settings
-from agentrl.engine.sglang.launch import Servers, ServerSettings, Value
+from agentrl.engine.sglang.launch import Group, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
@@ -71,7 +71,7 @@ class Place:
             python_path=(LOADER_FOLDER,),
             environment=ONE_THREAD,
         )
-        async with Servers(settings, count=count, say=self.say) as servers:
+        async with Servers(Group(settings, count=count), say=self.say) as servers:
             yield servers
 
     async def versions(self) -> dict[str, JSON]:

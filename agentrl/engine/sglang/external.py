@@ -17,6 +17,8 @@ class ExternalServer:
     first_wait_s: how long (seconds).
     """
 
+    role = "regular"
+
     def __init__(self, url: str, first_wait_s: float) -> None:
         self.name = self.url = url
         self._first_wait_s = first_wait_s

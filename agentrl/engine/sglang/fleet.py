@@ -1,8 +1,9 @@
 """SGLang servers as one engine: one that dies or hangs is started again, and gets the weights first.
 
 Consumes: requests, weights. Waits for: servers. A server that is in trouble gets no more requests: the router
-forgets it, or, where it was the last one, all requests are held. What it was working on is asked for anew, of
-another or of the same one when it is back. Ends: with `close`; what it holds goes with it, the servers too.
+forgets it, or, where it was the last one of its role, all requests are held. What it was working on is asked
+for anew, of another or of the same one when it is back. Ends: with `close`; what it holds goes with it, the
+servers too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class Process(Protocol):
     """A server that can be started, and started again at the same address."""
 
     name: str
+
+    @property
+    def role(self) -> str:
+        """What it does, of the work on a request; each role needs a server."""
 
     @property
     def url(self) -> str:
@@ -126,8 +131,8 @@ class Fleet:
         self._sink = SGLangSink(self.transport, self._taking_weights, self._held, self._lost)
         self._updating = False
         self._restarts = 0
-        self._some_serve = asyncio.Event()
-        self._some_serve.set()
+        self._can_serve = asyncio.Event()
+        self._can_serve.set()
         self._blocked: AsyncExitStack | None = None
         self._blocking = asyncio.Lock()
         self._watchers: list[asyncio.Task[None]] = []
@@ -140,6 +145,11 @@ class Fleet:
         return self
 
     @property
+    def url(self) -> str:
+        """Where requests go."""
+        return self.policy.url
+
+    @property
     def version(self) -> int:
         """The version that all servers were given last; 0 before any."""
         return self._sink.version
@@ -147,7 +157,7 @@ class Fleet:
     @property
     def sink(self) -> FleetSink:
         """Where new weights go: to every server, and later to those that come back."""
-        return FleetSink(self._sink, self._some_serve)
+        return FleetSink(self._sink, self._can_serve)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -193,6 +203,12 @@ class Fleet:
     def _taking_weights(self) -> list[Server]:
         return [member.control for member in self._members if member.serves]
 
+    @property
+    def _serves(self) -> bool:
+        """Whether every role has a server that serves."""
+        roles = {member.process.role for member in self._members}
+        return roles == {member.process.role for member in self._members if member.serves}
+
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
         async with self.policy.held():
@@ -211,8 +227,8 @@ class Fleet:
     def _out(self, member: _Member, reason: str) -> None:
         member.serves = member.routed = False
         member.trouble = reason
-        if not self._taking_weights():
-            self._some_serve.clear()
+        if not self._serves:
+            self._can_serve.clear()
 
     async def _watch(self, member: _Member) -> None:
         loop = asyncio.get_running_loop()
@@ -297,16 +313,17 @@ class Fleet:
                 self._out(member, member.trouble or "it did not get its weights")
         if whole:
             member.routed = True
-            self._some_serve.set()
+            if self._serves:
+                self._can_serve.set()
             await self._block()
 
     async def _block(self) -> None:
-        """Hold requests while no server takes them, and let them go on as soon as one does."""
+        """Hold requests while they cannot be served, and let them go on as soon as one does."""
         async with self._blocking:
-            if self._taking_weights() and self._blocked is not None:
+            if self._serves and self._blocked is not None:
                 await self._blocked.aclose()
                 self._blocked = None
-            elif not self._taking_weights() and self._blocked is None:
+            elif not self._serves and self._blocked is None:
                 self._blocked = AsyncExitStack()
                 await self._blocked.enter_async_context(self.policy.held())
 
@@ -314,21 +331,21 @@ class Fleet:
 class FleetSink:
     """The sink of a fleet. Where a server dies over an update, the others get it, and it when it is back."""
 
-    def __init__(self, sink: SGLangSink, some_serve: asyncio.Event) -> None:
-        self._sink, self._some_serve = sink, some_serve
+    def __init__(self, sink: SGLangSink, can_serve: asyncio.Event) -> None:
+        self._sink, self._can_serve = sink, can_serve
 
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:
         """See `SGLangSink.begin`."""
         async with self._sink.begin(manifest, version) as transaction:
-            yield FleetTransaction(transaction, self._some_serve)
+            yield FleetTransaction(transaction, self._can_serve)
 
 
 class FleetTransaction:
     """The weights of one version on their way into a fleet."""
 
-    def __init__(self, transaction: Transaction, some_serve: asyncio.Event) -> None:
-        self._transaction, self._some_serve = transaction, some_serve
+    def __init__(self, transaction: Transaction, can_serve: asyncio.Event) -> None:
+        self._transaction, self._can_serve = transaction, can_serve
         self.put = transaction.put
 
     async def commit(self, checksum: int) -> None:
@@ -338,7 +355,7 @@ class FleetTransaction:
             EngineUnavailableError: servers died over it again and again.
         """
         for left in reversed(range(_COMMITS)):
-            await self._some_serve.wait()
+            await self._can_serve.wait()
             try:
                 await self._transaction.commit(checksum)
             except EngineUnavailableError:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
 import signal
 from asyncio.subprocess import Process, SubprocessStreamProtocol
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -60,6 +61,8 @@ class ServerLog:
     """The last words of a server on its stderr, for error messages; nothing of it reaches our terminal."""
 
     def __init__(self) -> None:
+        self.gone: Callable[[], bool] = lambda: False
+        """Asks the kernel whether the process has ended, which the event loop may not have heard of yet."""
         self._kept = b""
         self._read = False
         self._over = asyncio.Event()
@@ -67,7 +70,7 @@ class ServerLog:
     @property
     def over(self) -> bool:
         """Whether the server and all it started are gone."""
-        return self._over.is_set()
+        return self._over.is_set() or self.gone()
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Keep what comes until all who could write are gone."""
@@ -191,6 +194,7 @@ async def _stdio(command: Command, log: ServerLog) -> AsyncIterator[Streams]:
     )
     # No await before the `try`: a cancellation there would leave the server to itself.
     guarded = _Guarded(Process(transport, protocol, loop), transport)
+    log.gone = guarded.gone
     try:
         async with guarded.pumped(log) as streams:
             try:
@@ -265,11 +269,20 @@ class _Guarded:
                     await asyncio.sleep(_LOOK_AGAIN_S)
         return self._ended.is_set()
 
+    def gone(self) -> bool:
+        """Whether the guard has ended, asked of the kernel."""
+        if self._pidfd is None:
+            return True
+        look = select.poll()
+        look.register(self._pidfd, select.POLLIN)
+        return bool(look.poll(0))
+
     def let_go(self) -> None:
         """The last word, without an await: where `stop` was interrupted, the guard ends its work alone."""
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
+            self._pidfd = None
         if self._ended.is_set():
             self._kill_group()
             if self._process.returncode is not None:

@@ -14,8 +14,9 @@ import httpx2
 import pytest
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.launch import Servers, ServerSettings
+from agentrl.engine.sglang.launch import Group, Servers, ServerSettings
 from tests.engine.serving import save_tiny, sglang_python
+from tests.engine.sglang_launch.starting import STAND_IN, settings
 from tests.tools.mcp.watching import alive, servers, until
 
 pytestmark = pytest.mark.full
@@ -62,7 +63,7 @@ async def played(url: str, sessions: Sequence[str], logs: Sequence[Path]) -> dic
 
 
 async def test_a_server_comes_up_is_killed_comes_up_and_is_gone(tmp_path: Path) -> None:
-    async with Servers(real(tmp_path)) as launched:
+    async with Servers(Group(real(tmp_path))) as launched:
         server = launched.servers[0]
         assert (await generated(server.url, "a"))["meta_info"]["weight_version"] == "0"
         below = servers()
@@ -84,7 +85,7 @@ def cmdline(pid: int) -> str:
 
 async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_requests(tmp_path: Path) -> None:
     said: list[str] = []
-    async with Servers(real(tmp_path), count=2, say=said.append) as launched:
+    async with Servers(Group(real(tmp_path), count=2), say=said.append) as launched:
         first, second = launched.servers
         router, logs = launched.router, [first.log, second.log]
         assert router is not None
@@ -109,3 +110,22 @@ async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_reques
         metrics = httpx2.get(router.metrics_url, trust_env=False)
         assert metrics.status_code == 200
     assert said[-1] == "stopping 2 servers"
+
+
+async def test_the_router_knows_who_prefills_and_who_decodes(tmp_path: Path) -> None:
+    """A real router, before stand-ins: SGLang moves keys and values between servers only on GPUs."""
+    (tmp_path / "sglang").symlink_to(STAND_IN / "sglang")
+    chosen = {"python": sglang_python(), "python_path": (tmp_path,)}
+    groups = [Group(settings(tmp_path, role=role, **chosen)) for role in ("prefill", "decode")]
+    async with Servers(*groups) as launched:
+        prefill, decode = launched.servers
+        assert launched.router is not None
+        for again in (False, True):
+            if again:
+                await launched.router.remove(prefill.url)
+                await launched.router.add(prefill.url)
+            told = httpx2.get(f"{launched.router.url}/workers", trust_env=False).json()
+            known = {worker["url"]: worker for worker in told["workers"]}
+            assert known[prefill.url]["worker_type"] == "prefill"
+            assert known[prefill.url]["bootstrap_port"] == prefill.bootstrap_port
+            assert known[decode.url]["worker_type"] == "decode"

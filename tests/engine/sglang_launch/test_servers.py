@@ -9,9 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from agentrl.engine.sglang.launch import RouterProcess, ServerProcess, Servers, router
+from agentrl.engine.sglang.launch import Group, RouterProcess, ServerProcess, Servers, router
 from agentrl.errors import ConfigError, EngineUnavailableError
 from tests.engine.sglang_launch.starting import about, logged_pids, settings
 from tests.tools.mcp.watching import alive, servers, until
@@ -21,7 +22,7 @@ async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path)
     (meeting := tmp_path / "meeting").mkdir()
     said: list[str] = []
     chosen = settings(tmp_path, "meets", str(meeting), "2")
-    async with Servers(chosen, count=2, gpus=("4", "5", "6", "7"), say=said.append) as launched:
+    async with Servers(Group(chosen, count=2, gpus=("4", "5", "6", "7")), say=said.append) as launched:
         first, second = launched.servers
         assert launched.router is not None
         assert launched.url == launched.router.url
@@ -36,8 +37,37 @@ async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path)
     assert said[-2:] == ["the router sends to 2 servers", "stopping 2 servers"]
 
 
+async def test_some_prefill_and_some_decode(tmp_path: Path) -> None:
+    groups = (
+        Group(settings(tmp_path, role="prefill"), gpus=("0",)),
+        Group(settings(tmp_path, role="decode"), count=2, gpus=("1", "2")),
+    )
+    async with Servers(*groups) as launched:
+        first, *others = launched.servers
+        assert launched.router is not None
+        told = httpx2.get(f"{launched.router.url}/workers", trust_env=False).json()
+        assert "--pd-disaggregation" in told["flags"]
+        known = {worker["url"]: worker for worker in told["workers"]}
+        assert set(known) == {server.url for server in launched.servers}
+        arguments = about(first)["arguments"]
+        assert (known[first.url]["worker_type"], arguments["disaggregation_mode"]) == ("prefill", "prefill")
+        port = arguments["disaggregation_bootstrap_port"]
+        assert known[first.url]["bootstrap_port"] == port is not None
+        for server, gpu in zip(others, "12", strict=True):
+            assert about(server)["environment"]["CUDA_VISIBLE_DEVICES"] == gpu
+            assert about(server)["arguments"]["disaggregation_mode"] == "decode"
+            assert known[server.url]["worker_type"] == "decode"
+            assert "bootstrap_port" not in known[server.url]
+
+
+@pytest.mark.parametrize("roles", [("prefill",), ("decode",), ("regular", "decode")])
+def test_roles_that_cannot_serve_together_are_refused(tmp_path: Path, roles: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=f"servers that are {' and '.join(sorted(roles))} cannot serve"):
+        Servers(*(Group(settings(tmp_path, role=role)) for role in roles))
+
+
 async def test_one_server_needs_no_router(tmp_path: Path) -> None:
-    async with Servers(settings(tmp_path)) as launched:
+    async with Servers(Group(settings(tmp_path))) as launched:
         assert launched.router is None
         assert launched.url == launched.servers[0].url
 
@@ -46,7 +76,7 @@ async def test_an_error_in_the_block_ends_all(tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def broken() -> None:
-        async with Servers(settings(tmp_path), count=2, router=False) as launched:
+        async with Servers(Group(settings(tmp_path), count=2), router=False) as launched:
             pids.extend(pid for server in launched.servers for pid in about(server)["pids"])
             os.kill(pids[0], signal.SIGKILL)
             raise ZeroDivisionError
@@ -59,7 +89,7 @@ async def test_an_error_in_the_block_ends_all(tmp_path: Path) -> None:
 
 async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
     (meeting := tmp_path / "meeting").mkdir()
-    launched = Servers(settings(tmp_path, "meets", str(meeting), "3"), count=2)
+    launched = Servers(Group(settings(tmp_path, "meets", str(meeting), "3"), count=2))
     starting = asyncio.create_task(launched.__aenter__())
     await until(
         lambda: len(list(meeting.iterdir())) == 2 and all(logged_pids(s.log) for s in launched.servers)
@@ -73,7 +103,8 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
 
 async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_path: Path) -> None:
     said: list[str] = []
-    launched = Servers(settings(tmp_path, arguments={"habbit": "x"}), count=2, say=said.append)
+    wrong = Group(settings(tmp_path, role="decode", arguments={"habbit": "x"}))
+    launched = Servers(Group(settings(tmp_path, role="prefill")), wrong, say=said.append)
     with pytest.raises(ConfigError, match="Did you mean `habit`"):
         await launched.__aenter__()
     assert (said, list(tmp_path.iterdir())) == ([], [])
@@ -82,20 +113,20 @@ async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_p
 @pytest.mark.parametrize(("count", "gpus"), [(0, ()), (2, ("0",)), (2, ("0", "1", "2"))])
 def test_gpus_are_shared_out_evenly(tmp_path: Path, count: int, gpus: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=f"{len(gpus)} GPUs cannot be shared out among {count} servers"):
-        Servers(settings(tmp_path), count=count, gpus=gpus)
+        Servers(Group(settings(tmp_path), count=count, gpus=gpus))
 
 
 OURS = """
 import asyncio, signal, sys
 from pathlib import Path
 from tests.engine.sglang_launch.starting import settings
-from agentrl.engine.sglang.launch import Servers
+from agentrl.engine.sglang.launch import Group, Servers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     chosen = settings(Path(sys.argv[1]), "hangs")
-    async with Servers(chosen, count=2, say=lambda said: print(said, flush=True)):
+    async with Servers(Group(chosen, count=2), say=lambda said: print(said, flush=True)):
         pass
 
 try:
@@ -122,7 +153,7 @@ async def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_the_router_takes_in_and_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = settings(tmp_path)
-    async with Servers(chosen) as launched:
+    async with Servers(Group(chosen)) as launched:
         worker, before = launched.servers[0], RouterProcess(chosen)
         try:
             with pytest.raises(EngineUnavailableError, match="does not answer"):

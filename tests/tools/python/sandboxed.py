@@ -34,11 +34,15 @@ async def result(code: str, **settings):
 
 
 def namespaces() -> set[str]:
-    """Every namespace that a process on this machine is in."""
+    """Every namespace that a process on this machine is in, but for tests that run beside these."""
+    beside = set()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        beside = _below(os.getppid()) - _below(os.getpid()) - {os.getpid()}
     found: set[str] = set()
-    for link in Path("/proc").glob("[0-9]*/ns/*"):
-        with suppress(OSError):  # it has just ended
-            found.add(os.readlink(link))
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) not in beside:
+            with suppress(OSError):  # it has just ended
+                found |= {os.readlink(link) for link in (process / "ns").iterdir()}
     return found
 
 
@@ -53,6 +57,10 @@ async def gone(before: set[int]) -> bool:
 
 def descendants() -> set[int]:
     """Every living process below this one, by its id outside of all sandboxes."""
+    return _below(os.getpid())
+
+
+def _below(top: int) -> set[int]:
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -62,7 +70,7 @@ def descendants() -> set[int]:
                 continue
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
-    found = {os.getpid()}
+    found = {top}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found - {os.getpid()}
+    return found - {top}

@@ -1,16 +1,19 @@
 """SGLang servers and their router as processes of ours. Free of torch; Linux only.
 
-`Servers` starts N of them and a router, and stops all. `ServerProcess` and `RouterProcess` are one each;
+`Servers` starts groups of them and a router, and stops all. `ServerProcess` and `RouterProcess` are one each;
 `arguments` are SGLang's own, checked against the installed version.
 """
 
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, from_flags
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+from agentrl.engine.sglang.launch.roles import Role
 from agentrl.engine.sglang.launch.router import RouterProcess
-from agentrl.engine.sglang.launch.servers import Servers
+from agentrl.engine.sglang.launch.servers import Group, Servers
 
 __all__ = [
     "Arguments",
+    "Group",
+    "Role",
     "RouterProcess",
     "ServerProcess",
     "ServerSettings",

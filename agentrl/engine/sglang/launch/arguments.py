@@ -30,6 +30,8 @@ _OURS = {
     "--port": "a free one is chosen for each server",
     "--device": "set `device`",
     "--base-gpu-id": "set `gpus`, which are shared out among the servers",
+    "--disaggregation-mode": "set `role`",
+    "--disaggregation-bootstrap-port": "a free one is chosen for each server that prefills",
     "--weight-version": "it counts the trainer's updates, from 0",
     "--config": "write its arguments beside this one",
     "--grpc-mode": "servers are spoken to over HTTP",

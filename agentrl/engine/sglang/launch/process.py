@@ -12,6 +12,7 @@ from typing import Literal
 from agentrl.engine.sglang.launch.arguments import Value, installed
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import ABOVE, HOST, free_ports
+from agentrl.engine.sglang.launch.roles import Role
 from agentrl.errors import ConfigError
 
 # Asked to end, SGLang waits for its requests, which nobody wants any more, and then 5 s for its GPUs.
@@ -39,7 +40,7 @@ CPU_DEFAULTS: Mapping[str, Value] = {
 class ServerSettings:
     """How servers are started.
 
-    model: the folder that they load. log_folder: gets a log file for each.
+    model: the folder that they load. log_folder: gets a log file for each. role: what they do.
     python: the interpreter that SGLang is installed for. python_path: folders that it searches first.
     arguments: SGLang's own, by their names; where there are none, DEFAULTS or CPU_DEFAULTS.
     environment: variables, beside those of this process.
@@ -48,6 +49,7 @@ class ServerSettings:
 
     model: Path
     log_folder: Path
+    role: Role = "regular"
     device: Literal["cpu", "cuda"] = "cuda"
     arguments: Mapping[str, Value] = field(default_factory=dict)
     python: Path = Path(sys.executable)
@@ -97,6 +99,12 @@ class ServerProcess(Listener):
             raise ConfigError(f"port {self.port} cannot be a server's; choose one from 1 to {_LAST_PORT}.")
         self.settings = settings
         self.gpus = tuple(gpus)
+        self.bootstrap_port = free_ports(1)[0] if settings.role == "prefill" else None
+
+    @property
+    def role(self) -> Role:
+        """What it does."""
+        return self.settings.role
 
     async def command(self) -> list[str]:
         """The command line that starts it, with arguments that the installed version takes.
@@ -113,6 +121,10 @@ class ServerProcess(Listener):
             "--device": self.settings.device,
             "--weight-version": "0",
         }
+        if self.role != "regular":
+            ours["--disaggregation-mode"] = self.role
+        if self.bootstrap_port is not None:
+            ours["--disaggregation-bootstrap-port"] = str(self.bootstrap_port)
         words = [word for pair in ours.items() for word in pair]
         words += known.words(self.settings.arguments, defaults)
         return [str(self.settings.python.absolute()), "-m", "sglang.launch_server", *words]

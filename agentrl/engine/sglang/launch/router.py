@@ -1,6 +1,7 @@
 """sglang-router as a process of ours: sessions stay on one server, and whether a server lives we say.
 
     POST   /workers {"url": ".."}     202: it looks at the server, then takes it in
+                    worker_type, bootstrap_port: of a server that only prefills, or only decodes
     DELETE /workers/ID                202
     GET    /workers                   {"workers": [{"id": "..", "url": "..", "is_healthy": true}]}
 
@@ -18,8 +19,9 @@ import httpx2
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import HOST, free_ports
-from agentrl.engine.sglang.launch.process import ServerSettings
+from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
 from agentrl.errors import EngineError, EngineUnavailableError
+from agentrl.types import JSON
 
 FIRST_WAIT_S = 60.0
 GRACE_S = 2.0
@@ -69,13 +71,17 @@ class RouterProcess(Listener):
     """A router. Where it is started again, it knows no servers until they are added.
 
     settings: those of its servers; it is run by the same interpreter, with the same variables.
+    disaggregated: servers that prefill and servers that decode, which share the work on each request.
     """
 
-    def __init__(self, settings: ServerSettings, *, name: str = "router") -> None:
+    def __init__(
+        self, settings: ServerSettings, disaggregated: Sequence[ServerProcess] = (), *, name: str = "router"
+    ) -> None:
         port, self._metrics_port = free_ports(2)
         super().__init__(name, port, settings.log_folder)
         self._python = settings.python
         self._environment = settings.environment_of(())
+        self._disaggregated = {server.url: _part(server) for server in disaggregated}
 
     @property
     def metrics_url(self) -> str:
@@ -97,6 +103,7 @@ class RouterProcess(Listener):
         }
         words = [word for name, value in flags.items() for word in (f"--{name}", value)]
         words += [f"--{name}" for name in SWITCHES]
+        words += ["--pd-disaggregation"] if self._disaggregated else []
         command = [str(self._python.absolute()), "-m", "sglang_router.launch_router", *words]
         await self._bring_up(command, self._environment, grace_s=GRACE_S, within_s=FIRST_WAIT_S)
 
@@ -121,8 +128,8 @@ class RouterProcess(Listener):
         async with self._client() as client:
             if any(worker.url == url for worker in await self._known(client)):
                 return
-            body = json.dumps({"url": url, "disable_health_check": True}).encode()
-            await self._accepted(client, "POST", "/workers", body)
+            told = {"url": url, "disable_health_check": True, **self._disaggregated.get(url, {})}
+            await self._accepted(client, "POST", "/workers", json.dumps(told).encode())
             await self._until(client, url, lambda known: any(w.url == url and w.is_healthy for w in known))
 
     async def remove(self, url: str) -> None:
@@ -180,3 +187,9 @@ class RouterProcess(Listener):
                 f"the router at {self.url} was told of a change of {url} and did not make it in "
                 f"{CHANGE_S:g} s; see {self.log}."
             ) from None
+
+
+def _part(server: ServerProcess) -> Mapping[str, JSON]:
+    if server.bootstrap_port is None:
+        return {"worker_type": server.role}
+    return {"worker_type": server.role, "bootstrap_port": server.bootstrap_port}

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import free_ports
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
+from agentrl.engine.sglang.launch.roles import incomplete
 from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.errors import ConfigError
 
@@ -21,14 +23,27 @@ def _nothing(sentence: str) -> None:
     del sentence
 
 
-class Servers:
-    """`count` servers, and a router where there are several; an async context manager.
-
-        async with Servers(settings, count=2, gpus=("0", "1"), say=print) as servers:
-            policy = SGLangPolicy(servers.url)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`count` servers that are alike.
 
     gpus: as CUDA_VISIBLE_DEVICES names them, shared out in order, the same number to each server; none: all
-    servers compute on what this process sees. router: False leaves it out.
+    compute on what this process sees.
+    """
+
+    settings: ServerSettings
+    count: int = 1
+    gpus: Sequence[str] = ()
+
+
+class Servers:
+    """Servers, and a router where there are several; an async context manager.
+
+        async with Servers(Group(settings, count=2, gpus=("0", "1")), say=print) as servers:
+            policy = SGLangPolicy(servers.url)
+
+    groups: all do the same, or there are some that prefill and some that decode, by their settings' role.
+    router: False leaves it out.
     say: is told, in a sentence each, what is being started, is up, is being stopped.
 
     Entering waits until every server is healthy and the router sends to all of them; interrupted, or where
@@ -36,28 +51,20 @@ class Servers:
     that. Used by one event loop, in whose thread it was entered.
 
     Raises:
-        ConfigError: no server, or GPUs that cannot be shared out.
+        ConfigError: no server, GPUs that cannot be shared out, or roles that cannot serve together.
     """
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        *,
-        count: int = 1,
-        gpus: Sequence[str] = (),
-        router: bool = True,
-        say: Callable[[str], None] = _nothing,
-    ) -> None:
-        if count < 1 or len(gpus) % count:
-            raise ConfigError(f"{len(gpus)} GPUs cannot be shared out among {count} servers; change either.")
-        each = len(gpus) // count
-        self.settings = settings
-        self.servers = tuple(
-            ServerProcess(settings, name=f"server-{i}", port=port, gpus=gpus[i * each : (i + 1) * each])
-            for i, port in enumerate(free_ports(count))
-        )
-        several = router and count > 1
-        self.router = RouterProcess(settings) if several else None
+    def __init__(self, *groups: Group, router: bool = True, say: Callable[[str], None] = _nothing) -> None:
+        self.servers = _servers(groups)
+        roles = {server.role for server in self.servers}
+        if problem := incomplete(roles):
+            raise ConfigError(problem)
+        if not router or len(self.servers) == 1:
+            self.router = None
+        elif roles == {"regular"}:
+            self.router = RouterProcess(groups[0].settings)
+        else:
+            self.router = RouterProcess(groups[0].settings, self.servers)
         self._say = say
         self._stack = AsyncExitStack()
 
@@ -80,7 +87,8 @@ class Servers:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop)
             # A mistake is told before anything is started.
-            await self.servers[0].command()
+            for server in self.servers:
+                await server.command()
             self._say(f"starting {_many(len(self.servers))}")
             await self._start()
             self._stack = stack.pop_all()
@@ -111,6 +119,26 @@ class Servers:
             part.ask_to_end()
         for part in self._parts:
             await part.stop()
+
+
+def _servers(groups: Sequence[Group]) -> tuple[ServerProcess, ...]:
+    if not groups:
+        raise ConfigError("there is no server to start; name a group of them.")
+    for group in groups:
+        if group.count < 1 or len(group.gpus) % group.count:
+            raise ConfigError(
+                f"{len(group.gpus)} GPUs cannot be shared out among {group.count} servers; change either."
+            )
+    alone = [(group.settings, gpus) for group in groups for gpus in _shares(group)]
+    return tuple(
+        ServerProcess(settings, name=f"server-{i}", port=port, gpus=gpus)
+        for i, ((settings, gpus), port) in enumerate(zip(alone, free_ports(len(alone)), strict=True))
+    )
+
+
+def _shares(group: Group) -> list[Sequence[str]]:
+    each = len(group.gpus) // group.count
+    return [group.gpus[i * each : (i + 1) * each] for i in range(group.count)]
 
 
 async def _all_of(works: Sequence[Awaitable[None]]) -> None:

@@ -13,10 +13,11 @@ LATER_S = 0.15
 workers: dict[str, dict[str, object]] = {}
 
 
-def take_in(url: str) -> None:
+def take_in(told: dict[str, object]) -> None:
     time.sleep(LATER_S)
+    url = str(told["url"])
     with urllib.request.urlopen(f"{url}/about", timeout=1):
-        workers[url] = {"id": f"id-{url[-5:]}", "url": url, "is_healthy": False}
+        workers[url] = {"id": f"id-{url[-5:]}", **told, "is_healthy": False}
     time.sleep(LATER_S)
     workers[url]["is_healthy"] = True
 
@@ -35,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        threading.Thread(target=take_in, args=[body["url"]], daemon=True).start()
+        threading.Thread(target=take_in, args=[body], daemon=True).start()
         self._say(202, {"status": "accepted"})
 
     def do_DELETE(self) -> None:
