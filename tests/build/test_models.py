@@ -103,9 +103,9 @@ def test_a_run_and_an_evaluation_give_their_addresses_to_the_world(tmp_path):
 
 
 def test_names_become_addresses_wherever_they_stand():
-    known = {"judge": "http://there:1"}
+    known = {"judge": "http://127.0.0.1:1"}
     told = {"a": "sglang_models.judge", "b": [{"c": "sglang_models.judge"}, 1], "d": "a judge", "e": None}
-    found = {"a": "http://there:1", "b": [{"c": "http://there:1"}, 1], "d": "a judge", "e": None}
+    found = {"a": "http://127.0.0.1:1", "b": [{"c": "http://127.0.0.1:1"}, 1], "d": "a judge", "e": None}
     assert with_addresses(told, known) == found
     with pytest.raises(ConfigError, match=r"serves judge\. Did you mean `judge`\?"):
         with_addresses({"a": ["sglang_models.jugde"]}, known)
