@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
 # Tests of one file may share what is dear to set up, so they stay together.
-PARALLEL := -n $(JOBS) --dist loadfile
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Its pins clash with ours, so SGLang lives in an environment of its own.
 SGLANG_VENV := .venv-sglang

@@ -14,10 +14,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "quick", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "quick",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=30,
 )
+settings.register_profile("bugs", settings.get_profile("quick"), max_examples=100)
 settings.register_profile("long", settings.get_profile("quick"), max_examples=1000)
-settings.load_profile("quick")
+settings.load_profile(os.environ.get("HYPOTHESIS", "quick"))
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 HOW = {"full": "make test-full", "gpu": "make test-full, on a machine with a GPU"}

@@ -54,6 +54,7 @@ async def all_right(asked_for):
         is_of_its_versions(prompt, done)
 
 
+@pytest.mark.full
 async def test_a_server_that_dies_or_hangs_comes_back_with_the_weights_and_no_request_is_lost(tmp_path):
     async with served_fleet(tmp_path) as fleet:
         port = fleet.processes[0].port

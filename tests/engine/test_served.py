@@ -369,7 +369,7 @@ def test_a_taken_port_and_a_wrong_model_are_one_sentence(capsys, tmp_path):
             assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_the_command_serves_and_ends_cleanly_in_mid_generation(tmp_path, number):
     command = [Path(sys.executable).parent / "agentrl", "serve", save_tiny(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:

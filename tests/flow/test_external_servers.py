@@ -12,6 +12,7 @@ from tests.engine.serving import free_port, running
 from tests.flow.runs import WARM, metrics_of, train
 
 
+@pytest.mark.full
 def test_servers_that_run_already_are_fed_and_go_on_afterwards(tmp_path):
     other = train("Bandit", tmp_path, "other", num_rollout=0, seed=1, **WARM).folder / "checkpoint"
     warm = train("Bandit", tmp_path, "warm", num_rollout=0, **WARM).folder / "checkpoint"

@@ -108,6 +108,7 @@ def test_every_line_on_disk_is_whole_and_the_books_are_sound(interrupted):
     assert len(journal_of(folder, "step_*")) - stopped == 64 * len(steps)
 
 
+@pytest.mark.full
 def test_an_interrupt_during_the_warm_start_leaves_a_model_too(tmp_path):
     process = started(tmp_path, world="Bandit", warm_start_steps=100_000, num_demonstrations=32, name="early")
     try:

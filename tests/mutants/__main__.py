@@ -28,7 +28,7 @@ from tests.mutants.table import ROOT, Mutant, StaleMutantError, load, mutated
 
 COPIED = ("agentrl", "envs_contrib", "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
 TIMEOUT_S = 300.0
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not full")
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 
 
 class Fate(StrEnum):
@@ -67,17 +67,32 @@ def copy_tree(target: Path) -> Path:
 
 
 def run_tests(
-    tree: Path, tests: Sequence[str], timeout_s: float | None = None
+    tree: Path, tests: Sequence[str], *, full: bool, timeout_s: float | None = None, jobs: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run some tests of `tree` against the code of `tree`, not against the installed package.
+
+    full: those that are marked so, too. jobs: how many files at a time; 0 = one, in this order.
 
     Raises:
         subprocess.TimeoutExpired: they took longer than `timeout_s`.
     """
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS": "bugs"}
+    marks = "not gpu" if full else "not gpu and not full"
+    told = [*PYTEST, "-m", marks, "-n", str(jobs), "--dist", "loadfile", *tests]
     return subprocess.run(
-        [*PYTEST, *tests], cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        told, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def all_green(tree: Path, mutants: Sequence[Mutant], jobs: int) -> bool:
+    """Whether the tests of these bugs pass without any."""
+    for full in (False, True):
+        tests = sorted({test for mutant in mutants if mutant.full is full for test in mutant.tests})
+        run = run_tests(tree, tests, full=full, jobs=jobs) if tests else None
+        if run is not None and run.returncode:
+            print(run.stdout, run.stderr, file=sys.stderr)
+            return False
+    return True
 
 
 def last_line(output: str, start: str = "") -> str:
@@ -112,7 +127,7 @@ def judge(mutant: Mutant, tree: Path) -> Outcome:
     started = time.monotonic()
     try:
         with planted(mutant, tree):
-            fate, detail = fate_of(run_tests(tree, mutant.tests, TIMEOUT_S))
+            fate, detail = fate_of(run_tests(tree, mutant.tests, full=mutant.full, timeout_s=TIMEOUT_S))
     except StaleMutantError as error:
         fate, detail = Fate.STALE, str(error)
     except subprocess.TimeoutExpired:
@@ -152,9 +167,7 @@ def main() -> int:
     chosen = [known[name] for name in options.names or known]
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        sound = run_tests(copy_tree(Path(folder) / "sound"), sorted({t for m in chosen for t in m.tests}))
-        if sound.returncode:
-            print(sound.stdout, sound.stderr, file=sys.stderr)
+        if not all_green(copy_tree(Path(folder) / "sound"), chosen, options.jobs):
             print("The tests are not green without any bug; mend that first.", file=sys.stderr)
             return 1
         outcomes = judge_all(chosen, Path(folder), options.jobs)

@@ -12,13 +12,17 @@ TABLE = Path(__file__).parent / "mutants.toml"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug: in `file`, the only place that reads `old` reads `new`, and a test of `tests` turns red."""
+    """One bug: in `file`, the only place that reads `old` reads `new`, and a test of `tests` turns red.
+
+    full: some of its tests are too long for the quick tier.
+    """
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
+    full: bool = False
 
 
 class StaleMutantError(Exception):

@@ -122,6 +122,8 @@ class Served(Listener):
 class Canned(Listener):
     """The server that costs little."""
 
+    role = "regular"
+
     def __init__(self, folder: Path, tokens: int) -> None:
         super().__init__("canned", free_ports(1)[0], folder)
         self._tokens = tokens
