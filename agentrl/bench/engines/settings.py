@@ -50,7 +50,7 @@ class Turns:
     world: int = 64
     new: int = 8
     cache: int = 12_000
-    repeats: int = 3
+    repeats: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ class Killed:
     new: int = 256
     steady: int = 16
     within_s: float = 240.0
-    repeats: int = 3
+    repeats: int = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All of it. repeats: of throughput, client and weights; the others take longer, and have their own."""
+    """All of it. repeats: of throughput, client and weights; the others have their own."""
 
     loads: tuple[Load, ...] = (ALONE, Load(8, 8), Load(32, 32), Load(64, 64))
     client: Client = field(default_factory=Client)
