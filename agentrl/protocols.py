@@ -286,5 +286,5 @@ class Trainer(Protocol):
 class AdvantageEstimator(Protocol):
     """Credit for every token, over the whole batch at once, in numpy."""
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample]) -> Credit:
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
         """`samples` may leave out episodes of `groups`; baselines still count them."""

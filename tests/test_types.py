@@ -48,6 +48,7 @@ def arrays(authors, **changed):
         "loss_mask": author != W,
         "logprobs": np.where(policy, -0.5, 0.0).astype(np.float32),
         "versions": np.where(policy, 3, NO_VERSION).astype(np.int32),
+        "turns": np.zeros(len(author), np.int32),
     }
     return {**fields, **changed}
 
@@ -234,15 +235,31 @@ def test_a_group_refuses_verdicts_that_stand_in_another_order_or_are_missing():
 
 def test_credit_refuses_advantages_and_weights_of_different_shapes():
     one, two = np.zeros(1, np.float32), np.zeros(2, np.float32)
-    with pytest.raises(ValueError, match="same shapes"):
+    with pytest.raises(ValueError, match="share their shapes"):
         Credit((one, two), (two, one))
+
+
+def test_credit_and_scores_refuse_other_shapes_everywhere():
+    one, two = (np.zeros(1, np.float32),), (np.zeros(2, np.float32),)
+    with pytest.raises(ValueError, match="share their shapes"):
+        Credit(one, one, returns=two)
+    for name in ("ref", "teacher", "values"):
+        with pytest.raises(ValueError, match="share their shapes"):
+            Scores(one, **{name: two})
+        assert getattr(Scores(one, **{name: one}), name) == one
+
+
+@pytest.mark.parametrize("turns", [[-1, 0], [1, 0]])
+def test_a_sample_refuses_turns_that_go_back(turns):
+    with pytest.raises(ValueError, match="counted from 0"):
+        sample([W, P], turns=np.array(turns, np.int32))
 
 
 def test_a_batch_refuses_counts_that_differ():
     zeros = (np.zeros(2, np.float32),)
     with pytest.raises(ValueError, match="one to one"):
-        TrainBatch((sample([W, P]),), Credit(zeros, zeros), Scores(()))
-    batch = TrainBatch((sample([W, P]),), Credit(zeros, zeros), Scores(zeros))
+        TrainBatch((sample([W, P]),), Scores(()), Credit(zeros, zeros))
+    batch = TrainBatch((sample([W, P]),), Scores(zeros), Credit(zeros, zeros))
     assert batch.num_loss_tokens == 1
 
 

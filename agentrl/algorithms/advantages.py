@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms.weights import token_mean
-from agentrl.types import Credit, FloatArray, Group, Sample
+from agentrl.types import Credit, FloatArray, Group, Sample, Scores
 
 _EPSILON = 1e-6
 
@@ -49,12 +49,13 @@ class Grpo:
 
     std_normalization: bool = True
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample]) -> Credit:
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
         """Credit for `samples`, whose episodes are all in `groups`.
 
         Raises:
             ValueError: a sample's episode is in no group, or a group has no siblings.
         """
+        del scores  # rewards are all that counts
         advantage_of = {
             episode.id: advantage
             for group in groups

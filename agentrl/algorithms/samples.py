@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from agentrl.types import NO_VERSION, Author, Episode, Sample, Trajectory
+from agentrl.types import NO_VERSION, Author, Episode, IntArray, Sample, Trajectory, TurnTokens
 
 
 def samples_of(episode: Episode, *, temperature: float) -> tuple[Sample, ...]:
@@ -21,6 +22,7 @@ def samples_of(episode: Episode, *, temperature: float) -> tuple[Sample, ...]:
         author      W  W  P  P  W  P
         loss_mask   0  0  1  1  0  1
         versions   -1 -1  3  3 -1  3
+        turns       0  0  0  0  1  1
 
     Args:
         episode: played by an agent that has tokens.
@@ -31,9 +33,10 @@ def samples_of(episode: Episode, *, temperature: float) -> tuple[Sample, ...]:
     """
     if not episode.turns:
         raise ValueError(f"episode {episode.id} holds no turns, so there is nothing to train on")
+    firsts = accumulate([len(trajectory.turns) for trajectory in episode.trajectories], initial=0)
     return tuple(
-        _sample(trajectory, rollout_id=episode.id, temperature=temperature)
-        for trajectory in episode.trajectories
+        _sample(trajectory, first, rollout_id=episode.id, temperature=temperature)
+        for trajectory, first in zip(episode.trajectories, firsts, strict=False)
     )
 
 
@@ -53,12 +56,13 @@ def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: str
         loss_mask=author == Author.DEMO,
         logprobs=np.zeros(len(ids), dtype=np.float32),
         versions=np.full(len(ids), NO_VERSION, dtype=np.int32),
+        turns=np.zeros(len(ids), dtype=np.int32),
         temperature=1.0,
         rollout_id=rollout_id,
     )
 
 
-def _sample(trajectory: Trajectory, *, rollout_id: str, temperature: float) -> Sample:
+def _sample(trajectory: Trajectory, first_turn: int, *, rollout_id: str, temperature: float) -> Sample:
     tokens = [turn.tokens for turn in trajectory.turns if turn.tokens is not None]
     if len(tokens) != len(trajectory.turns):
         raise ValueError(f"episode {rollout_id} was played without tokens, so it cannot be trained on")
@@ -76,6 +80,12 @@ def _sample(trajectory: Trajectory, *, rollout_id: str, temperature: float) -> S
         loss_mask=sampled,
         logprobs=logprobs,
         versions=versions,
+        turns=_turns(tokens, first_turn),
         temperature=temperature,
         rollout_id=rollout_id,
     )
+
+
+def _turns(tokens: Sequence[TurnTokens], first: int) -> IntArray:
+    lengths = [len(turn.world_ids) + len(turn.completion.token_ids) for turn in tokens]
+    return np.repeat(np.arange(first, first + len(tokens), dtype=np.int32), lengths)

@@ -81,14 +81,14 @@ class Loop:
             for episode in group.episodes
             for sample in samples_of(episode, temperature=self.temperature)
         ]
-        credit = self.estimator(groups, samples)
-        old = await self._old(samples)
-        return await self.trainer.update(TrainBatch(tuple(samples), credit, old))
+        scores = await self._scores(samples)
+        credit = self.estimator(groups, samples, scores)
+        return await self.trainer.update(TrainBatch(tuple(samples), scores, credit))
 
-    async def _old(self, samples: Sequence[Sample]) -> Scores:
+    async def _scores(self, samples: Sequence[Sample]) -> Scores:
         if self.rescore:
             return await self.trainer.score(samples)
-        return Scores(tuple(sample.logprobs for sample in samples))
+        return Scores(old=tuple(sample.logprobs for sample in samples))
 
 
 def _chunks(groups: Sequence[Group], n: int) -> list[Sequence[Group]]:

@@ -37,4 +37,4 @@ async def warm_start(
 def _imitation(samples: Sequence[Sample]) -> TrainBatch:
     """Demonstrations as a batch: weights of a token mean; advantages and old logprobs play no part."""
     zeros = tuple(sample.logprobs for sample in samples)
-    return TrainBatch(tuple(samples), Credit(zeros, token_mean(samples)), Scores(zeros))
+    return TrainBatch(tuple(samples), Scores(zeros), Credit(zeros, token_mean(samples)))

@@ -16,11 +16,12 @@ class Sample:
 
     author: int8 [T], an Author each. loss_mask: bool [T], a choice inside it.
     logprobs: float32 [T], 0 where no policy wrote. versions: int32 [T], NO_VERSION there.
+    turns: int32 [T], the turn of its episode that a token was added by, whoever wrote it.
     temperature: what the policy sampled at; the trainer divides its logits by the same.
 
     Raises:
         ValueError: misaligned arrays, a trainable first token, a trainable world token,
-            or a policy token without a logprob or a version.
+            a policy token without a logprob or a version, or turns that go back.
     """
 
     token_ids: IntArray
@@ -28,11 +29,12 @@ class Sample:
     loss_mask: BoolArray
     logprobs: FloatArray
     versions: IntArray
+    turns: IntArray
     temperature: float
     rollout_id: str
 
     def __post_init__(self) -> None:
-        arrays = (self.token_ids, self.author, self.loss_mask, self.logprobs, self.versions)
+        arrays = (self.token_ids, self.author, self.loss_mask, self.logprobs, self.versions, self.turns)
         if len({a.shape for a in arrays}) != 1 or self.token_ids.ndim != 1:
             raise ValueError(f"a Sample's arrays must share one length, got {[a.shape for a in arrays]}")
         if not len(self.token_ids) or self.loss_mask[0]:
@@ -44,6 +46,8 @@ class Sample:
             raise ValueError("exactly the policy's tokens carry a version")
         if not np.all(np.isfinite(self.logprobs)) or np.any(self.logprobs[~policy] != 0):
             raise ValueError("every policy token needs a finite logprob, every other token has 0")
+        if self.turns[0] < 0 or np.any(np.diff(self.turns) < 0):
+            raise ValueError("turns are counted from 0, and go on")
         for array in arrays:
             freeze(array)
 
@@ -53,39 +57,57 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What the trainer computed on samples, one float32 [T] array for each of them."""
+    """What models say of samples, one float32 [T] array for each of them.
 
-    logprobs: tuple[FloatArray, ...]
+    old: logprobs of the policy that ratios are taken against. ref, teacher: those of two other models, the
+    one to stay close to and the one to imitate. values: what the critic expects before each token.
+
+    Raises:
+        ValueError: they are not of the same samples.
+    """
+
+    old: tuple[FloatArray, ...]
+    ref: tuple[FloatArray, ...] | None = None
+    teacher: tuple[FloatArray, ...] | None = None
+    values: tuple[FloatArray, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for other in (self.ref, self.teacher, self.values):
+            if other is not None and [a.shape for a in other] != [a.shape for a in self.old]:
+                raise ValueError("all scores must share their shapes, sample by sample")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credit:
-    """Advantages and loss weights, one float32 [T] array for each sample.
+    """Advantages, loss weights and a critic's targets, one float32 [T] array for each sample.
 
     weights are made once for the whole optimizer step, so that no way of splitting the
     batch can change the gradient: loss = sum over all tokens of weight x term.
+    returns: what the critic should have expected before each token; None without one.
     """
 
     advantages: tuple[FloatArray, ...]
     weights: tuple[FloatArray, ...]
+    returns: tuple[FloatArray, ...] | None = None
 
     def __post_init__(self) -> None:
-        if [a.shape for a in self.advantages] != [w.shape for w in self.weights]:
-            raise ValueError("advantages and weights must have the same shapes, sample by sample")
+        for other in (self.weights, self.returns):
+            if other is not None and [a.shape for a in other] != [a.shape for a in self.advantages]:
+                raise ValueError("advantages, weights and returns must share their shapes, sample by sample")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
-    """Everything one optimizer step needs. `old` holds the behaviour policy's logprobs."""
+    """Everything one optimizer step needs."""
 
     samples: tuple[Sample, ...]
+    scores: Scores
     credit: Credit
-    old: Scores
 
     def __post_init__(self) -> None:
-        counts = (len(self.samples), len(self.credit.weights), len(self.old.logprobs))
+        counts = (len(self.samples), len(self.scores.old), len(self.credit.weights))
         if len(set(counts)) != 1:
-            raise ValueError(f"samples, credit and old logprobs must match one to one, got {counts}")
+            raise ValueError(f"samples, scores and credit must match one to one, got {counts}")
 
     @property
     def num_loss_tokens(self) -> int:

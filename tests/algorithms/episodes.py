@@ -13,6 +13,7 @@ from agentrl.types import (
     Limits,
     Message,
     Sample,
+    Scores,
     Task,
     Trajectory,
     Turn,
@@ -55,6 +56,11 @@ def group(id: str, rewards: Sequence[float], *turns: Turn) -> Group:
     return Group(id, TASK, 0, episodes, verdicts)
 
 
+def of_engine(samples: Sequence[Sample]) -> Scores:
+    """The engine's own logprobs as the old ones."""
+    return Scores(tuple(sample.logprobs for sample in samples))
+
+
 def sample(rollout_id: str, mask: Sequence[int]) -> Sample:
     loss_mask = np.array(mask, dtype=bool)
     return Sample(
@@ -63,6 +69,7 @@ def sample(rollout_id: str, mask: Sequence[int]) -> Sample:
         loss_mask=loss_mask,
         logprobs=np.where(loss_mask, -1, 0).astype(np.float32),
         versions=np.where(loss_mask, 0, -1).astype(np.int32),
+        turns=np.zeros(len(mask), dtype=np.int32),
         temperature=1.0,
         rollout_id=rollout_id,
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentrl.algorithms.advantages import Grpo, group_advantages
 from agentrl.algorithms.samples import samples_of
 from agentrl.types import Restart, Trajectory
-from tests.algorithms.episodes import group, sample, turn
+from tests.algorithms.episodes import group, of_engine, sample, turn
 
 rewards = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=2, max_size=9)
 
@@ -44,7 +44,7 @@ def test_a_group_that_cannot_be_compared_is_refused(rewards_G):
 def test_an_outcome_is_credited_to_every_loss_token_and_to_nothing_else():
     groups = [group("a", [1, 0], turn([1, 2], [3, 4]), turn([5], [6])), group("b", [0, 0, 3])]
     samples = [s for g in groups for e in g.episodes for s in samples_of(e, temperature=1.0)]
-    credit = Grpo(std_normalization=False)(groups, samples)
+    credit = Grpo(std_normalization=False)(groups, samples, of_engine(samples))
     assert [a.tolist() for a in credit.advantages] == [
         [0, 0, 0.5, 0.5, 0, 0.5],
         [0, 0, -0.5, -0.5, 0, -0.5],
@@ -60,8 +60,8 @@ def test_an_outcome_is_credited_to_every_loss_token_and_to_nothing_else():
 def test_standard_deviation_divides_only_where_it_is_asked_for():
     groups = [group("a", [2, 0])]
     samples = [sample("a.0", [0, 1]), sample("a.1", [0, 1])]
-    divided = Grpo()(groups, samples).advantages
-    plain = Grpo(std_normalization=False)(groups, samples).advantages
+    divided = Grpo()(groups, samples, of_engine(samples)).advantages
+    plain = Grpo(std_normalization=False)(groups, samples, of_engine(samples)).advantages
     assert [a[1] for a in divided] == pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
     assert [a[1] for a in plain] == [1, -1]
 
@@ -70,14 +70,14 @@ def test_baselines_count_episodes_whatever_became_of_them():
     # Episode 0 became two samples, episode 2 none: the mean of 3, 0, 0 is still 1.
     groups = [group("a", [3, 0, 0])]
     samples = [sample("a.0", [0, 1]), sample("a.0", [0, 1, 1]), sample("a.1", [0, 1])]
-    credit = Grpo(std_normalization=False)(groups, samples)
+    credit = Grpo(std_normalization=False)(groups, samples, of_engine(samples))
     assert [a.tolist() for a in credit.advantages] == [[0, 2], [0, 2, 2], [0, -1]]
     assert [w.tolist() for w in credit.weights] == [[0, 0.25], [0, 0.25, 0.25], [0, 0.25]]
 
 
 def test_a_sample_from_nowhere_is_refused():
     with pytest.raises(ValueError, match=r"no group: \['x'\]"):
-        Grpo()([group("a", [1, 0])], [sample("x", [0, 1])])
+        Grpo()([group("a", [1, 0])], [stranger := sample("x", [0, 1])], of_engine([stranger]))
 
 
 def test_an_episode_that_began_anew_weighs_what_it_weighed_in_one_piece():
@@ -93,7 +93,7 @@ def test_an_episode_that_began_anew_weighs_what_it_weighed_in_one_piece():
     per_token = []
     for one in (whole, split):
         samples = [s for e in one.episodes for s in samples_of(e, temperature=1.0)]
-        credit = Grpo()([one], samples)
+        credit = Grpo()([one], samples, of_engine(samples))
         masks = [s.loss_mask for s in samples]
         per_token.append(
             [

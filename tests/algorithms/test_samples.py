@@ -24,6 +24,7 @@ def test_the_worked_example_of_the_docstring():
     assert sample.author.tolist() == [0, 0, 1, 1, 0, 1]
     assert sample.loss_mask.tolist() == [False, False, True, True, False, True]
     assert sample.versions.tolist() == [-1, -1, 3, 3, -1, 3]
+    assert sample.turns.tolist() == [0, 0, 0, 0, 1, 1]
     assert sample.logprobs.tolist() == pytest.approx([0, 0, -0.7, -0.8, 0, -0.4])
     assert sample.temperature == 0.7
     assert sample.rollout_id == "e"
@@ -34,16 +35,25 @@ def test_every_token_is_there_once_with_its_author_logprob_and_version(trajector
     samples = samples_of(episode("e", *trajectories), temperature=1.0)
 
     assert len(samples) == len(trajectories)
+    number = 0
     for played, sample in zip(trajectories, samples, strict=True):
         expected = []
         for one in played:
-            expected += [(int(i), Author.WORLD, False, 0.0, -1) for i in one.tokens.world_ids]
+            expected += [(int(i), Author.WORLD, False, 0.0, -1, number) for i in one.tokens.world_ids]
             done = one.tokens.completion
             expected += [
-                (int(i), Author.POLICY, True, float(logp), int(version))
+                (int(i), Author.POLICY, True, float(logp), int(version), number)
                 for i, logp, version in zip(done.token_ids, done.logprobs, done.versions, strict=True)
             ]
-        columns = (sample.token_ids, sample.author, sample.loss_mask, sample.logprobs, sample.versions)
+            number += 1
+        columns = (
+            sample.token_ids,
+            sample.author,
+            sample.loss_mask,
+            sample.logprobs,
+            sample.versions,
+            sample.turns,
+        )
         assert list(zip(*(c.tolist() for c in columns), strict=True)) == expected
 
 

@@ -122,7 +122,7 @@ async def test_the_trainers_logprobs_are_the_engines(kind, temperature):
     assert max(len(episode.turns) for episode in played) >= 3
     gathered = samples(played, temperature)
     scores = await trainer_over(model).score(gathered)
-    for sample, logprobs in zip(gathered, scores.logprobs, strict=True):
+    for sample, logprobs in zip(gathered, scores.old, strict=True):
         mask = sample.loss_mask
         exact = reference(model, sample)
         assert sample.logprobs[mask] == pytest.approx(exact[mask], abs=1e-4)
@@ -141,18 +141,16 @@ async def test_after_an_update_both_move_on_together(kind):
     rng = np.random.default_rng(0)
     advantages = tuple(rng.normal(size=len(s)).astype(np.float32) for s in before)
     old = Scores(tuple(sample.logprobs for sample in before))
-    await trainer.update(TrainBatch(tuple(before), Credit(advantages, token_mean(before)), old))
+    await trainer.update(TrainBatch(tuple(before), old, Credit(advantages, token_mean(before))))
 
     stale = await trainer.score(before)
-    moved = [
-        np.abs(now - s.logprobs)[s.loss_mask].max() for now, s in zip(stale.logprobs, before, strict=True)
-    ]
+    moved = [np.abs(now - s.logprobs)[s.loss_mask].max() for now, s in zip(stale.old, before, strict=True)]
     assert max(moved) > 1e-2
 
     await trainer.publish(engine.sink, version=1)
     after = samples(await episodes(engine, temperature, seed=100), temperature)
     scores = await trainer.score(after)
-    for sample, logprobs in zip(after, scores.logprobs, strict=True):
+    for sample, logprobs in zip(after, scores.old, strict=True):
         assert set(sample.versions.tolist()) == {NO_VERSION, 1}
         assert logprobs[sample.loss_mask] == pytest.approx(sample.logprobs[sample.loss_mask], abs=1e-4)
     assert {version for s in before for version in s.versions.tolist()} == {NO_VERSION, 0}
@@ -177,7 +175,7 @@ async def test_weights_published_in_the_middle_of_an_episode_are_told_token_by_t
     rng = np.random.default_rng(0)
     credit = Credit(tuple(rng.normal(size=len(s)).astype(np.float32) for s in first), token_mean(first))
     old_model = model_of("qwen3")
-    await trainer.update(TrainBatch(tuple(first), credit, Scores(tuple(s.logprobs for s in first))))
+    await trainer.update(TrainBatch(tuple(first), Scores(tuple(s.logprobs for s in first)), credit))
 
     class Interrupted(Bytes):
         """Publishes before the third turn."""
@@ -221,6 +219,6 @@ async def test_the_trainers_logprobs_are_the_engines_for_many_models(kind, tempe
     engine = engine_over(model)
     gathered = samples(await episodes(engine, temperature, count=16, seed=1000 * seed), temperature)
     scores = await trainer_over(model).score(gathered)
-    for sample, logprobs in zip(gathered, scores.logprobs, strict=True):
+    for sample, logprobs in zip(gathered, scores.old, strict=True):
         assert logprobs[sample.loss_mask] == pytest.approx(sample.logprobs[sample.loss_mask], abs=1e-4)
     await engine.close()

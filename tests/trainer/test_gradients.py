@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.losses import policy_loss, sft_loss
-from agentrl.types import Credit, Scores, TrainBatch
+from agentrl.types import Credit, TrainBatch
 from tests.trainer.tiny import batch, gradients_of, llama, qwen3, trainer
 
 
@@ -21,7 +21,7 @@ def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[flo
             logp = logits[t - 1, ids[t]] - logits[t - 1].logsumexp(0)
             weight = float(told.credit.weights[index][t])
             advantage = float(told.credit.advantages[index][t])
-            ratio = (logp - float(told.old.logprobs[index][t])).exp()
+            ratio = (logp - float(told.scores.old[index][t])).exp()
             surrogate = torch.minimum(advantage * ratio, advantage * ratio.clip(0.8, 1.28))
             total = total - weight * (logp if imitation else surrogate)
     total.backward()
@@ -70,7 +70,7 @@ async def test_only_masked_tokens_pull_however_large_the_rest():
     told = batch()
     loud = tuple(a + 1e3 * (~s.loss_mask) for a, s in zip(told.credit.advantages, told.samples, strict=True))
     louder = tuple(w + 1e3 * (~s.loss_mask) for w, s in zip(told.credit.weights, told.samples, strict=True))
-    noisy = TrainBatch(told.samples, Credit(loud, louder), told.old)
+    noisy = TrainBatch(told.samples, told.scores, Credit(loud, louder))
     gradients = []
     for one in (told, noisy):
         model = qwen3()
@@ -95,8 +95,7 @@ async def test_bf16_changes_the_gradient_a_little_and_keeps_its_direction():
 async def test_old_logprobs_from_the_trainer_itself_make_every_ratio_one():
     model, told = qwen3(), batch()
     one = trainer(model)
-    again = TrainBatch(told.samples, told.credit, await one.score(told.samples))
+    again = TrainBatch(told.samples, await one.score(told.samples), told.credit)
     report = await one.update(again)
     assert report.metrics["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert report.metrics["train/pg_clipfrac"] == 0
-    assert Scores(again.old.logprobs).logprobs is again.old.logprobs

@@ -54,7 +54,7 @@ def with_advantages(told: TrainBatch, value: float) -> TrainBatch:
 async def test_scores_are_the_logprobs_of_every_token_at_its_samples_temperature(make, max_tokens):
     model, told = make(), batch()
     scores = await trainer(model, max_tokens_per_gpu=max_tokens).score(told.samples)
-    for sample, logprobs in zip(told.samples, scores.logprobs, strict=True):
+    for sample, logprobs in zip(told.samples, scores.old, strict=True):
         ids = torch.tensor(sample.token_ids.tolist())
         with torch.no_grad():
             logits = model(input_ids=ids[None], use_cache=False).logits[0] / sample.temperature
@@ -73,12 +73,12 @@ async def test_an_update_makes_what_paid_likelier_and_what_did_not_less_likely()
     for sign in (1.0, -1.0):
         one, told = trainer(qwen3(), lr=1e-3), with_advantages(batch(), sign)
         before = await one.score(told.samples)
-        told = dataclasses.replace(told, old=before)
+        told = dataclasses.replace(told, scores=before)
         await one.update(told)
         after = await one.score(told.samples)
         moved = [
             float((new - old)[s.loss_mask].sum())
-            for new, old, s in zip(after.logprobs, before.logprobs, told.samples, strict=True)
+            for new, old, s in zip(after.old, before.old, told.samples, strict=True)
         ]
         assert sign * sum(moved) > 0
 
@@ -101,7 +101,7 @@ async def test_metrics_bear_the_fields_names():
     told = batch()
     on_mask = [
         abs(new - engine)
-        for s, scored in zip(told.samples, (await trainer(qwen3()).score(told.samples)).logprobs, strict=True)
+        for s, scored in zip(told.samples, (await trainer(qwen3()).score(told.samples)).old, strict=True)
         for new, engine in zip(scored[s.loss_mask], s.logprobs[s.loss_mask], strict=True)
     ]
     assert first.metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(np.mean(on_mask), rel=1e-5)
@@ -290,5 +290,5 @@ async def test_dropout_is_off_so_that_scores_repeat():
     model = Qwen3ForCausalLM(config).train()
     one = trainer(model)
     first, second = [await one.score(batch(0, MASKS).samples) for _ in range(2)]
-    assert all(np.array_equal(a, b) for a, b in zip(first.logprobs, second.logprobs, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first.old, second.old, strict=True))
     assert isinstance(first, Scores)

@@ -71,6 +71,7 @@ def sample(
         loss_mask=loss_mask,
         logprobs=np.where(loss_mask, rng.normal(-2.5, 0.3, number), 0).astype(np.float32),
         versions=np.where(loss_mask, 0, -1).astype(np.int32),
+        turns=np.zeros(number, dtype=np.int32),
         temperature=temperature,
         rollout_id=name,
     )
@@ -95,7 +96,7 @@ def batch(seed: int = 0, masks: Sequence[Sequence[int]] = MASKS) -> TrainBatch:
     samples = tuple(sample(rng, mask, f"s{i}", (0.7, 1.0, 1.3)[i % 3]) for i, mask in enumerate(masks))
     advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
     weights = tuple((s.loss_mask * rng.uniform(0.01, 0.1, len(s))).astype(np.float32) for s in samples)
-    return TrainBatch(samples, Credit(advantages, weights), Scores(tuple(s.logprobs for s in samples)))
+    return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(advantages, weights))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -93,6 +93,7 @@ def _probe(length: int, vocab_size: int) -> Sample:
         loss_mask=later.numpy(),
         logprobs=torch.zeros(length).numpy(),
         versions=torch.full((length,), NO_VERSION, dtype=torch.int32).numpy(),
+        turns=torch.zeros(length, dtype=torch.int32).numpy(),
         temperature=1.0,
         rollout_id="probe",
     )

@@ -75,7 +75,7 @@ class TorchTrainer:
                 parts = np.split(logp_N, np.cumsum(counts)[:-1])
                 for member, at, part in zip(row.members, row.positions, parts, strict=True):
                     logprobs[member][at] = part
-        return Scores(tuple(logprobs))
+        return Scores(old=tuple(logprobs))
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step: gradients of every micro-batch add up, then clip, then step.
@@ -139,7 +139,7 @@ class TorchTrainer:
             return torch.from_numpy(row.gather(arrays)).to(self._model.device)
 
         return LossInputs(
-            old_logp_N=tensor(batch.old.logprobs),
+            old_logp_N=tensor(batch.scores.old),
             rollout_logp_N=tensor([sample.logprobs for sample in batch.samples]),
             advantages_N=tensor(batch.credit.advantages),
             weights_N=tensor(batch.credit.weights),
