@@ -5,7 +5,7 @@ The tool seam is `agentrl.tools.Tool`, a typed callable, and needs no protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from agentrl.types import (
     Observation,
     Restart,
     Sample,
+    ScoreRole,
     Scores,
     Step,
     Task,
@@ -270,8 +271,11 @@ class PublishReport(NamedTuple):
 class Trainer(Protocol):
     """Turns samples and credit into better weights."""
 
-    async def score(self, samples: Sequence[Sample]) -> Scores:
-        """Logprobs of every token under the current weights, at each sample's temperature."""
+    async def score(self, samples: Sequence[Sample], roles: Collection[ScoreRole] = ("old",)) -> Scores:
+        """Logprobs of every token in each role, at each sample's temperature, and the critic's values.
+
+        `old` are those of the current weights; where it is not asked for, those of the engine.
+        """
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step over the whole batch, however it is split into micro-batches."""

@@ -7,17 +7,17 @@ decides when episodes may start.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agentrl.algorithms.filters import split_by_signal
+from agentrl.algorithms.filters import Split, split_by_signal
 from agentrl.algorithms.samples import samples_of
 from agentrl.protocols import AdvantageEstimator, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.run.metrics import rollout_metrics
-from agentrl.types import Group, Sample, Scores, TrainBatch
+from agentrl.types import Group, Sample, ScoreRole, Scores, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Iteration:
 class Loop:
     """Everything one iteration needs.
 
-    rescore: compute the old logprobs again in the trainer, rather than take the engine's own.
+    split: sets aside the groups that are not worth a gradient.
+    roles: what the trainer scores before credit is given; without `old`, the engine's logprobs are the old ones.
     """
 
     producer: Producer
@@ -48,7 +49,8 @@ class Loop:
     sink: WeightSink
     temperature: float
     num_steps: int
-    rescore: bool
+    split: Callable[[Sequence[Group]], Split] = split_by_signal
+    roles: Collection[ScoreRole] = ()
     clock: Callable[[], float] = time.perf_counter
 
     async def iterate(self, step: int) -> Iteration:
@@ -57,8 +59,15 @@ class Loop:
         outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.group for outcome in outcomes if outcome.group is not None]
-        trained, dropped = split_by_signal(groups)
-        reports = [await self._update(chunk) for chunk in _chunks(trained, self.num_steps)]
+        trained, dropped = self.split(groups)
+        steps = [(chunk, self._samples(chunk)) for chunk in _chunks(trained, self.num_steps)]
+        # All of it before the first update: the old policy is the one that the whole batch began with.
+        scores = [await self._scores(samples) for _, samples in steps]
+        scored = self.clock()
+        reports = [
+            await self._update(chunk, samples, known)
+            for (chunk, samples), known in zip(steps, scores, strict=True)
+        ]
         updated = self.clock()
         await self.trainer.publish(self.sink, version=step + 1)
         self.producer.published(step + 1)
@@ -66,28 +75,32 @@ class Loop:
         metrics = rollout_metrics(outcomes, dropped) | _averaged(reports)
         metrics |= {
             "perf/rollout_time": played - started,
-            "perf/actor_train_time": updated - played,
+            "perf/log_probs_time": scored - played,
+            "perf/actor_train_time": updated - scored,
             "perf/update_weights_time": ended - updated,
             "perf/step_time": ended - started,
             "perf/rollout_tok_per_s": _sampled_tokens(groups) / max(played - started, 1e-9),
-            "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - played, 1e-9),
+            "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),
         }
         return Iteration(step, outcomes, trained, dropped, metrics)
 
-    async def _update(self, groups: Sequence[Group]) -> StepReport:
-        samples = [
+    def _samples(self, groups: Sequence[Group]) -> tuple[Sample, ...]:
+        return tuple(
             sample
             for group in groups
             for episode in group.episodes
             for sample in samples_of(episode, temperature=self.temperature)
-        ]
-        scores = await self._scores(samples)
+        )
+
+    async def _update(
+        self, groups: Sequence[Group], samples: tuple[Sample, ...], scores: Scores
+    ) -> StepReport:
         credit = self.estimator(groups, samples, scores)
-        return await self.trainer.update(TrainBatch(tuple(samples), scores, credit))
+        return await self.trainer.update(TrainBatch(samples, scores, credit))
 
     async def _scores(self, samples: Sequence[Sample]) -> Scores:
-        if self.rescore:
-            return await self.trainer.score(samples)
+        if self.roles:
+            return await self.trainer.score(samples, self.roles)
         return Scores(old=tuple(sample.logprobs for sample in samples))
 
 

@@ -152,7 +152,7 @@ class Session:
             sink=self.engine.sink,
             temperature=config.rollout.rollout_temperature,
             num_steps=config.rollout.num_steps_per_rollout,
-            rescore=not config.algorithm.use_rollout_logprobs,
+            roles=() if config.algorithm.use_rollout_logprobs else ("old",),
         )
         try:
             with self.console.stage(RL, config.rollout.num_rollout) as bar:

@@ -17,7 +17,7 @@ from agentrl.types.episode import (
     TurnTokens,
     Verdict,
 )
-from agentrl.types.training import Credit, Sample, Scores, TrainBatch
+from agentrl.types.training import Credit, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.types.world import (
     JSON,
     History,
@@ -56,6 +56,7 @@ __all__ = [
     "RewardParts",
     "Role",
     "Sample",
+    "ScoreRole",
     "Scores",
     "Step",
     "Task",

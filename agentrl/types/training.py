@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,9 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+ScoreRole: TypeAlias = Literal["old", "ref", "teacher", "values"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from agentrl.trainer.torch.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
 from agentrl.trainer.torch.optimizers import Optimizer, learning_rate
-from agentrl.types import FloatArray, Sample, Scores, TrainBatch
+from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 from agentrl.weights import deliver, named_weights
 
 
@@ -61,7 +61,7 @@ class TorchTrainer:
         self._step = 0
         self._skipped = 0
 
-    async def score(self, samples: Sequence[Sample]) -> Scores:
+    async def score(self, samples: Sequence[Sample], roles: Collection[ScoreRole] = ("old",)) -> Scores:
         """Logprobs of every token under the current weights, at each sample's temperature.
 
         A first token has nothing before it and gets 0.
