@@ -5,7 +5,7 @@ The tool seam is `agentrl.tools.Tool`, a typed callable, and needs no protocol.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -271,7 +271,7 @@ class PublishReport(NamedTuple):
 class Trainer(Protocol):
     """Turns samples and credit into better weights."""
 
-    async def score(self, samples: Sequence[Sample], roles: Collection[ScoreRole] = ("old",)) -> Scores:
+    async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
         """Logprobs of every token in each role, at each sample's temperature, and the critic's values.
 
         `old` are those of the current weights; where it is not asked for, those of the engine.

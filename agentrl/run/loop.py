@@ -7,7 +7,7 @@ decides when episodes may start.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ class Loop:
     """Everything one iteration needs.
 
     split: sets aside the groups that are not worth a gradient.
-    roles: what the trainer scores before credit is given; without `old`, the engine's logprobs are the old ones.
+    roles: what the trainer scores before credit is given; without `old`, the old logprobs are the engine's.
     """
 
     producer: Producer
@@ -50,7 +50,7 @@ class Loop:
     temperature: float
     num_steps: int
     split: Callable[[Sequence[Group]], Split] = split_by_signal
-    roles: Collection[ScoreRole] = ()
+    roles: Sequence[ScoreRole] = ()
     clock: Callable[[], float] = time.perf_counter
 
     async def iterate(self, step: int) -> Iteration:

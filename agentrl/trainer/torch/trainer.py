@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class TorchTrainer:
         self._step = 0
         self._skipped = 0
 
-    async def score(self, samples: Sequence[Sample], roles: Collection[ScoreRole] = ("old",)) -> Scores:
+    async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
         """Logprobs of every token under the current weights, at each sample's temperature.
 
         A first token has nothing before it and gets 0.
