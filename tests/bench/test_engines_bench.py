@@ -35,6 +35,7 @@ from tests.engine.fleets import EAGER, pids_at, served_fleet
 from tests.engine.scheduling import Scheduler, checkpoint
 from tests.engine.serving import WORDS, Said, generated, listening, sglang_python
 from tests.engine.subjects import VOCAB, text_of
+from tests.flow.runs import HEARING
 
 SMALL = Settings(
     loads=(Load(1, 1, 5, 4), Load(3, 5, 6, 4)),
@@ -263,7 +264,7 @@ def versions(tmp_path) -> Iterator[Path]:
 def test_ctrl_c_leaves_no_server_and_no_file(versions, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "agentrl.cli", "bench", "engines", "--only", "client"]
+    command = [sys.executable, "-c", HEARING, "bench", "engines", "--only", "client"]
     environment = {**os.environ, "TMPDIR": str(scratch), "AGENTRL_SGLANG_PYTHON": str(versions)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
