@@ -19,18 +19,24 @@ def token_outputs(model: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> Tok
     """Logprob and entropy of the row's N predicted tokens. Call it inside `segment_attention`."""
     device = model.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        states = model.base_model(
-            input_ids=torch.from_numpy(row.input_ids_T).to(device)[None],
-            position_ids=torch.from_numpy(row.position_ids_T).to(device)[None],
-            use_cache=False,
-            folds=folds_of(row.lengths, device),
-        ).last_hidden_state[0]
         return logprobs_and_entropy(
-            states.index_select(0, torch.from_numpy(row.predictor_N).to(device)),
+            predicting_states(model, row),
             head_of(model),
             torch.from_numpy(row.targets_N).to(device),
             torch.from_numpy(row.temperature_N).to(device),
         )
+
+
+def predicting_states(model: PreTrainedModel, row: MicroBatch) -> torch.Tensor:
+    """[N, width]: the hidden states that predict the row's tokens, each that of the token before."""
+    device = model.device
+    states = model.base_model(
+        input_ids=torch.from_numpy(row.input_ids_T).to(device)[None],
+        position_ids=torch.from_numpy(row.position_ids_T).to(device)[None],
+        use_cache=False,
+        folds=folds_of(row.lengths, device),
+    ).last_hidden_state[0]
+    return states.index_select(0, torch.from_numpy(row.predictor_N).to(device))
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:
