@@ -30,7 +30,7 @@ def token_outputs(model: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> Tok
 def predicting_states(model: PreTrainedModel, row: MicroBatch) -> torch.Tensor:
     """[N, width]: the hidden states that predict the row's tokens, each that of the token before."""
     device = model.device
-    states = model.base_model(
+    states: torch.Tensor = model.base_model(
         input_ids=torch.from_numpy(row.input_ids_T).to(device)[None],
         position_ids=torch.from_numpy(row.position_ids_T).to(device)[None],
         use_cache=False,
