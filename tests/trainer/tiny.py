@@ -20,12 +20,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.losses import Loss, policy_loss
+from agentrl.losses import Loss, PolicyLoss
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch import TorchTrainer
+from agentrl.trainer.torch import Beside, TorchTrainer
 from agentrl.types import Credit, Sample, Scores, TrainBatch
 
 VOCAB = 13
+POLICY_LOSS = PolicyLoss()
+POLICY_LOSS = PolicyLoss()
+BESIDE = Beside()
 SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -108,13 +111,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def trainer(
     model: PreTrainedModel,
-    loss: Loss = policy_loss,
+    loss: Loss = POLICY_LOSS,
     *,
     total_steps: int = 100,
-    **settings: str | float | int | bool | None,
+    beside: Beside = BESIDE,
+    **changes: str | float | int | bool | None,
 ) -> TorchTrainer:
-    config = TrainerConfig.model_validate({"clip_grad": 1e9, "lr_warmup_iters": 0, **settings})
-    return TorchTrainer(model, loss, config, tokenizer=tokenizer(), total_steps=total_steps)
+    return TorchTrainer(
+        model, loss, settings(**changes), tokenizer=tokenizer(), total_steps=total_steps, beside=beside
+    )
+
+
+def settings(**changes: str | float | int | bool | None) -> TrainerConfig:
+    """No warm-up, and no bound on the gradient."""
+    return TrainerConfig.model_validate({"clip_grad": 1e9, "lr_warmup_iters": 0, **changes})
 
 
 @contextmanager

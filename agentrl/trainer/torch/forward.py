@@ -15,7 +15,9 @@ from agentrl.types import NO_VERSION, Author, Sample
 _TOLERANCE = 1e-4
 
 
-def token_outputs(model: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> TokenOutputs:
+def token_outputs(
+    model: PreTrainedModel, row: MicroBatch, *, bf16: bool, entropy_gradient: bool = False
+) -> TokenOutputs:
     """Logprob and entropy of the row's N predicted tokens. Call it inside `segment_attention`."""
     device = model.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -24,6 +26,7 @@ def token_outputs(model: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> Tok
             head_of(model),
             torch.from_numpy(row.targets_N).to(device),
             torch.from_numpy(row.temperature_N).to(device),
+            entropy_gradient=entropy_gradient,
         )
 
 

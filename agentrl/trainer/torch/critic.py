@@ -1,0 +1,79 @@
+"""The critic: a copy of the policy with one output in place of its vocabulary."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.losses import Loss, TokenOutputs, explained_variance
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.torch.batch import MicroBatch
+from agentrl.trainer.torch.forward import head_of, predicting_states
+from agentrl.trainer.torch.learner import Learner
+from agentrl.types import TrainBatch
+
+
+class Critic:
+    """Learns what returns to expect, with an optimizer of its own.
+
+    network: made by `critic_over`. loss: e.g. `ValueLoss()`. alone: how many steps it learns before the
+    policy does (optimizer steps).
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        loss: Loss,
+        config: TrainerConfig,
+        *,
+        total_steps: int,
+        alone: int = 0,
+    ) -> None:
+        self.network = network
+        self.alone = alone
+        self._bf16 = config.bf16
+        self._learner = Learner(network, self._outputs, loss, config, total_steps)
+
+    def learn(self, batch: TrainBatch) -> dict[str, float]:
+        """One optimizer step; see `Learner.learn`.
+
+        Returns:
+            value_loss, value_clipfrac, value_explained_variance; what both networks have, as critic_...
+        """
+        metrics = self._learner.learn(batch)
+        told = {f"critic_{name}": metrics[name] for name in ("grad_norm", "lr", "skipped_steps")}
+        if "value_target" in metrics:
+            told["value_explained_variance"] = explained_variance(metrics)
+        return told | {name: metrics[name] for name in ("value_loss", "value_clipfrac") if name in metrics}
+
+    def _outputs(self, network: PreTrainedModel, row: MicroBatch) -> TokenOutputs:
+        values_N = values_of(network, row, bf16=self._bf16)
+        # It says nothing of probabilities.
+        nothing_N = torch.zeros_like(values_N)
+        return TokenOutputs(nothing_N, nothing_N, values_N)
+
+
+def critic_over(model: PreTrainedModel) -> PreTrainedModel:
+    """A critic that begins with the policy's trunk, and expects 0 everywhere.
+
+    Nothing of it is shared with `model`.
+    """
+    critic = deepcopy(model)
+    # Tied, the head would be the embedding of the vocabulary.
+    critic.config.get_text_config().tie_word_embeddings = False
+    like = head_of(model).weight
+    assert isinstance(like, Tensor)
+    head = nn.Linear(like.shape[1], 1, bias=False, dtype=like.dtype, device=like.device)
+    nn.init.zeros_(head.weight)
+    critic.set_output_embeddings(head)
+    return critic
+
+
+def values_of(critic: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> Tensor:
+    """[N]: the return expected before each of the row's predicted tokens. Call it in `segment_attention`."""
+    with torch.autocast(critic.device.type, torch.bfloat16, enabled=bf16):
+        values_N1: Tensor = head_of(critic)(predicting_states(critic, row))
+    return values_N1[:, 0].to(torch.promote_types(values_N1.dtype, torch.float32))
