@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from agentrl.algorithms.advantages import Grpo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.build.config import RunConfig
 from agentrl.build.model import Model
-from agentrl.losses import policy_loss, sft_loss
+from agentrl.losses import PolicyLoss, sft_loss
 from agentrl.protocols import AdvantageEstimator, Trainer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch import TorchTrainer
@@ -17,7 +15,7 @@ from agentrl.trainer.torch import TorchTrainer
 def build_trainer(model: Model, config: RunConfig) -> Trainer:
     """The RL trainer: the clipped policy loss on the model's own weights."""
     algorithm, rollout = config.algorithm, config.rollout
-    loss = partial(policy_loss, eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high)
+    loss = PolicyLoss(eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high)
     return TorchTrainer(
         model.network,
         loss,

@@ -1,16 +1,31 @@
 """Per-token losses: plain functions on shapes. Weights are given; nothing averages on its own."""
 
 from agentrl.losses.base import Loss, LossInputs, LossOutput, TokenOutputs
-from agentrl.losses.policy import policy_loss
+from agentrl.losses.contract import check_loss
+from agentrl.losses.kl import KlKind, KlTerm, k1, k2, k3, low_var_kl
+from agentrl.losses.policy import Objective, PolicyLoss
+from agentrl.losses.sequences import sequence_mean
 from agentrl.losses.sft import sft_loss
 from agentrl.losses.tokens import logprobs_and_entropy
+from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
+    "KlKind",
+    "KlTerm",
     "Loss",
     "LossInputs",
     "LossOutput",
+    "Objective",
+    "PolicyLoss",
     "TokenOutputs",
+    "ValueLoss",
+    "check_loss",
+    "explained_variance",
+    "k1",
+    "k2",
+    "k3",
     "logprobs_and_entropy",
-    "policy_loss",
+    "low_var_kl",
+    "sequence_mean",
     "sft_loss",
 ]

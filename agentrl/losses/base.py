@@ -1,31 +1,44 @@
-"""What a loss is given and what it returns. N: the loss tokens of one micro-batch."""
+"""What a loss is given and what it returns. N: the loss tokens of one micro-batch, S: its sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
 class TokenOutputs(NamedTuple):
-    """What the model says of each loss token. entropy_N (nats) carries no gradient."""
+    """What the model says of each loss token.
+
+    entropy_N (nats) carries a gradient only where `logprobs_and_entropy` was asked for one.
+    values_N: what the critic expects before the token, in units of reward; None without a critic.
+    """
 
     logp_N: Tensor
     entropy_N: Tensor
+    values_N: Tensor | None = None
 
 
 class LossInputs(NamedTuple):
-    """What is known of each loss token before the model runs.
+    """What is known of each loss token before the model runs; none of it carries a gradient.
 
     old_logp_N: the policy that the ratio is taken against. rollout_logp_N: what the engine
     said when it sampled. weights_N: shares in the whole optimizer step, not in this micro-batch.
+    sequence_N: int64, which sequence of the micro-batch the token belongs to: 0 to S - 1, in order.
+    A sequence is one Sample and stands whole in one micro-batch. ref_logp_N: the policy to stay
+    close to. returns_N, old_values_N: the critic's targets, and what it said before the step.
     """
 
     old_logp_N: Tensor
     rollout_logp_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
+    sequence_N: Tensor
+    ref_logp_N: Tensor | None = None
+    returns_N: Tensor | None = None
+    old_values_N: Tensor | None = None
 
 
 class LossOutput(NamedTuple):
@@ -44,3 +57,8 @@ class Loss(Protocol):
 
     def __call__(self, outputs: TokenOutputs, inputs: LossInputs) -> LossOutput:
         """The weighted sum and its metrics."""
+
+
+def promoted(x: Tensor) -> Tensor:
+    """The tensor in fp32 or better: half precision cannot tell a ratio of 1.001 from 1."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.losses.base import LossInputs, LossOutput, TokenOutputs
+from agentrl.losses.base import LossInputs, LossOutput, TokenOutputs, promoted
 
 
 def sft_loss(outputs: TokenOutputs, inputs: LossInputs) -> LossOutput:
     """sum of weights_N x (- logp_N); advantages and old logprobs play no part."""
-    loss = -(inputs.weights_N * outputs.logp_N).sum()
-    return LossOutput(loss, {"entropy_loss": outputs.entropy_N.sum()})
+    loss = -(inputs.weights_N * promoted(outputs.logp_N)).sum()
+    return LossOutput(loss, {"entropy_loss": promoted(outputs.entropy_N).sum().detach()})

@@ -21,19 +21,22 @@ def logprobs_and_entropy(
     temperature_N: Tensor,
     *,
     max_logits: int = _MAX_LOGITS,
+    entropy_gradient: bool = False,
 ) -> TokenOutputs:
     """Score `targets_N` under softmax(lm_head(hidden) / temperature), in fp32 or better.
 
     Tokens go through the head in chunks of at most `max_logits` logits; where there is more
     than one chunk, each is computed again in the backward pass instead of being kept. A
     token's hidden state is the one that predicts it: the state of the token before.
+    entropy_gradient: let the entropy (nats) carry a gradient too, for an entropy bonus; it costs
+    the backward pass more of a chunk's memory.
     """
     width = _vocabulary(lm_head, hidden_ND)
     chunk = max(max_logits // width, 1)
     if len(targets_N) <= chunk:
-        return _score(hidden_ND, lm_head, targets_N, temperature_N)
+        return _score(hidden_ND, lm_head, targets_N, temperature_N, entropy_gradient)
     parts = [
-        checkpoint(_score, hidden, lm_head, targets, temperature, use_reentrant=False)
+        checkpoint(_score, hidden, lm_head, targets, temperature, entropy_gradient, use_reentrant=False)
         for hidden, targets, temperature in zip(
             hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
@@ -47,13 +50,19 @@ def _vocabulary(lm_head: Callable[[Tensor], Tensor], hidden_ND: Tensor) -> int:
 
 
 def _score(
-    hidden_ND: Tensor, lm_head: Callable[[Tensor], Tensor], targets_N: Tensor, temperature_N: Tensor
+    hidden_ND: Tensor,
+    lm_head: Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    entropy_gradient: bool,
 ) -> TokenOutputs:
     logits_NV = lm_head(hidden_ND)
     # Half precision is enough for a matrix product, never for a softmax.
     precise = torch.promote_types(logits_NV.dtype, torch.float32)
     logp_NV = torch.log_softmax(logits_NV.to(precise) / temperature_N.to(precise)[:, None], dim=-1)
     logp_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
-    with torch.no_grad():
-        entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        # A forbidden token has logp -inf; bounded, it adds 0 and pulls at nothing.
+        bounded_NV = logp_NV.clamp(min=torch.finfo(logp_NV.dtype).min)
+        entropy_N = -(logp_NV.exp() * bounded_NV).sum(-1)
     return TokenOutputs(logp_N, entropy_N)

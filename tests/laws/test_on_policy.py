@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from agentrl import Limits, Message, Task, call, play
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.weights import token_mean
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.losses import policy_loss
+from agentrl.losses import PolicyLoss
 from agentrl.protocols import Stops
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
@@ -105,7 +104,7 @@ def reference(model, sample):
 def trainer_over(model, **changed):
     tokenizer = train_tokenizer(["abc"], special_tokens=(), vocab_size=300)
     config = TrainerConfig(lr=1e-2, lr_warmup_iters=0, max_tokens_per_gpu=64, **changed)
-    loss = partial(policy_loss, eps_clip=0.2, eps_clip_high=0.2)
+    loss = PolicyLoss(eps_clip=0.2, eps_clip_high=0.2)
     return TorchTrainer(model, loss, config, tokenizer=tokenizer, total_steps=10)
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.losses import LossInputs, LossOutput, TokenOutputs, logprobs_and_entropy, policy_loss
+from agentrl.losses import LossInputs, LossOutput, PolicyLoss, TokenOutputs, logprobs_and_entropy
 
 logp = st.floats(-12, 0)
 tokens = st.lists(st.tuples(logp, logp, logp, st.floats(-3, 3), st.floats(0, 1)), min_size=1, max_size=12)
@@ -19,7 +19,8 @@ def run(rows, **bounds) -> tuple[LossOutput, torch.Tensor]:
     new, old, engine, advantages, weights = columns
     new.requires_grad_()
     outputs = TokenOutputs(new, torch.full_like(new, 0.25).detach())
-    return policy_loss(outputs, LossInputs(old, engine, advantages, weights), **bounds), new
+    alone = torch.arange(len(new))
+    return PolicyLoss(**bounds)(outputs, LossInputs(old, engine, advantages, weights, alone)), new
 
 
 def reference(rows, low: float, high: float) -> dict[str, float]:
@@ -120,7 +121,7 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
         torch.full((number,), temperature, dtype=torch.float64),
     )
     known = [torch.tensor(array) for array in (old, old, advantages, weights)]
-    output = policy_loss(outputs, LossInputs(*known))
+    output = PolicyLoss()(outputs, LossInputs(*known, torch.arange(number)))
     output.sum.backward()
 
     def loss_at(shifted: np.ndarray) -> float:

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -85,3 +87,72 @@ def test_a_certain_token_has_no_entropy_and_no_infinity():
     assert outputs.logp_N.tolist() == [-1e4]
     assert outputs.entropy_N.tolist() == pytest.approx([0.0])
     assert torch.isfinite(states.grad).all()
+
+
+@given(number=st.integers(1, 9), vocab=st.integers(1, 7), max_logits=st.integers(1, 70))
+def test_asked_for_the_entropy_has_the_same_gradient_in_any_chunks(number, vocab, max_logits):
+    generator = torch.Generator().manual_seed(number)
+    states = torch.randn(number, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, vocab, (number,), generator=generator)
+    temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
+    pull = torch.randn(number, generator=generator, dtype=torch.float64)
+    layer = head(3, vocab)
+    gradients = []
+    for most in (10_000, max_logits):
+        outputs = logprobs_and_entropy(
+            states, layer, targets, temperature, max_logits=most, entropy_gradient=True
+        )
+        gradients.append(torch.autograd.grad((pull * outputs.entropy_N).sum(), [states, layer.weight]))
+    for one, other in zip(*gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("max_logits", [10_000, 5])
+def test_the_entropys_gradient_is_that_of_finite_differences(max_logits):
+    logits = np.random.default_rng(2).normal(size=(4, 5))
+    temperature = np.array([0.7, 1.0, 1.3, 1.0])
+    pull = np.array([1.0, -2.0, 0.5, 3.0])
+    targets = np.zeros(4, dtype=np.int64)
+    leaf = torch.tensor(logits, requires_grad=True)
+    outputs = logprobs_and_entropy(
+        leaf,
+        nn.Identity(),
+        torch.tensor(targets),
+        torch.tensor(temperature),
+        max_logits=max_logits,
+        entropy_gradient=True,
+    )
+    (torch.tensor(pull) * outputs.entropy_N).sum().backward()
+    for place in np.ndindex(4, 5):
+        nudge = np.zeros_like(logits)
+        nudge[place] = 1e-6
+        up, down = (reference(logits + step, targets, temperature)[1] @ pull for step in (nudge, -nudge))
+        assert float(leaf.grad[place]) == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("logits", [[1e4, 0.0, -1e4], [300.0, 0.0, 0.0], [2.0, 1.0, -math.inf]])
+def test_a_forbidden_or_impossible_token_breaks_no_gradient_of_the_entropy(logits):
+    states = torch.tensor([logits], requires_grad=True)
+    outputs = logprobs_and_entropy(
+        states, nn.Identity(), torch.tensor([0]), torch.tensor([1.0]), entropy_gradient=True
+    )
+    (outputs.entropy_N + outputs.logp_N).sum().backward()
+    assert outputs.entropy_N.isfinite().all()
+    assert states.grad.isfinite().all()
+    allowed = [value for value in logits if value > -math.inf]
+    alone = torch.log_softmax(torch.tensor(allowed, dtype=torch.float64), -1)
+    assert float(outputs.entropy_N.detach()) == pytest.approx(
+        float(torch.special.entr(alone.exp()).sum()), abs=1e-6
+    )
+
+
+def test_without_gradients_the_entropy_has_none_whatever_was_asked():
+    with torch.no_grad():
+        outputs = logprobs_and_entropy(
+            torch.randn(3, 4, requires_grad=True),
+            nn.Identity(),
+            torch.zeros(3, dtype=torch.int64),
+            torch.ones(3),
+            entropy_gradient=True,
+        )
+    assert not outputs.entropy_N.requires_grad

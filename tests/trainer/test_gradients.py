@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agentrl.losses import policy_loss, sft_loss
+from agentrl.losses import PolicyLoss, sft_loss
 from agentrl.types import Credit, TrainBatch
 from tests.trainer.tiny import batch, gradients_of, llama, qwen3, trainer
 
@@ -31,7 +31,7 @@ def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[flo
 
 
 @pytest.mark.parametrize("make", [qwen3, llama])
-@pytest.mark.parametrize("loss", [policy_loss, sft_loss])
+@pytest.mark.parametrize("loss", [PolicyLoss(), sft_loss])
 @pytest.mark.parametrize("max_tokens", [1, 7, 20, 10_000])
 async def test_packed_gradients_are_those_of_single_sequences(make, loss, max_tokens):
     model, told = make(), batch()

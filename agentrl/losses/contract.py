@@ -1,0 +1,178 @@
+"""What every loss must keep, also one of your own, tried out on small made-up batches.
+
+N loss tokens. One helper makes batches, one runs a loss on them; `check_loss` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from agentrl.losses.base import Loss, LossInputs, TokenOutputs
+
+_LENGTHS = (3, 1, 5, 2)
+_HALVES = ((0, 2), (1, 3))
+_GAP = 1e4
+
+
+class _Batch(NamedTuple):
+    outputs: TokenOutputs
+    inputs: LossInputs
+
+
+class _Result(NamedTuple):
+    """gradients: with respect to logp_N, entropy_N and values_N."""
+
+    sum: Tensor
+    gradients: tuple[Tensor, ...]
+    metrics: dict[str, Tensor]
+
+
+def check_loss(loss: Loss) -> None:
+    """Try out a loss: `check_loss(my_loss)`. It costs milliseconds and needs no model.
+
+    - It is a sum over sequences: a batch that is split into micro-batches has the sum, the gradient
+      and the metrics of the whole, under the same names. So nothing in it averages on its own.
+    - It is weights_N x something: three times the weights are three times the sum and the gradient.
+    - Its metrics are detached scalars, and its inputs stay as they were.
+    - It has a gradient, and the sum, the gradient and the metrics stay finite where logprobs or
+      values are 10,000 apart.
+
+    The loss is given all fields of TokenOutputs and LossInputs, entropy with a gradient.
+
+    Raises:
+        ValueError: one sentence that says what the loss does not keep.
+    """
+    batch = _ordinary()
+    whole = _run(loss, batch)
+    if not any(gradient.any() for gradient in whole.gradients):
+        raise ValueError(
+            "the loss has no gradient: neither logp_N nor entropy_N nor values_N reaches its sum"
+        )
+    sequences = [_part(batch, [index]) for index in range(len(_LENGTHS))]
+    _compare(whole, [_run(loss, sequence) for sequence in sequences], range(len(_LENGTHS)))
+    _compare(whole, [_run(loss, _part(batch, half)) for half in _HALVES], (*_HALVES[0], *_HALVES[1]))
+    inputs = batch.inputs
+    heavier = _run(loss, _Batch(batch.outputs, inputs._replace(weights_N=3.0 * inputs.weights_N)))
+    tripled = [3.0 * tensor for tensor in (whole.sum, *whole.gradients)]
+    if not all(_close(*pair) for pair in zip((heavier.sum, *heavier.gradients), tripled, strict=True)):
+        raise ValueError(
+            "the loss is not a sum of weights_N x term_N: three times the weights do not triple it"
+        )
+    extreme = _run(loss, _extreme())
+    for name, tensor in {"sum": extreme.sum, **extreme.metrics}.items():
+        if not tensor.isfinite():
+            raise ValueError(f"the loss's {name} is not finite where logprobs are {_GAP:g} apart; cap them")
+    if not all(gradient.isfinite().all() for gradient in extreme.gradients):
+        raise ValueError(f"the loss's gradient is not finite where logprobs are {_GAP:g} apart; cap them")
+
+
+def _run(loss: Loss, batch: _Batch) -> _Result:
+    outputs = TokenOutputs(
+        *(_clone(tensor).requires_grad_() for tensor in batch.outputs if tensor is not None)
+    )
+    inputs = LossInputs(*(_clone(tensor) for tensor in batch.inputs if tensor is not None))
+    total, metrics = loss(outputs, inputs)
+    for given, before in zip((*outputs, *inputs), (*batch.outputs, *batch.inputs), strict=True):
+        if given is not None and before is not None and not torch.equal(given, before):
+            raise ValueError("the loss changes its inputs in place; work on copies")
+    if total.shape != () or not total.requires_grad:
+        raise ValueError("the loss's sum must be a scalar with a gradient")
+    if any(metric.shape != () or metric.requires_grad for metric in metrics.values()):
+        raise ValueError("the loss's metrics must be scalars, detached from the graph")
+    leaves = [leaf for leaf in outputs if leaf is not None]
+    found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    return _Result(total.detach(), found, dict(metrics))
+
+
+def _compare(whole: _Result, parts: Sequence[_Result], order: Sequence[int]) -> None:
+    """The whole against its parts, whose sequences are those of the whole in `order`."""
+    if any(part.metrics.keys() != whole.metrics.keys() for part in parts):
+        raise ValueError(
+            "the loss returns other metrics for other micro-batches; return the same names always"
+        )
+    advice = "sum over tokens, and leave every mean to weights_N"
+    if not _close(torch.stack([part.sum for part in parts]).sum(), whole.sum):
+        raise ValueError(f"the loss of two micro-batches is not the loss of both together; {advice}")
+    for gradient, pieces in zip(
+        whole.gradients, zip(*(p.gradients for p in parts), strict=True), strict=True
+    ):
+        if not _close(torch.cat(pieces), gradient[_tokens(order)]):
+            raise ValueError(f"a token's gradient depends on the sequences beside it; {advice}")
+    for name, metric in whole.metrics.items():
+        if not _close(torch.stack([part.metrics[name] for part in parts]).sum(), metric):
+            raise ValueError(
+                f"the loss's metric {name} is no sum over tokens: those of micro-batches must add up"
+            )
+
+
+def _close(given: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(given.double(), expected.double(), rtol=1e-4, atol=1e-5)
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _ordinary() -> _Batch:
+    """Ratios inside and outside usual bounds, advantages of both signs, float64."""
+    generator = torch.Generator().manual_seed(0)
+    count = sum(_LENGTHS)
+
+    def normal(centre: float, spread: float) -> Tensor:
+        return centre + spread * torch.randn(count, generator=generator, dtype=torch.float64)
+
+    logp_N = -normal(2.0, 1.0).abs()
+    values_N = normal(0.0, 1.0)
+    inputs = LossInputs(
+        old_logp_N=logp_N + normal(0.0, 0.4),
+        rollout_logp_N=logp_N + normal(0.0, 0.4),
+        advantages_N=normal(0.0, 1.0),
+        weights_N=normal(0.1, 0.02).abs(),
+        sequence_N=torch.repeat_interleave(torch.arange(len(_LENGTHS)), torch.tensor(_LENGTHS)),
+        ref_logp_N=logp_N + normal(0.0, 0.4),
+        returns_N=normal(0.0, 1.0),
+        old_values_N=values_N + normal(0.0, 0.4),
+    )
+    return _Batch(TokenOutputs(logp_N, normal(1.0, 0.2).abs(), values_N), inputs)
+
+
+def _extreme() -> _Batch:
+    """Every combination of certain and impossible, fp32, in sequences of four and then of one token."""
+    rows = [(0.0, -_GAP)] * 4 + [(1.0, -1.0)]
+    corners = torch.tensor([*product(*rows)], dtype=torch.float32)
+    corners = torch.cat([corners, corners])
+    logp_N, old_N, engine_N, ref_N, sign_N = corners.unbind(1)
+    half = len(corners) // 2
+    inputs = LossInputs(
+        old_logp_N=old_N,
+        rollout_logp_N=engine_N,
+        advantages_N=10.0 * sign_N,
+        weights_N=torch.full_like(logp_N, 0.1),
+        sequence_N=torch.cat([torch.arange(half) // 4, half // 4 + torch.arange(half)]),
+        ref_logp_N=ref_N,
+        returns_N=-ref_N,
+        old_values_N=old_N,
+    )
+    return _Batch(TokenOutputs(logp_N, torch.ones_like(logp_N), engine_N), inputs)
+
+
+def _tokens(order: Sequence[int]) -> Tensor:
+    """Where the tokens of some sequences of the ordinary batch stand."""
+    starts = [sum(_LENGTHS[:index]) for index in order]
+    return torch.cat([torch.arange(s, s + _LENGTHS[i]) for s, i in zip(starts, order, strict=True)])
+
+
+def _part(batch: _Batch, order: Sequence[int]) -> _Batch:
+    """Some sequences of the ordinary batch, counted anew from 0."""
+    chosen = _tokens(order)
+    outputs = TokenOutputs(*(tensor[chosen] for tensor in batch.outputs if tensor is not None))
+    inputs = LossInputs(*(tensor[chosen] for tensor in batch.inputs if tensor is not None))
+    lengths = torch.tensor([_LENGTHS[index] for index in order])
+    return _Batch(
+        outputs, inputs._replace(sequence_N=torch.repeat_interleave(torch.arange(len(order)), lengths))
+    )

@@ -1,0 +1,131 @@
+"""The policy losses as papers write them: Python floats, one token after the other, no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from agentrl.losses import LossInputs, TokenOutputs
+
+
+class Token(NamedTuple):
+    """All that is known of one token."""
+
+    sequence: int
+    logp: float
+    old: float
+    engine: float
+    ref: float
+    advantage: float
+    weight: float
+    entropy: float = 0.5
+
+
+class Options(NamedTuple):
+    """What a loss is told, under names of its own."""
+
+    objective: str = "clip"
+    low: float = 0.2
+    high: float = 0.28
+    ceiling: float | None = None
+    bonus: float = 0.0
+    kl: tuple[str, float, bool] | None = None
+    delta: float | None = None
+
+
+def mean_over_sequence(tokens: Sequence[Token], values: Sequence[float], sequence: int) -> float:
+    own = [value for token, value in zip(tokens, values, strict=True) if token.sequence == sequence]
+    return math.fsum(own) / len(own)
+
+
+def between(x: float, least: float, most: float) -> float:
+    return least if x < least else most if x > most else x
+
+
+def kl_of(kind: str, token: Token, unbiased: bool) -> float:
+    """https://arxiv.org/abs/2402.03300, equation 4, and its siblings; q is the reference's odds."""
+    q = math.exp(token.ref - token.logp)
+    value = {
+        "k1": -math.log(q),
+        "k2": math.log(q) ** 2 / 2,
+        "k3": q - math.log(q) - 1,
+        "low_var_kl": between(q - math.log(q) - 1, -10, 10),
+    }[kind]
+    return value * math.exp(token.logp) / math.exp(token.old) if unbiased else value
+
+
+def policy_of(tokens: Sequence[Token], frozen: Sequence[Token], index: int, options: Options):
+    """The policy term of a token, and whether the clip and the dual clip decided it."""
+    token, before = tokens[index], frozen[index]
+    advantage = token.advantage
+    ratio = math.exp(token.logp) / math.exp(token.old)
+    if options.objective == "gspo":
+        gaps = [t.logp - t.old for t in frozen]
+        sequence = math.exp(mean_over_sequence(frozen, gaps, token.sequence))
+        ratio = sequence * math.exp(token.logp) / math.exp(before.logp)
+    if options.objective == "cispo":
+        ratio = math.exp(before.logp) / math.exp(token.old)
+        weight = between(ratio, 1 - options.low, 1 + options.high)
+        return -weight * advantage * token.logp, weight != ratio, False
+    bounded = between(ratio, 1 - options.low, 1 + options.high)
+    objective = min(ratio * advantage, bounded * advantage)
+    clipped = bounded * advantage < ratio * advantage
+    if options.ceiling is not None and advantage < 0 and objective < options.ceiling * advantage:
+        return -options.ceiling * advantage, clipped, True
+    return -objective, clipped, False
+
+
+def evaluate(tokens: Sequence[Token], options: Options, frozen: Sequence[Token] | None = None):
+    """Sums by name. frozen: where everything under a stop-gradient is read off."""
+    frozen = tokens if frozen is None else frozen
+    sums = dict.fromkeys(("loss", "pg", "clipped", "dual", "kl", "dropped", "old_kl", "gap", "entropy"), 0.0)
+    gaps = [token.engine - token.logp for token in frozen]
+    for index, token in enumerate(tokens):
+        term, clipped, dual = policy_of(tokens, frozen, index, options)
+        far = options.delta is not None and mean_over_sequence(frozen, gaps, token.sequence) > options.delta
+        dropped = far and token.advantage < 0
+        policy = 0.0 if dropped else term
+        kl = 0.0 if options.kl is None else kl_of(options.kl[0], token, options.kl[2])
+        coef = 0.0 if options.kl is None else options.kl[1]
+        sums["loss"] += token.weight * (policy - options.bonus * token.entropy + coef * kl)
+        sums["pg"] += policy
+        sums["clipped"] += clipped
+        sums["dual"] += dual
+        sums["kl"] += kl
+        sums["dropped"] += dropped
+        sums["old_kl"] += token.old - token.logp
+        sums["gap"] += abs(token.logp - token.engine)
+        sums["entropy"] += token.entropy
+    return sums
+
+
+def slopes(tokens: Sequence[Token], options: Options, step: float = 1e-6) -> list[float]:
+    """Finite differences of the loss with respect to each logp."""
+
+    def at(index: int, by: float) -> float:
+        moved = list(tokens)
+        moved[index] = tokens[index]._replace(logp=tokens[index].logp + by)
+        return evaluate(moved, options, frozen=tokens)["loss"]
+
+    return [(at(index, step) - at(index, -step)) / (2 * step) for index in range(len(tokens))]
+
+
+def tensors(tokens: Sequence[Token], dtype: torch.dtype = torch.float64) -> tuple[TokenOutputs, LossInputs]:
+    """The same tokens as a loss is given them; logprobs and entropies are leaves."""
+
+    def column(name: str) -> torch.Tensor:
+        return torch.tensor([getattr(token, name) for token in tokens], dtype=dtype)
+
+    outputs = TokenOutputs(column("logp").requires_grad_(), column("entropy").requires_grad_())
+    inputs = LossInputs(
+        old_logp_N=column("old"),
+        rollout_logp_N=column("engine"),
+        advantages_N=column("advantage"),
+        weights_N=column("weight"),
+        sequence_N=torch.tensor([token.sequence for token in tokens], dtype=torch.int64),
+        ref_logp_N=column("ref"),
+    )
+    return outputs, inputs
