@@ -1,16 +1,76 @@
-"""Loss weights: made once for a whole optimizer step, so that no split of it can change the gradient."""
+"""Loss weights: made once for a whole optimizer step, so that no split of it can change the gradient.
+
+Each function takes the samples of a step and gives one float32 [T] array for each of them, 0 off the loss
+mask. They are made from the mask before anything is rejected: a correction that sets tokens to 0 later leaves
+every denominator as it was. loss = sum over all tokens of weight x term.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from agentrl.types import FloatArray, Sample
 
+WeightFunction = Callable[[Sequence[Sample]], tuple[FloatArray, ...]]
+
 
 def token_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
-    """1 / (loss tokens of all samples) on every loss token, 0 elsewhere; [T] for each sample."""
-    num_loss_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-    weight = np.float32(1.0 / max(num_loss_tokens, 1))
-    return tuple(sample.loss_mask.astype(np.float32) * weight for sample in samples)
+    """1 / (loss tokens of all samples) on every loss token: long episodes count for more.
+
+    Source: https://arxiv.org/abs/2503.14476, the token-level loss.
+    """
+    num_loss_tokens = sum(_counts(samples))
+    weight = 1.0 / max(num_loss_tokens, 1)
+    return _spread(samples, [weight] * len(samples))
+
+
+def sample_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
+    """1 / (samples x loss tokens of this sample): every sample counts the same.
+
+    An episode that became several samples counts several times; `rollout_mean` mends that.
+    A sample without loss tokens counts as one, and its share is lost.
+    Source: https://arxiv.org/abs/2402.03300, the loss of GRPO.
+    """
+    return _spread(samples, [1.0 / (len(samples) * max(count, 1)) for count in _counts(samples)])
+
+
+def rollout_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
+    """1 / (episodes x loss tokens of this episode, over all its samples): every episode counts the same.
+
+    Splitting an episode into samples changes nothing. An episode without loss tokens counts as one, and
+    its share is lost.
+    """
+    tokens_of: dict[str, int] = {}
+    for sample, count in zip(samples, _counts(samples), strict=True):
+        tokens_of[sample.rollout_id] = tokens_of.get(sample.rollout_id, 0) + count
+    shares = [1.0 / (len(tokens_of) * max(tokens_of[sample.rollout_id], 1)) for sample in samples]
+    return _spread(samples, shares)
+
+
+def constant(samples: Sequence[Sample], *, max_length: int) -> tuple[FloatArray, ...]:
+    """1 / (episodes x max_length) on every loss token: nobody's length changes anybody's weight.
+
+    max_length: how many tokens a policy may write in one episode (tokens), the same throughout a run.
+    Source: https://arxiv.org/abs/2503.20783, Dr. GRPO.
+
+    Raises:
+        ValueError: max_length is below 1.
+    """
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1 token, got {max_length}")
+    num_episodes = len({sample.rollout_id for sample in samples})
+    weight = 1.0 / (max(num_episodes, 1) * max_length)
+    return _spread(samples, [weight] * len(samples))
+
+
+def _counts(samples: Sequence[Sample]) -> list[int]:
+    return [int(sample.loss_mask.sum()) for sample in samples]
+
+
+def _spread(samples: Sequence[Sample], weights: Sequence[float]) -> tuple[FloatArray, ...]:
+    return tuple(
+        sample.loss_mask.astype(np.float32) * np.float32(weight)
+        for sample, weight in zip(samples, weights, strict=True)
+    )

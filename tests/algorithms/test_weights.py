@@ -1,11 +1,39 @@
+from functools import partial
+from itertools import product
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.weights import token_mean
+from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, token_mean
+from tests.algorithms.batches import Told, batch, batches, laid_out, walk
 from tests.algorithms.episodes import sample
 
 masks = st.lists(st.lists(st.integers(0, 1), max_size=6).map(lambda rest: [0, *rest]), max_size=6)
+MAX_LENGTH = 50
+FUNCTIONS = {
+    "token_mean": token_mean,
+    "sample_mean": sample_mean,
+    "rollout_mean": rollout_mean,
+    "constant": partial(constant, max_length=MAX_LENGTH),
+}
+
+
+def by_hand(name, samples):
+    episodes = walk(samples)
+    everything = sum(len(told) for told in episodes.values())
+    found = {}
+    for told in episodes.values():
+        for token in told:
+            in_sample = sum(1 for other in told if other.sample == token.sample)
+            found[token.sample, token.position] = {
+                "token_mean": 1 / everything,
+                "sample_mean": 1 / len(samples) / in_sample,
+                "rollout_mean": 1 / len(episodes) / len(told),
+                "constant": 1 / len(episodes) / MAX_LENGTH,
+            }[name]
+    return laid_out(samples, found)
 
 
 @given(masks)
@@ -14,3 +42,51 @@ def test_every_loss_token_weighs_the_same_over_the_whole_step(told):
     number = sum(map(sum, told))
     expected = [[np.float32(1 / number) if bit else 0.0 for bit in mask] for mask in told]
     assert [w.tolist() for w in weights] == expected
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(one=batches())
+def test_weights_agree_with_a_count_by_hand(name, one):
+    weights = FUNCTIONS[name](one.samples)
+    assert [w.tolist() for w in weights] == [pytest.approx(w) for w in by_hand(name, one.samples)]
+    assert {w.dtype for w in weights} == {np.dtype(np.float32)}
+
+
+def test_each_name_is_its_own_count_and_no_other():
+    one = batch([Told([2, 1, 3], split=1), Told([1])])
+    same = {
+        (name, other)
+        for name, other in product(FUNCTIONS, FUNCTIONS)
+        if np.allclose(
+            np.concatenate(FUNCTIONS[name](one.samples)),
+            np.concatenate(by_hand(other, one.samples)),
+            rtol=1e-3,
+        )
+    }
+    assert same == {(name, name) for name in FUNCTIONS}
+
+
+@pytest.mark.parametrize("name", ["token_mean", "rollout_mean", "constant"])
+def test_splitting_an_episode_changes_no_weight_of_its_tokens(name):
+    whole, split = batch([Told([2, 3, 1]), Told([2])]), batch([Told([2, 3, 1], split=2), Told([2])])
+    per_token = [np.concatenate(FUNCTIONS[name](b.samples)) for b in (whole, split)]
+    assert len(split.samples) == 3
+    assert per_token[0][per_token[0] > 0].tolist() == per_token[1][per_token[1] > 0].tolist()
+
+
+def test_what_has_no_loss_tokens_still_counts_as_a_sample_and_an_episode():
+    samples = [sample("a", [0, 1, 1]), sample("b", [0, 0])]
+    assert [w.tolist() for w in sample_mean(samples)] == [[0, 0.25, 0.25], [0, 0]]
+    assert [w.tolist() for w in rollout_mean(samples)] == [[0, 0.25, 0.25], [0, 0]]
+    assert [w.tolist() for w in constant(samples, max_length=5)] == [[0, *[np.float32(0.1)] * 2], [0, 0]]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nothing_weighs_nothing(name):
+    assert FUNCTIONS[name]([]) == ()
+    assert [w.tolist() for w in FUNCTIONS[name]([sample("a", [0, 0])])] == [[0, 0]]
+
+
+def test_a_length_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1 token"):
+        constant([], max_length=0)

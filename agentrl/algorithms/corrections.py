@@ -1,0 +1,185 @@
+"""Factors that correct for the engine having sampled with other probabilities than the trainer computes.
+
+ratio[t] = exp(old logprob - rollout logprob): the trainer's probability of a token over the engine's, when
+it was sampled. A correction turns ratios into factors for the loss weights, one float32 [T] array for each
+sample, 0 off the loss mask. Weights were made before, so a factor of 0 changes no denominator. All trainable
+tokens of an episode, over all its samples, are one sequence here: splitting an episode changes nothing.
+
+Log-ratios are kept to -20 .. 20 where they are raised to a power of e, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.algorithms.tokens import Floats, Tokens
+from agentrl.types import FloatArray, Sample, Scores
+
+MAX_LOG_RATIO = 20.0
+
+
+class Corrected(NamedTuple):
+    """Factors on the loss weights, and metrics (means over trainable tokens, where not said otherwise)."""
+
+    factors: tuple[FloatArray, ...]
+    metrics: Mapping[str, float]
+
+
+Correction = Callable[[Sequence[Sample], Scores], Corrected]
+
+
+@dataclass(frozen=True, slots=True)
+class Tis:
+    """Truncated importance sampling: factor = ratio, kept to tis_clip_low .. tis_clip.
+
+    Source: F. Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025);
+    truncating ratios from above: https://arxiv.org/abs/1802.01561.
+
+    Metrics: tis (the factor), tis_abs (how far the ratio is from 1), tis_clipfrac (ratios that were
+    changed).
+
+    Raises:
+        ValueError: the bounds are not 0 <= tis_clip_low < tis_clip.
+    """
+
+    tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.tis_clip_low, self.tis_clip)
+
+    def __call__(self, samples: Sequence[Sample], scores: Scores) -> Corrected:
+        """Factors for `samples`."""
+        tokens = Tokens.of(samples)
+        ratio_N = _ratio(log_ratios(tokens, scores))
+        factor_N = np.clip(ratio_N, self.tis_clip_low, self.tis_clip)
+        return Corrected(tokens.scatter(factor_N), _metrics("tis", tokens, ratio_N, factor_N))
+
+
+@dataclass(frozen=True, slots=True)
+class IcePop:
+    """Masking on both sides: factor = ratio inside low .. high, the bounds included, else 0.
+
+    Source: https://arxiv.org/abs/2510.18855.
+
+    Metrics: icepop (the factor), icepop_abs (how far the ratio is from 1), icepop_clipfrac (tokens masked).
+
+    Raises:
+        ValueError: the bounds are not 0 <= low < high.
+    """
+
+    low: float = 0.5
+    high: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.low, self.high)
+
+    def __call__(self, samples: Sequence[Sample], scores: Scores) -> Corrected:
+        """Factors for `samples`."""
+        tokens = Tokens.of(samples)
+        ratio_N = _ratio(log_ratios(tokens, scores))
+        factor_N = np.where(_within(ratio_N, self.low, self.high), ratio_N, 0.0)
+        return Corrected(tokens.scatter(factor_N), _metrics("icepop", tokens, ratio_N, factor_N))
+
+
+@dataclass(frozen=True, slots=True)
+class Mis:
+    """Importance sampling with a choice of level and of what happens beyond the bounds.
+
+    level: token: each token's own ratio. sequence: the product of all of the sequence's, unbiased and of
+        high variance. geometric: their geometric mean, which does not depend on length.
+    mode: truncate: ratios above `upper` become it. clip: those below `lower` become it too. mask: factors
+        outside lower .. upper become 0, those inside keep their ratio.
+    veto: a sequence that holds a token with a ratio below it is dropped whole; None: none is.
+
+    Source: J. Liu, Y. Li et al., When Speed Kills Stability (2025); masking whole sequences:
+    https://arxiv.org/abs/2512.23075.
+
+    Metrics: mis (the factor), mis_abs (how far the ratio is from 1), mis_clipfrac (ratios that were changed),
+    mis_masked (factors of 0), mis_veto (dropped sequences, as a share of those with trainable tokens).
+
+    Raises:
+        ValueError: the bounds are not 0 <= lower < upper, or veto is not between 0 and 1.
+    """
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    mode: Literal["truncate", "clip", "mask"] = "truncate"
+    lower: float = 0.5
+    upper: float = 2.0
+    veto: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.lower, self.upper)
+        if self.veto is not None and not 0.0 < self.veto < 1.0:
+            raise ValueError(f"veto is a ratio between 0 and 1, such as 1e-4, got {self.veto}")
+
+    def __call__(self, samples: Sequence[Sample], scores: Scores) -> Corrected:
+        """Factors for `samples`."""
+        tokens = Tokens.of(samples)
+        log_ratio_N = log_ratios(tokens, scores)
+        ratio_N = _ratio(self._levelled(log_ratio_N, tokens))
+        lowest = self.lower if self.mode == "clip" else 0.0
+        factor_N = np.clip(ratio_N, lowest, self.upper)
+        if self.mode == "mask":
+            factor_N = np.where(_within(ratio_N, self.lower, self.upper), ratio_N, 0.0)
+        metrics = _metrics("mis", tokens, ratio_N, factor_N)
+        dropped_E = self._dropped(log_ratio_N, tokens)
+        factor_N = np.where(dropped_E[tokens.episode_N], 0.0, factor_N)
+        metrics |= {
+            "mis": tokens.mean(factor_N),
+            "mis_masked": tokens.mean((factor_N == 0.0).astype(np.float64)),
+            "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.episode_N)), 1),
+        }
+        return Corrected(tokens.scatter(factor_N), metrics)
+
+    def _levelled(self, log_ratio_N: Floats, tokens: Tokens) -> Floats:
+        if self.level == "token":
+            return log_ratio_N
+        sums_E: Floats = np.bincount(tokens.episode_N, weights=log_ratio_N).astype(np.float64)
+        if self.level == "geometric":
+            sums_E = sums_E / np.maximum(np.bincount(tokens.episode_N), 1)
+        levelled: Floats = sums_E[tokens.episode_N]
+        return levelled
+
+    def _dropped(self, log_ratio_N: Floats, tokens: Tokens) -> npt.NDArray[np.bool_]:
+        dropped_E = np.zeros(len(tokens.episode_ids), dtype=bool)
+        if self.veto is not None:
+            dropped_E[tokens.episode_N[log_ratio_N < np.log(self.veto)]] = True
+        return dropped_E
+
+
+def log_ratios(tokens: Tokens, scores: Scores) -> Floats:
+    """Old logprobs of the trainer minus those the engine sampled with, [N], in nats.
+
+    Raises:
+        ValueError: an old logprob is not finite.
+    """
+    rollout_N = tokens.gather([sample.logprobs for sample in tokens.samples], "rollout logprobs")
+    return tokens.gather(scores.old, "old logprobs") - rollout_N
+
+
+def _ratio(log_ratio_N: Floats) -> Floats:
+    ratio: Floats = np.exp(np.clip(log_ratio_N, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return ratio
+
+
+def _within(ratio_N: Floats, low: float, high: float) -> npt.NDArray[np.bool_]:
+    return (ratio_N >= low) & (ratio_N <= high)
+
+
+def _metrics(name: str, tokens: Tokens, ratio_N: Floats, factor_N: Floats) -> dict[str, float]:
+    return {
+        name: tokens.mean(factor_N),
+        f"{name}_abs": tokens.mean(np.abs(ratio_N - 1.0)),
+        f"{name}_clipfrac": tokens.mean((factor_N != ratio_N).astype(np.float64)),
+    }
+
+
+def _check_bounds(low: float, high: float) -> None:
+    if not 0.0 <= low < high:
+        raise ValueError(f"a ratio is kept between bounds 0 <= low < high, got {low} and {high}")

@@ -1,0 +1,273 @@
+"""Advantage estimators: each an `AdvantageEstimator` over the whole batch, with token-mean weights.
+
+    GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL: one advantage for all tokens of an episode
+    TurnRelative              the same, turn by turn
+    ReinforcePlusPlus         returns of each token, brought to one scale over the batch
+    ReinforcePlusPlusBaseline the same, after the mean of the group has been taken off
+    Gae                       PPO: needs a critic
+    Crediting                 puts other weights, distillation, whitening or a correction on top of one
+
+GSPO and CISPO are losses; their advantages are those of `GroupRelative`.
+
+In all of them `kl` takes a KL penalty off the reward of each token, and a token is credited with the
+penalties from itself to the end of its episode, as with any other reward; baselines of groups leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo
+from agentrl.algorithms.corrections import Correction
+from agentrl.algorithms.returns import Discount, discounted_returns, gae
+from agentrl.algorithms.rewards import KlPenalty, token_rewards
+from agentrl.algorithms.tokens import Floats, Tokens, verdicts_of
+from agentrl.algorithms.turns import returns_to_go, turn_advantages
+from agentrl.algorithms.weights import WeightFunction, token_mean
+from agentrl.algorithms.whitening import whiten
+from agentrl.protocols import AdvantageEstimator
+from agentrl.types import Credit, Group, Sample, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRelative:
+    """Episodes against their siblings: the advantage of an episode stands on all its trainable tokens.
+
+    The baseline counts episodes: one that has become several samples weighs no more than its siblings, and
+    one that was left out of the samples still counts. Sources: in `agentrl.algorithms.baselines`.
+    """
+
+    baseline: Baseline = grpo
+    kl: KlPenalty | None = None
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
+        """Credit for `samples`, whose episodes are all in `groups`.
+
+        Raises:
+            ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
+        """
+        tokens = Tokens.of(samples)
+        advantages_N = _outcomes(groups, tokens, self.baseline)
+        return _without_critic(tokens, advantages_N, _penalties(self.kl, tokens, scores))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRelative:
+    """Turns against the same turns of the siblings.
+
+    `turn_advantages` has the formula, and says why it is unbiased. gamma discounts from turn to turn.
+
+    Raises:
+        ValueError: gamma is not between 0 and 1.
+    """
+
+    gamma: float = 1.0
+    kl: KlPenalty | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ValueError(f"gamma must be between 0 and 1, got {self.gamma}")
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
+        """Credit for `samples`, whose episodes are all in `groups`.
+
+        Raises:
+            ValueError: a sample's episode is in no group or has too few turns, a reward is not finite, or
+                scores are missing.
+        """
+        tokens = Tokens.of(samples)
+        verdicts_of(groups, tokens.episode_ids)
+        by_id = {
+            episode.id: advantages_K
+            for group in groups
+            for episode, advantages_K in zip(
+                group.episodes, turn_advantages(returns_to_go(group, gamma=self.gamma)), strict=True
+            )
+        }
+        advantages_N = np.zeros(len(tokens))
+        for id, start, stop in zip(tokens.episode_ids, tokens.bounds, tokens.bounds[1:], strict=False):
+            turn_n = tokens.turn_N[start:stop]
+            if np.any(turn_n >= len(by_id[id])):
+                raise ValueError(f"episode {id} has {len(by_id[id])} turns, its samples tell of more")
+            advantages_N[start:stop] = by_id[id][turn_n]
+        return _without_critic(tokens, advantages_N, _penalties(self.kl, tokens, scores))
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcePlusPlus:
+    """Discounted returns of each token, KL in the reward, whitened over the batch.
+
+    Groups may hold a single episode: none is compared with its siblings.
+
+    Source: https://arxiv.org/abs/2501.03262.
+    """
+
+    gamma: float = 1.0
+    discount: Discount = "token"
+    kl: KlPenalty | None = None
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
+        """Credit for `samples`, whose episodes are all in `groups`.
+
+        Raises:
+            ValueError: a sample's episode is in no group, a reward is not finite, scores are missing, or
+                gamma is not between 0 and 1.
+        """
+        tokens = Tokens.of(samples)
+        penalty_N, metrics = _penalties(self.kl, tokens, scores)
+        rewards_N = token_rewards(groups, tokens) - penalty_N
+        returns_N = discounted_returns(rewards_N, tokens, gamma=self.gamma, discount=self.discount)
+        return _credit(tokens, whiten(returns_N), metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcePlusPlusBaseline:
+    """The mean of the group taken off, then KL, then whitened over the batch, not in the group.
+
+    Source: https://arxiv.org/abs/2501.03262, the variant with a baseline.
+    """
+
+    kl: KlPenalty | None = None
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
+        """Credit for `samples`, whose episodes are all in `groups`.
+
+        Raises:
+            ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
+        """
+        tokens = Tokens.of(samples)
+        penalty_N, metrics = _penalties(self.kl, tokens, scores)
+        advantages_N = _outcomes(groups, tokens, dr_grpo) - discounted_returns(penalty_N, tokens)
+        return _credit(tokens, whiten(advantages_N), metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Gae:
+    """Generalised advantages of a critic, and the returns that it learns from: PPO.
+
+    Source: https://arxiv.org/abs/1506.02438; see `agentrl.algorithms.returns.gae`.
+    normalize_advantages: whiten advantages over the batch; returns keep their units.
+    """
+
+    gamma: float = 1.0
+    lambd: float = 1.0
+    discount: Discount = "token"
+    kl: KlPenalty | None = None
+    normalize_advantages: bool = False
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
+        """Credit for `samples`, whose episodes are all in `groups`, with returns.
+
+        Raises:
+            ValueError: a sample's episode is in no group, a reward is not finite, scores are missing, or
+                gamma or lambd is not between 0 and 1.
+        """
+        tokens = Tokens.of(samples)
+        if scores.values is None:
+            raise ValueError(
+                "PPO needs the values of a critic for every token; train one (estimator `ppo`), or "
+                "choose an estimator without a critic, such as `grpo`"
+            )
+        penalty_N, metrics = _penalties(self.kl, tokens, scores)
+        advantages_N, returns_N = gae(
+            token_rewards(groups, tokens) - penalty_N,
+            tokens.gather(scores.values, "values"),
+            tokens,
+            gamma=self.gamma,
+            lambd=self.lambd,
+            discount=self.discount,
+        )
+        if self.normalize_advantages:
+            advantages_N = whiten(advantages_N)
+        return replace(_credit(tokens, advantages_N, metrics), returns=tokens.scatter(returns_N))
+
+
+@dataclass(frozen=True, slots=True)
+class Crediting:
+    """An estimator, and what may be put on top of it, in this order.
+
+    opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (old logprob - teacher logprob); the
+        expectation of that difference is KL(policy, teacher). Source: https://arxiv.org/abs/2306.13649;
+        the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
+    normalize_advantages: whiten advantages over the batch.
+    weights: a function of `agentrl.algorithms.weights`; None keeps the estimator's own.
+    correction: one of `agentrl.algorithms.corrections`; its factors multiply the weights, whose
+        denominators stay as they were.
+    """
+
+    estimator: AdvantageEstimator
+    opd_kl_coef: float = 0.0
+    normalize_advantages: bool = False
+    weights: WeightFunction | None = None
+    correction: Correction | None = None
+
+    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
+        """Credit for `samples`, whose episodes are all in `groups`.
+
+        Raises:
+            ValueError: what the estimator raises; or logprobs of a teacher are missing or not finite.
+        """
+        credit = self.estimator(groups, samples, scores)
+        tokens = Tokens.of(samples)
+        if self.opd_kl_coef or self.normalize_advantages:
+            credit = self._reshaped(credit, tokens, scores)
+        if self.weights is not None:
+            credit = replace(credit, weights=self.weights(samples))
+        if self.correction is None:
+            return credit
+        factors, metrics = self.correction(samples, scores)
+        weights = tuple(w * factor for w, factor in zip(credit.weights, factors, strict=True))
+        return replace(credit, weights=weights, metrics={**credit.metrics, **metrics})
+
+    def _reshaped(self, credit: Credit, tokens: Tokens, scores: Scores) -> Credit:
+        advantages_N, metrics = tokens.gather(credit.advantages, "advantages"), dict(credit.metrics)
+        if self.opd_kl_coef:
+            gap_N = _teacher_gap(tokens, scores)
+            advantages_N = advantages_N - self.opd_kl_coef * gap_N
+            metrics["opd_kl"] = tokens.mean(gap_N)
+        if self.normalize_advantages:
+            advantages_N = whiten(advantages_N)
+        return replace(credit, advantages=tokens.scatter(advantages_N), metrics=metrics)
+
+
+def _outcomes(groups: Sequence[Group], tokens: Tokens, baseline: Baseline) -> Floats:
+    """Each token's advantage by its episode's total reward alone, [N]."""
+    verdicts_of(groups, tokens.episode_ids)
+    by_id: dict[str, float] = {}
+    for group in groups:
+        advantages_G = baseline([verdict.total for verdict in group.verdicts])
+        by_id |= zip((e.id for e in group.episodes), advantages_G.tolist(), strict=True)
+    advantages_E = np.array([by_id[id] for id in tokens.episode_ids], dtype=np.float64)
+    outcomes: Floats = advantages_E[tokens.episode_N]
+    return outcomes
+
+
+def _penalties(kl: KlPenalty | None, tokens: Tokens, scores: Scores) -> tuple[Floats, Mapping[str, float]]:
+    """What the KL penalty takes off the reward of each token, [N], and its metric."""
+    if kl is None:
+        return np.zeros(len(tokens)), {}
+    estimate_N = kl.estimate(tokens, scores)
+    return kl.kl_coef * estimate_N, {"ref_kl": tokens.mean(estimate_N)}
+
+
+def _without_critic(
+    tokens: Tokens, advantages_N: Floats, penalties: tuple[Floats, Mapping[str, float]]
+) -> Credit:
+    penalty_N, metrics = penalties
+    return _credit(tokens, advantages_N - discounted_returns(penalty_N, tokens), metrics)
+
+
+def _credit(tokens: Tokens, advantages_N: Floats, metrics: Mapping[str, float]) -> Credit:
+    return Credit(tokens.scatter(advantages_N), token_mean(tokens.samples), metrics=metrics)
+
+
+def _teacher_gap(tokens: Tokens, scores: Scores) -> Floats:
+    if scores.teacher is None:
+        raise ValueError(
+            "on-policy distillation needs the logprobs of a teacher; load one (opd_teacher_load), or set "
+            "opd_kl_coef to 0"
+        )
+    return tokens.gather(scores.old, "old logprobs") - tokens.gather(scores.teacher, "teacher logprobs")

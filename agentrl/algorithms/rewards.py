@@ -1,0 +1,103 @@
+"""Rewards on tokens: what an episode was worth, and what it costs to stray from a reference model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from agentrl.algorithms.tokens import Floats, Tokens, verdicts_of
+from agentrl.types import Group, Scores, Verdict
+
+KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
+
+_MAX_LOG_RATIO = 20.0
+_LOW_VAR_BOUND = 10.0
+
+
+def token_rewards(groups: Sequence[Group], tokens: Tokens) -> Floats:
+    """The rewards of each episode on its trainable tokens, [N]; they sum to `Verdict.total`.
+
+    A turn's reward stands on the last trainable token of the turn, what the total holds beyond them on the
+    last one of the episode, whichever sample that is in. A turn without trainable tokens gives its reward
+    to the nearest one before it, else to the first one after. An episode without any gives nothing.
+
+    Raises:
+        ValueError: an episode is in no group, or a turn's reward is not finite.
+    """
+    rewards_N = np.zeros(len(tokens))
+    bounds = tokens.bounds
+    for e, verdict in enumerate(verdicts_of(groups, tokens.episode_ids)):
+        turn_n = tokens.turn_N[bounds[e] : bounds[e + 1]]
+        if not len(turn_n):
+            continue
+        scored = scored_turns(verdict)
+        places = np.searchsorted(turn_n, list(scored), side="right") - 1
+        np.add.at(rewards_N, bounds[e] + np.maximum(places, 0), list(scored.values()))
+        rewards_N[bounds[e + 1] - 1] += verdict.total - math.fsum(scored.values())
+    return rewards_N
+
+
+def scored_turns(verdict: Verdict) -> dict[int, float]:
+    """The rewards of the turns that were scored, by the number of the turn.
+
+    Raises:
+        ValueError: a turn's reward is not finite.
+    """
+    scored = {k: reward for k, reward in enumerate(verdict.turn_rewards) if reward is not None}
+    if not all(math.isfinite(reward) for reward in scored.values()):
+        raise ValueError(f"episode {verdict.episode_id}: rewards of turns must be finite, got {scored}")
+    return scored
+
+
+def kl_estimate(logp_N: Floats, ref_logp_N: Floats, kind: KlKind) -> Floats:
+    """Estimates of KL(policy, reference) from the tokens that the policy sampled, [N], in nats.
+
+    With d = logp - ref_logp:
+
+        k1          d                       unbiased; below 0 where the reference likes a token better
+        k2          d^2 / 2                 biased, small variance
+        k3          exp(-d) - 1 + d         unbiased, never below 0
+        low_var_kl  k3, kept to -10 .. 10
+
+    In k3, d is kept to -20 and more, so that nothing overflows.
+
+    Source: J. Schulman, Approximating KL Divergence (2020), names and formulas; k3 as the penalty of
+    GRPO: https://arxiv.org/abs/2402.03300, equation 4.
+    """
+    difference = logp_N - ref_logp_N
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference**2
+    bounded = np.maximum(difference, -_MAX_LOG_RATIO)
+    k3: Floats = np.expm1(-bounded) + bounded
+    return np.clip(k3, -_LOW_VAR_BOUND, _LOW_VAR_BOUND) if kind == "low_var_kl" else k3
+
+
+@dataclass(frozen=True, slots=True)
+class KlPenalty:
+    """What straying from the reference costs, token by token: kl_coef x estimate, taken off the reward.
+
+    Source: https://arxiv.org/abs/2203.02155, equation 2 (with k1).
+    """
+
+    kl_coef: float
+    kl_kind: KlKind = "k1"
+
+    def estimate(self, tokens: Tokens, scores: Scores) -> Floats:
+        """KL(old policy, reference) at each token, [N], in nats, before kl_coef.
+
+        Raises:
+            ValueError: there are no scores of a reference.
+        """
+        if scores.ref is None:
+            raise ValueError(
+                "a KL penalty needs the logprobs of a reference model; load one (ref_load), "
+                "or set kl_coef to 0"
+            )
+        old_N = tokens.gather(scores.old, "old logprobs")
+        return kl_estimate(old_N, tokens.gather(scores.ref, "reference logprobs"), self.kl_kind)

@@ -1,0 +1,101 @@
+"""The trainable tokens of a batch, laid end to end: formulas over them need no loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types import FloatArray, Group, Sample, Verdict
+
+Floats = npt.NDArray[np.float64]
+"""What formulas compute with; float32 is for the borders."""
+Indices = npt.NDArray[np.intp]
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """The N trainable tokens of some samples, episode after episode, each in the order of its turns.
+
+    An episode whose history was rewritten is several samples; here it is one run of tokens again, so that
+    nothing computed along it depends on where it was split.
+
+    episode_ids: the E episodes of the samples, also those without a trainable token.
+    episode_N: which of them a token belongs to, never falling. turn_N: the turn of that episode.
+    order: the samples, by index, as their tokens stand here.
+    """
+
+    samples: tuple[Sample, ...]
+    episode_ids: tuple[str, ...]
+    order: tuple[int, ...]
+    episode_N: Indices
+    turn_N: Indices
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Tokens:
+        """Lay the trainable tokens of `samples` end to end."""
+        episode_ids = tuple(dict.fromkeys(sample.rollout_id for sample in samples))
+        rank = {id: k for k, id in enumerate(episode_ids)}
+        order = tuple(
+            sorted(range(len(samples)), key=lambda i: (rank[samples[i].rollout_id], int(samples[i].turns[0])))
+        )
+        counts = [int(samples[i].loss_mask.sum()) for i in order]
+        ranks = np.array([rank[samples[i].rollout_id] for i in order], dtype=np.intp)
+        turns = [samples[i].turns[samples[i].loss_mask] for i in order]
+        turn_N = np.concatenate([np.zeros(0, dtype=np.intp), *turns]).astype(np.intp)
+        return cls(tuple(samples), episode_ids, order, np.repeat(ranks, counts), turn_N)
+
+    def __len__(self) -> int:
+        return len(self.episode_N)
+
+    @property
+    def bounds(self) -> Indices:
+        """[E + 1]: the tokens of episode e are bounds[e] to bounds[e + 1], exclusive."""
+        return np.searchsorted(self.episode_N, np.arange(len(self.episode_ids) + 1)).astype(np.intp)
+
+    def gather(self, arrays: Sequence[FloatArray], name: str) -> Floats:
+        """The values of the trainable tokens, [N], out of one [T] array for each sample.
+
+        Raises:
+            ValueError: a value is not finite, or an array is not of its sample's length. `name` says whose.
+        """
+        if [array.shape for array in arrays] != [sample.loss_mask.shape for sample in self.samples]:
+            raise ValueError(f"{name} must hold one value for each token of each sample")
+        parts = [arrays[i][self.samples[i].loss_mask] for i in self.order]
+        values_N = np.concatenate([np.zeros(0), *parts]).astype(np.float64)
+        if not np.all(np.isfinite(values_N)):
+            raise ValueError(f"{name} must be finite; look at what computed them before training on them")
+        return values_N
+
+    def scatter(self, values_N: Floats) -> tuple[FloatArray, ...]:
+        """The opposite of `gather`: one float32 [T] array for each sample, 0 off the loss mask."""
+        bounded_N = np.clip(values_N, -_LARGEST, _LARGEST).astype(np.float32)
+        arrays = [np.zeros(len(sample), dtype=np.float32) for sample in self.samples]
+        start = 0
+        for i in self.order:
+            mask = self.samples[i].loss_mask
+            stop = start + int(mask.sum())
+            arrays[i][mask] = bounded_N[start:stop]
+            start = stop
+        return tuple(arrays)
+
+    def mean(self, values_N: Floats) -> float:
+        """The mean over all tokens, 0 where there are none."""
+        return float(values_N.mean()) if len(values_N) else 0.0
+
+
+def verdicts_of(groups: Sequence[Group], episode_ids: Sequence[str]) -> tuple[Verdict, ...]:
+    """The verdict of each episode.
+
+    Raises:
+        ValueError: an episode is in no group.
+    """
+    verdicts = {verdict.episode_id: verdict for group in groups for verdict in group.verdicts}
+    strangers = sorted(set(episode_ids) - verdicts.keys())
+    if strangers:
+        raise ValueError(f"samples of episodes that are in no group: {strangers}")
+    return tuple(verdicts[id] for id in episode_ids)

@@ -1,0 +1,119 @@
+"""Whole batches as short as a test needs them, a strategy for ragged ones, and a walk over their tokens."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from agentrl.algorithms.samples import samples_of
+from agentrl.types import Ending, Episode, Group, Limits, Restart, Sample, Scores, Trajectory, Verdict
+from tests.algorithms.episodes import TASK, turn
+
+
+class Told(NamedTuple):
+    """An episode: tokens written in each turn, its rewards, and at which turn its history was rewritten."""
+
+    lengths: Sequence[int]
+    total: float = 0.0
+    turn_rewards: Sequence[float | None] = ()
+    split: int = 0
+
+
+class Batch(NamedTuple):
+    groups: list[Group]
+    samples: list[Sample]
+    scores: Scores
+
+    def credit(self, estimator):
+        return estimator(self.groups, self.samples, self.scores)
+
+
+class Token(NamedTuple):
+    """Where a trainable token is: which sample, which position; and the turn it belongs to."""
+
+    sample: int
+    position: int
+    turn: int
+
+
+def episode_of(id: str, told: Told) -> Episode:
+    turns = tuple(turn([1], list(range(1, length + 1))) for length in told.lengths)
+    trajectories = [Trajectory(turns[told.split :])]
+    if told.split:
+        trajectories = [
+            Trajectory(turns[: told.split]),
+            Trajectory(turns[told.split :], 0, Restart.COMPACTED),
+        ]
+    return Episode(id, "e", TASK, 0, Limits(), tuple(trajectories), (), Ending.COMPLETED)
+
+
+def batch(*groups: Sequence[Told], gap: float = 1.0, seed: int = 0) -> Batch:
+    """Groups g0, g1, ...; episodes g0.0, g0.1, ...; scores up to `gap` from the engine's logprobs."""
+    made = []
+    for g, told in enumerate(groups):
+        episodes = tuple(episode_of(f"g{g}.{i}", one) for i, one in enumerate(told))
+        verdicts = tuple(
+            Verdict(e.id, "s", one.total, turn_rewards=tuple(one.turn_rewards))
+            for e, one in zip(episodes, told, strict=True)
+        )
+        made.append(Group(f"g{g}", TASK, 0, episodes, verdicts))
+    samples = [s for group in made for e in group.episodes for s in samples_of(e, temperature=1.0)]
+    rng = np.random.default_rng(seed)
+
+    def near():
+        return tuple((s.logprobs + rng.uniform(-gap, gap, len(s))).astype(np.float32) for s in samples)
+
+    return Batch(made, samples, Scores(near(), near(), near(), near()))
+
+
+def walk(samples: Sequence[Sample]) -> dict[str, list[Token]]:
+    """The trainable tokens of each episode in the order they were sampled in."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for i, sample in enumerate(samples):
+        tokens = found.setdefault(sample.rollout_id, [])
+        for t in range(len(sample)):
+            if sample.loss_mask[t]:
+                tokens.append((int(sample.turns[t]), t, i))
+    return {id: [Token(i, t, k) for k, t, i in sorted(tokens)] for id, tokens in found.items()}
+
+
+def laid_out(samples: Sequence[Sample], values: dict[tuple[int, int], float]) -> list[list[float]]:
+    """Values by (sample, position) as one list for each sample, 0 elsewhere."""
+    return [[values.get((i, t), 0.0) for t in range(len(s))] for i, s in enumerate(samples)]
+
+
+def flat(batch: Batch, arrays) -> list[float]:
+    """One [T] array for each sample as one list over the trainable tokens, episode after episode."""
+    return [
+        float(arrays[token.sample][token.position])
+        for tokens in walk(batch.samples).values()
+        for token in tokens
+    ]
+
+
+def told() -> st.SearchStrategy[Told]:
+    reward = st.floats(0, 4).map(lambda r: round(r, 2))
+
+    def whole(lengths: list[int]) -> st.SearchStrategy[Told]:
+        marks = st.lists(st.none() | reward, max_size=len(lengths))
+        return st.builds(Told, st.just(lengths), reward, marks, st.integers(0, len(lengths) - 1))
+
+    return st.lists(st.integers(0, 3), min_size=1, max_size=4).flatmap(whole)
+
+
+def batches(gap: float = 1.0) -> st.SearchStrategy[Batch]:
+    """Ragged groups; turns and episodes without a token; rewritten histories."""
+    groups = st.lists(st.lists(told(), min_size=1, max_size=4), min_size=1, max_size=3)
+    return st.builds(lambda gs, seed: batch(*gs, gap=gap, seed=seed), groups, st.integers(0, 99))
+
+
+def close(arrays, expected, tolerance: float = 1e-5) -> bool:
+    return all(
+        np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(arrays, expected, strict=True)
+    )
+
+
+def only_on_mask(samples: Sequence[Sample], arrays) -> Iterator[bool]:
+    for sample, array in zip(samples, arrays, strict=True):
+        yield bool(np.all(np.isfinite(array)) and not np.any(array[~sample.loss_mask]))

@@ -1,0 +1,164 @@
+from itertools import product
+from math import exp, log, prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.algorithms.corrections import IcePop, Mis, Tis
+from agentrl.types import Scores
+from tests.algorithms.batches import Batch, Told, batch, batches, close, laid_out, only_on_mask, walk
+
+LEVELS, MODES = ("token", "sequence", "geometric"), ("truncate", "clip", "mask")
+CORRECTIONS = {
+    "tis": Tis(1.5),
+    "tis from below": Tis(1.5, 0.7),
+    "icepop": IcePop(0.6, 1.8),
+    **{f"{level} {mode}": Mis(level, mode, 0.8, 1.25) for level, mode in product(LEVELS, MODES)},
+    "veto": Mis("token", "truncate", 0.8, 1.25, veto=0.5),
+}
+
+
+def with_gaps(*gaps, told=None) -> Batch:
+    """A batch whose tokens have these log-ratios, one list for each episode."""
+    one = batch(told or [Told([len(gap)]) for gap in gaps])
+    old = [s.logprobs.copy() for s in one.samples]
+    for tokens, gap in zip(walk(one.samples).values(), gaps, strict=True):
+        for token, difference in zip(tokens, gap, strict=True):
+            old[token.sample][token.position] += np.float32(difference)
+    return one._replace(scores=Scores(tuple(old)))
+
+
+def factor_by_hand(name, ratios, n):
+    """The factor of token n of a sequence with these ratios."""
+    if name == "tis":
+        return min(ratios[n], 1.5)
+    if name == "tis from below":
+        return max(min(ratios[n], 1.5), 0.7)
+    if name == "icepop":
+        return ratios[n] if 0.6 <= ratios[n] <= 1.8 else 0.0
+    if name == "veto":
+        return 0.0 if min(ratios) < 0.5 else min(ratios[n], 1.25)
+    level, mode = name.split()
+    whole = prod(ratios)
+    ratio = {"token": ratios[n], "sequence": whole, "geometric": whole ** (1 / len(ratios))}[level]
+    kept = ratio if 0.8 <= ratio <= 1.25 else 0.0
+    return {"truncate": min(ratio, 1.25), "clip": max(min(ratio, 1.25), 0.8), "mask": kept}[mode]
+
+
+def factors_by_hand(name, one: Batch):
+    found = {}
+    for told in walk(one.samples).values():
+        ratios = [
+            exp(
+                float(one.scores.old[token.sample][token.position])
+                - float(one.samples[token.sample].logprobs[token.position])
+            )
+            for token in told
+        ]
+        for n, token in enumerate(told):
+            found[token.sample, token.position] = factor_by_hand(name, ratios, n)
+    return laid_out(one.samples, found)
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@given(one=batches())
+def test_factors_agree_with_pencil_and_paper(name, one):
+    factors, metrics = CORRECTIONS[name](one.samples, one.scores)
+    assert close(factors, factors_by_hand(name, one))
+    assert all(np.isfinite(list(metrics.values())))
+
+
+def test_each_name_is_its_own_formula_and_no_other():
+    gaps = [
+        [0.3, -0.2, 0.65],
+        [0.5, 0.55],
+        [-0.9, 0.1],
+        [-0.15, 0.05],
+        [0.2, 0.2],
+        [-0.1, -0.1],
+        [0.55, -0.5],
+    ]
+    one = with_gaps(*gaps)
+    same = {
+        (name, other)
+        for name, other in product(CORRECTIONS, CORRECTIONS)
+        if close(CORRECTIONS[name](one.samples, one.scores).factors, factors_by_hand(other, one), 1e-4)
+    }
+    assert same == {(name, name) for name in CORRECTIONS}
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_without_a_gap_every_factor_is_one(name):
+    one = with_gaps([0.0, 0.0], [0.0])
+    factors, metrics = CORRECTIONS[name](one.samples, one.scores)
+    assert [f.tolist() for f in factors] == [[0, 1, 1], [0, 1]]
+    assert {key: value for key, value in metrics.items() if value} == {next(iter(metrics)): 1.0}
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@given(one=batches(gap=1e4))
+def test_huge_gaps_stay_finite_and_off_the_mask_nothing_is(name, one):
+    factors, metrics = CORRECTIONS[name](one.samples, one.scores)
+    assert all(only_on_mask(one.samples, factors))
+    assert all(np.isfinite(list(metrics.values())))
+    assert max((float(f.max()) for f in factors), default=0) <= 1.8
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("told", [[Told([0])], []])
+def test_without_trainable_tokens_there_is_nothing_to_correct(name, told):
+    one = batch(told)
+    factors, metrics = CORRECTIONS[name](one.samples, one.scores)
+    assert not any(np.any(f) for f in factors)
+    assert set(metrics.values()) == {0.0}
+
+
+@given(st.sampled_from(LEVELS), st.sampled_from(MODES))
+def test_a_sequence_is_an_episode_however_often_its_history_was_rewritten(level, mode):
+    gaps = [0.1, 0.3, -0.1, 0.2]
+    whole = with_gaps(gaps, told=[Told([2, 2])])
+    split = with_gaps(gaps, told=[Told([2, 2], split=1)])
+    per_token = [
+        np.concatenate(Mis(level, mode, veto=0.1)(b.samples, b.scores).factors) for b in (whole, split)
+    ]
+    assert per_token[0][[1, 2, 4, 5]].tolist() == per_token[1][[1, 2, 4, 5]].tolist()
+
+
+def test_metrics_count_tokens_and_dropped_sequences():
+    one = with_gaps([log(4), 0.0], [log(0.25), 0.0])
+    assert Tis(2.0)(one.samples, one.scores).metrics == pytest.approx(
+        {"tis": (2 + 1 + 0.25 + 1) / 4, "tis_abs": (3 + 0.75) / 4, "tis_clipfrac": 0.25}
+    )
+    assert IcePop(0.5, 5.0)(one.samples, one.scores).metrics == pytest.approx(
+        {"icepop": (4 + 1 + 0 + 1) / 4, "icepop_abs": (3 + 0.75) / 4, "icepop_clipfrac": 0.25}
+    )
+    assert Mis("token", "truncate", 0.5, 2.0, veto=0.3)(one.samples, one.scores).metrics == pytest.approx(
+        {"mis": 0.75, "mis_abs": (3 + 0.75) / 4, "mis_clipfrac": 0.25, "mis_masked": 0.5, "mis_veto": 0.5}
+    )
+
+
+def test_bounds_are_inside():
+    one = with_gaps([log(0.5), log(5.0)])
+    one = one._replace(
+        scores=Scores((np.array([0, *np.log([0.5, 5.0])], np.float32) + one.samples[0].logprobs,))
+    )
+    ratios = np.exp(one.scores.old[0].astype(np.float64) - one.samples[0].logprobs)[1:]
+    factors = IcePop(float(ratios[0]), float(ratios[1]))(one.samples, one.scores).factors
+    assert factors[0].tolist() == pytest.approx([0, 0.5, 5.0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make", [Tis, lambda high, low: IcePop(low, high), lambda u, lo: Mis(lower=lo, upper=u)]
+)
+@pytest.mark.parametrize(("high", "low"), [(1.0, 1.0), (1.0, 2.0), (1.0, -0.1), (float("nan"), 0.0)])
+def test_bounds_that_hold_nothing_are_refused(make, high, low):
+    with pytest.raises(ValueError, match="0 <= low < high"):
+        make(high, low)
+
+
+@pytest.mark.parametrize("veto", [0.0, 1.0, -1.0])
+def test_a_veto_that_is_no_ratio_is_refused(veto):
+    with pytest.raises(ValueError, match="veto is a ratio"):
+        Mis(veto=veto)

@@ -1,0 +1,125 @@
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.algorithms.rewards import KlPenalty, kl_estimate, token_rewards
+from agentrl.algorithms.tokens import Tokens
+from agentrl.types import Scores
+from tests.algorithms.batches import Batch, Told, batch, batches, flat, walk
+
+KINDS = ("k1", "k2", "k3", "low_var_kl")
+gaps = st.lists(st.floats(-15, 15), max_size=6)
+
+
+def rewards_by_hand(one: Batch):
+    verdicts = {v.episode_id: v for group in one.groups for v in group.verdicts}
+    rewards = []
+    for id, told in walk(one.samples).items():
+        here = [0.0] * len(told)
+        rest = verdicts[id].total
+        for turn, reward in enumerate(verdicts[id].turn_rewards):
+            if reward is None or not told:
+                continue
+            rest -= reward
+            before = [n for n, token in enumerate(told) if token.turn <= turn]
+            here[before[-1] if before else 0] += reward
+        if told:
+            here[-1] += rest
+        rewards += here
+    return rewards
+
+
+def kl_by_hand(d, kind):
+    k3 = math.exp(-d) - 1 + d
+    return {"k1": d, "k2": d * d / 2, "k3": k3, "low_var_kl": min(max(k3, -10.0), 10.0)}[kind]
+
+
+@given(batches())
+def test_rewards_stand_where_a_loop_puts_them_and_sum_to_the_total(one):
+    tokens = Tokens.of(one.samples)
+    rewards_N = token_rewards(one.groups, tokens)
+    assert rewards_N == pytest.approx(np.array(rewards_by_hand(one)), abs=1e-9)
+    totals = {v.episode_id: v.total for group in one.groups for v in group.verdicts}
+    for e, id in enumerate(tokens.episode_ids):
+        here = rewards_N[tokens.episode_N == e]
+        assert here.sum() == pytest.approx(totals[id] if len(here) else 0.0, abs=1e-9)
+
+
+def test_a_turn_is_paid_at_its_last_token_and_the_rest_at_the_end_of_the_last_sample():
+    one = batch([Told([2, 1, 2], total=2.0, turn_rewards=[0.5, None, 0.25], split=1)])
+    one.samples.reverse()
+    assert token_rewards(one.groups, Tokens.of(one.samples)).tolist() == [0, 0.5, 0, 0, 0.25 + 1.25]
+
+
+def test_a_turn_without_tokens_pays_the_nearest_before_it_else_the_first_after():
+    one = batch([Told([0, 2, 0, 2], total=7.0, turn_rewards=[1.0, 2.0, 4.0])])
+    assert token_rewards(one.groups, Tokens.of(one.samples)).tolist() == [1, 6, 0, 0]
+
+
+def test_rewards_of_turns_that_were_never_played_are_paid_at_the_end():
+    one = batch([Told([1, 1], total=3.0, turn_rewards=[None, None, 1.0, 1.0])])
+    assert token_rewards(one.groups, Tokens.of(one.samples)).tolist() == [0, 3]
+
+
+def test_an_episode_without_trainable_tokens_is_paid_nothing():
+    one = batch([Told([0, 0], total=3.0, turn_rewards=[1.0]), Told([1], total=1.0)])
+    assert token_rewards(one.groups, Tokens.of(one.samples)).tolist() == [1.0]
+
+
+def test_a_turn_reward_that_is_no_number_is_refused():
+    one = batch([Told([1], turn_rewards=[math.nan])])
+    with pytest.raises(ValueError, match=r"g0\.0: rewards of turns must be finite"):
+        token_rewards(one.groups, Tokens.of(one.samples))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(gaps_N=gaps)
+def test_estimates_of_kl_agree_with_pencil_and_paper(kind, gaps_N):
+    estimates = kl_estimate(np.array(gaps_N) - 2, np.full(len(gaps_N), -2.0), kind)
+    assert estimates.tolist() == pytest.approx([kl_by_hand(d, kind) for d in gaps_N], rel=1e-6, abs=1e-9)
+
+
+def test_each_estimate_of_kl_is_its_own_and_no_other():
+    gaps_N = [0.5, -0.5, 2.0, -4.0]
+    same = {
+        (one, other)
+        for one, other in product(KINDS, KINDS)
+        if np.allclose(
+            kl_estimate(np.array(gaps_N), np.zeros(4), one), [kl_by_hand(d, other) for d in gaps_N], rtol=1e-3
+        )
+    }
+    assert same == {(kind, kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimates_of_kl_stay_finite_and_keep_their_sign(kind):
+    estimates = kl_estimate(np.array([1e4, -1e4, 0.0]), np.zeros(3), kind)
+    assert np.all(np.isfinite(estimates))
+    assert kind == "k1" or np.all(estimates >= 0)
+
+
+def test_k1_and_k3_are_unbiased():
+    policy, reference = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
+    kl = float(np.sum(policy * np.log(policy / reference)))
+    for kind in ("k1", "k3"):
+        estimates = kl_estimate(np.log(policy), np.log(reference), kind)
+        assert float(np.sum(policy * estimates)) == pytest.approx(kl)
+
+
+def test_the_penalty_compares_the_old_policy_with_the_reference():
+    one = batch([Told([2, 1])])
+    estimates = KlPenalty(0.1, "k1").estimate(Tokens.of(one.samples), one.scores)
+    expected = [
+        old - ref for old, ref in zip(flat(one, one.scores.old), flat(one, one.scores.ref), strict=True)
+    ]
+    assert estimates.tolist() == pytest.approx(expected)
+
+
+def test_a_penalty_without_a_reference_says_what_to_do():
+    one = batch([Told([1])])
+    with pytest.raises(ValueError, match="load one"):
+        KlPenalty(0.1).estimate(Tokens.of(one.samples), Scores(one.scores.old))
