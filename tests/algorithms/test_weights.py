@@ -44,12 +44,12 @@ def test_every_loss_token_weighs_the_same_over_the_whole_step(told):
     assert [w.tolist() for w in weights] == expected
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
 @given(one=batches())
-def test_weights_agree_with_a_count_by_hand(name, one):
-    weights = FUNCTIONS[name](one.samples)
-    assert [w.tolist() for w in weights] == [pytest.approx(w) for w in by_hand(name, one.samples)]
-    assert {w.dtype for w in weights} == {np.dtype(np.float32)}
+def test_weights_agree_with_a_count_by_hand(one):
+    for name, function in FUNCTIONS.items():
+        weights = function(one.samples)
+        assert [w.tolist() for w in weights] == [pytest.approx(w) for w in by_hand(name, one.samples)]
+        assert {w.dtype for w in weights} == {np.dtype(np.float32)}
 
 
 def test_each_name_is_its_own_count_and_no_other():

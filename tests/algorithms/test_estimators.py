@@ -1,0 +1,340 @@
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from statistics import fmean, pstdev, stdev
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.algorithms.baselines import dr_grpo, grpo, maxrl, rloo
+from agentrl.algorithms.contract import check_estimator
+from agentrl.algorithms.corrections import IcePop, Mis, Tis
+from agentrl.algorithms.estimators import (
+    Crediting,
+    Gae,
+    GroupRelative,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    TurnRelative,
+)
+from agentrl.algorithms.rewards import KlPenalty
+from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, token_mean
+from agentrl.types import Scores
+from tests.algorithms.batches import Batch, Told, batch, batches, close, laid_out, only_on_mask, walk
+from tests.algorithms.episodes import group, of_engine, sample
+
+KL = KlPenalty(0.25, "k1")
+ESTIMATORS = {
+    "grpo": GroupRelative(),
+    "dr_grpo": GroupRelative(dr_grpo),
+    "rloo": GroupRelative(rloo),
+    "maxrl": GroupRelative(maxrl),
+    "turns": TurnRelative(),
+    "discounted turns": TurnRelative(0.5),
+    "reinforce_plus_plus": ReinforcePlusPlus(),
+    "discounted reinforce_plus_plus": ReinforcePlusPlus(0.5),
+    "reinforce_plus_plus by turns": ReinforcePlusPlus(0.5, "turn"),
+    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline(),
+    "ppo": Gae(0.9, 0.8),
+    "ppo by turns": Gae(0.9, 0.8, "turn"),
+    "ppo whitened": Gae(0.9, 0.8, normalize_advantages=True),
+}
+WITH_KL = {f"{name} with kl": replace(estimator, kl=KL) for name, estimator in ESTIMATORS.items()}
+
+
+def whitened(values):
+    mean, spread = (fmean(values), pstdev(values)) if values else (0.0, 0.0)
+    return [(v - mean) / (spread + 1e-8) for v in values]
+
+
+def scores_of(one: Batch, arrays, told):
+    return [float(arrays[token.sample][token.position]) for token in told]
+
+
+def rewards_of(verdict, told, kl):
+    """The rewards of the tokens of one episode."""
+    rewards = [-x for x in kl]
+    rest = verdict.total
+    for turn, reward in enumerate(verdict.turn_rewards):
+        if reward is not None and told:
+            before = [n for n, token in enumerate(told) if token.turn <= turn]
+            rewards[before[-1] if before else 0] += reward
+            rest -= reward
+    if told:
+        rewards[-1] += rest
+    return rewards
+
+
+def backwards(told, rewards, values, shares):
+    """The loop of GAE; without values and with lambda 1 it is the loop of returns."""
+    gamma, lambd, by_turn = shares
+    found, later = [], 0.0
+    for n in reversed(range(len(told))):
+        step, following = 0.0, 0.0
+        if n + 1 < len(told):
+            step = 1.0 if by_turn and told[n].turn == told[n + 1].turn else gamma
+            following = values[n + 1]
+        later = rewards[n] + step * following - values[n] + step * lambd * later
+        found.append(later)
+    return found[::-1]
+
+
+def outcome(name, mine, totals):
+    """The advantage of an episode by totals alone."""
+    mean = fmean(totals)
+    if len(set(totals)) == 1:
+        return 0.0
+    match name:
+        case "grpo":
+            return (mine - mean) / (stdev(totals) + 1e-6)
+        case "rloo":
+            return (mine - mean) * len(totals) / (len(totals) - 1)
+        case "maxrl":
+            return (mine - mean) / mean
+    return mine - mean
+
+
+def turn_returns(group, gamma):
+    found = []
+    for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
+        rewards = [0.0] * len(episode.turns)
+        for k, reward in enumerate(verdict.turn_rewards):
+            rewards[k] += reward or 0.0
+        rewards[-1] += verdict.total - sum(rewards)
+        found.append(
+            [sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
+        )
+    return found
+
+
+def against_others(returns, i, k):
+    others = [r for j, r in enumerate(returns) if j != i]
+    reached = [r[k] for r in others if len(r) > k] or [r[0] for r in others]
+    return returns[i][k] - fmean(reached) if reached else 0.0
+
+
+def advantages_by_hand(name, one: Batch):
+    """The advantages of an estimator by its name, as one list for each sample, with nothing but loops."""
+    bare = name.removesuffix(" with kl")
+    places = {e.id: (g, i) for g in one.groups for i, e in enumerate(g.episodes)}
+    order, found = [], []
+    for id, told in walk(one.samples).items():
+        siblings, i = places[id]
+        old, ref = scores_of(one, one.scores.old, told), scores_of(one, one.scores.ref, told)
+        kl = [0.25 * (a - b) if bare != name else 0.0 for a, b in zip(old, ref, strict=True)]
+        from_here = [sum(kl[n:]) for n in range(len(told))]
+        totals = [v.total for v in siblings.verdicts]
+        rewards = rewards_of(siblings.verdicts[i], told, kl)
+        order += told
+        if bare.startswith("ppo"):
+            values = scores_of(one, one.scores.values, told)
+            found += backwards(told, rewards, values, (0.9, 0.8, "turns" in bare))
+        elif "reinforce_plus_plus" in bare and "baseline" not in bare:
+            gamma = 1.0 if bare == "reinforce_plus_plus" else 0.5
+            found += backwards(told, rewards, [0.0] * len(told), (gamma, 1.0, "turns" in bare))
+        elif "turns" in bare:
+            returns = turn_returns(siblings, 0.5 if "discounted" in bare else 1.0)
+            found += [against_others(returns, i, t.turn) - k for t, k in zip(told, from_here, strict=True)]
+        else:
+            found += [outcome(bare, totals[i], totals) - k for k in from_here]
+    if "reinforce" in bare or "whitened" in bare:
+        found = whitened(found)
+    return laid_out(one.samples, {(t.sample, t.position): a for t, a in zip(order, found, strict=True)})
+
+
+ADVERSARIAL = batch(
+    [Told([2, 1, 2], 2.0, [0.5, None, 0.25], split=1), Told([1], 0.0), Told([1, 0, 3], 1.0, [None, 0.75])],
+    [Told([0, 2], 1.0, [1.0]), Told([3, 1], 3.0, split=1)],
+    [Told([2], 1.0), Told([1, 1], 1.0), Told([0], 0.0), Told([2, 2, 2], 0.0, [1.0, -2.0])],
+)
+
+
+@given(one=batches())
+def test_advantages_agree_with_loops_over_tokens(one):
+    for name, estimator in (ESTIMATORS | WITH_KL).items():
+        credit = one.credit(estimator)
+        assert close(credit.advantages, advantages_by_hand(name, one), 1e-4), name
+        assert all(only_on_mask(one.samples, credit.advantages)), name
+
+
+def test_each_name_is_its_own_estimator_and_no_other():
+    everyone = ESTIMATORS | WITH_KL
+    by_hand = {name: np.concatenate(advantages_by_hand(name, ADVERSARIAL)) for name in everyone}
+    given_by = {name: np.concatenate(ADVERSARIAL.credit(one).advantages) for name, one in everyone.items()}
+    same = {
+        (one, other)
+        for one, other in product(everyone, everyone)
+        if np.allclose(given_by[one], by_hand[other], rtol=1e-3, atol=1e-3)
+    }
+    assert same == {(name, name) for name in everyone}
+
+
+@given(batches())
+def test_a_critic_learns_what_it_said_plus_the_advantage(one):
+    credit = one.credit(ESTIMATORS["ppo"])
+    advantages = advantages_by_hand("ppo", one)
+    expected = [
+        [a + float(v) if bit else 0.0 for a, v, bit in zip(*row, strict=True)]
+        for row in zip(advantages, one.scores.values, [s.loss_mask for s in one.samples], strict=True)
+    ]
+    assert close(credit.returns, expected)
+    assert close(one.credit(ESTIMATORS["ppo whitened"]).returns, expected)
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, *WITH_KL])
+def test_every_estimator_keeps_the_contract(name):
+    check_estimator((ESTIMATORS | WITH_KL)[name])
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize("correction", [Tis(), IcePop(), Mis("sequence", "mask", veto=1e-4)], ids=repr)
+def test_with_everything_on_top_the_contract_holds(kind, correction):
+    kl = KlPenalty(0.1, kind)
+    for name in ("grpo", "turns", "reinforce_plus_plus", "ppo"):
+        bare = replace(ESTIMATORS[name], kl=kl)
+        check_estimator(Crediting(bare, 0.5, True, rollout_mean, correction))
+
+
+@given(one=batches(gap=1e4))
+def test_no_gap_however_huge_gives_a_number_that_is_none(one):
+    for name, estimator in (ESTIMATORS | WITH_KL).items():
+        credit = one.credit(Crediting(estimator, 1.0, correction=Tis()))
+        assert all(only_on_mask(one.samples, credit.advantages)), name
+        assert all(only_on_mask(one.samples, credit.weights)), name
+        assert all(np.isfinite(list(credit.metrics.values()))), name
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ESTIMATORS if n.startswith(("grpo", "dr", "rl", "maxrl")) or n == "turns"]
+)
+def test_equal_rewards_give_exactly_nothing(name):
+    one = batch([Told([2, 1], 0.1), Told([1], 0.1), Told([1, 1, 1], 0.1)], [Told([2], 5.0)])
+    assert not any(np.any(a) for a in one.credit(ESTIMATORS[name]).advantages)
+
+
+def numbered(one: Batch, factor):
+    """Scores that go by where a token is in its episode, not in its sample."""
+    arrays = [np.zeros(len(s), np.float32) for s in one.samples]
+    for told in walk(one.samples).values():
+        for n, token in enumerate(told):
+            arrays[token.sample][token.position] = -factor * (n % 3)
+    return tuple(arrays)
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, *WITH_KL])
+def test_an_episode_that_began_anew_gets_what_it_got_in_one_piece(name):
+    per_token = []
+    for split in (0, 1):
+        one = batch([Told([2, 1, 1], 1.0, [0.5], split), Told([1, 2], 3.0)])
+        scores = Scores(*(numbered(one, k) for k in (1, 2, 3, 4)))
+        credit = one._replace(scores=scores).credit((ESTIMATORS | WITH_KL)[name])
+        masks = np.concatenate([s.loss_mask for s in one.samples])
+        per_token.append(
+            [
+                np.concatenate(credit.advantages)[masks].tolist(),
+                np.concatenate(credit.weights)[masks].tolist(),
+            ]
+        )
+    assert per_token[0] == per_token[1]
+
+
+def test_baselines_count_episodes_whatever_became_of_them():
+    # Episode 0 became two samples, episode 2 none: the mean of 3, 0, 0 is still 1.
+    groups = [group("a", [3, 0, 0])]
+    samples = [sample("a.0", [0, 1]), sample("a.0", [0, 1, 1]), sample("a.1", [0, 1])]
+    credit = GroupRelative(dr_grpo)(groups, samples, of_engine(samples))
+    assert [a.tolist() for a in credit.advantages] == [[0, 2], [0, 2, 2], [0, -1]]
+    assert [w.tolist() for w in credit.weights] == [[0, 0.25], [0, 0.25, 0.25], [0, 0.25]]
+    by_turn = TurnRelative()(groups, samples, of_engine(samples))
+    assert [a.tolist() for a in by_turn.advantages] == [[0, 3], [0, 3, 3], [0, -1.5]]
+
+
+def test_standard_deviation_divides_only_where_it_is_asked_for():
+    groups = [group("a", [2, 0])]
+    samples = [sample("a.0", [0, 1]), sample("a.1", [0, 1])]
+    divided = GroupRelative()(groups, samples, of_engine(samples)).advantages
+    plain = GroupRelative(partial(grpo, std_normalization=False))(
+        groups, samples, of_engine(samples)
+    ).advantages
+    assert [a[1] for a in divided] == pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
+    assert [a[1] for a in plain] == [1, -1]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_sample_from_nowhere_is_refused(name):
+    stranger = sample("x", [0, 1])
+    scores = replace(of_engine([stranger]), values=(np.zeros(2, np.float32),))
+    with pytest.raises(ValueError, match=r"no group: \['x'\]"):
+        ESTIMATORS[name]([group("a", [1, 0])], [stranger], scores)
+
+
+def test_samples_of_turns_that_were_not_played_are_refused():
+    later = replace(sample("a.0", [0, 1]), turns=np.array([0, 5], np.int32))
+    with pytest.raises(ValueError, match=r"a\.0 has 1 turns"):
+        TurnRelative()([group("a", [1, 0])], [later], of_engine([later]))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "sentence"),
+    [
+        (Gae(), "needs the values of a critic"),
+        (GroupRelative(kl=KL), "needs the logprobs of a reference model"),
+        (Gae(kl=KL), "needs the values of a critic"),
+        (Crediting(GroupRelative(), opd_kl_coef=1.0), "needs the logprobs of a teacher"),
+    ],
+)
+def test_scores_that_are_missing_are_asked_for_in_a_sentence(estimator, sentence):
+    one = batch([Told([1], 1.0), Told([1])])
+    with pytest.raises(ValueError, match=sentence):
+        estimator(one.groups, one.samples, of_engine(one.samples))
+
+
+def test_a_gamma_that_is_no_share_is_refused():
+    with pytest.raises(ValueError, match="gamma must be between 0 and 1"):
+        TurnRelative(1.5)
+
+
+@given(batches())
+def test_distillation_pulls_towards_the_teacher_before_whitening(one):
+    bare = one.credit(GroupRelative(dr_grpo)).advantages
+    gaps, pulled = {}, {}
+    for told in walk(one.samples).values():
+        for t in told:
+            here = t.sample, t.position
+            gaps[here] = float(one.scores.old[t.sample][t.position]) - float(
+                one.scores.teacher[t.sample][t.position]
+            )
+            pulled[here] = float(bare[t.sample][t.position]) - 0.5 * gaps[here]
+    credit = one.credit(Crediting(GroupRelative(dr_grpo), opd_kl_coef=0.5))
+    assert close(credit.advantages, laid_out(one.samples, pulled))
+    assert credit.metrics == pytest.approx({"opd_kl": fmean(gaps.values()) if gaps else 0.0})
+    both = one.credit(Crediting(GroupRelative(dr_grpo), opd_kl_coef=0.5, normalize_advantages=True))
+    scaled = dict(zip(pulled, whitened(list(pulled.values())), strict=True))
+    assert close(both.advantages, laid_out(one.samples, scaled), 1e-3)
+
+
+WEIGHTS = st.sampled_from([token_mean, sample_mean, rollout_mean, partial(constant, max_length=9)])
+
+
+@given(batches(), WEIGHTS)
+def test_a_correction_multiplies_weights_and_leaves_denominators_and_advantages_alone(one, weights):
+    correction = Mis("token", "mask")
+    plain = one.credit(Crediting(GroupRelative(), weights=weights))
+    corrected = one.credit(Crediting(GroupRelative(), weights=weights, correction=correction))
+    factors, metrics = correction(one.samples, one.scores)
+    expected = [w.astype(float) * f for w, f in zip(weights(one.samples), factors, strict=True)]
+    assert [w.tolist() for w in plain.weights] == [w.tolist() for w in weights(one.samples)]
+    assert [w.tolist() for w in corrected.weights] == [pytest.approx(w.tolist()) for w in expected]
+    assert [a.tolist() for a in corrected.advantages] == [a.tolist() for a in plain.advantages]
+    assert corrected.metrics == metrics
+
+
+def test_with_nothing_on_top_credit_is_the_estimators_own():
+    bare, crediting = ADVERSARIAL.credit(Gae(kl=KL)), ADVERSARIAL.credit(Crediting(Gae(kl=KL)))
+    for field in ("advantages", "weights", "returns"):
+        pairs = zip(getattr(bare, field), getattr(crediting, field), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+    assert crediting.metrics == bare.metrics
+    assert set(bare.metrics) == {"ref_kl"}
