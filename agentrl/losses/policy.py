@@ -51,7 +51,7 @@ class PolicyLoss:
       count, and entropy and KL stay. The weights stay too: others do not grow by it.
 
     Log-ratios are capped at 20, so that no token that became e^20 times likelier can turn the sum
-    or its gradient into infinity; a token beyond the cap has no gradient.
+    or its gradient into infinity; no gradient flows through a ratio beyond the cap.
 
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (tokens whose clipped branch is
     chosen and differs; cispo: whose ratio was clipped), ppo_kl (old_logp - logp, the k1 estimate of

@@ -114,7 +114,9 @@ def test_a_clip_that_makes_no_sense_is_refused(clip):
 def test_explained_variance_is_one_for_a_prophet_zero_for_the_mean_and_below_for_worse():
     returns = [1.0, 2.0, 4.0, 9.0]
     guesses = {1.0: returns, 0.0: [4.0] * 4, -3.0: [4.0 - (r - 4.0) for r in returns]}
-    for expected, values in guesses.items():
+    # One who is wrong by the same everywhere still tells good from bad.
+    shifted = {expected: [value + 2.0 for value in values] for expected, values in guesses.items()}
+    for expected, values in (*guesses.items(), *shifted.items()):
         output, _ = run([(v, r, v, 0.1) for v, r in zip(values, returns, strict=True)], None)
         means = {name: float(total) / len(returns) for name, total in output.metrics.items()}
         assert explained_variance(means) == pytest.approx(expected)
