@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.config import RECIPES, AlgorithmConfig
 from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
 from agentrl.rendering.config import RenderingConfig
@@ -146,9 +146,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _a_group_needs_siblings(self) -> RunConfig:
         size = self.rollout.n_samples_per_prompt
-        if self.algorithm.advantage_estimator == "grpo" and size < 2 and self.rollout.num_rollout > 0:
+        name = self.algorithm.advantage_estimator
+        if RECIPES[name].compares and size < 2 and self.rollout.num_rollout > 0:
             raise ValueError(
-                f"n_samples_per_prompt = {size}: advantage_estimator `grpo` compares siblings and needs "
+                f"n_samples_per_prompt = {size}: advantage_estimator `{name}` compares siblings and needs "
                 "groups of at least 2; raise n_samples_per_prompt."
             )
         return self

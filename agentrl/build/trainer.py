@@ -1,28 +1,77 @@
-"""From the configuration to what learns: trainers and the advantage estimator."""
+"""From the configuration to what learns."""
 
 from __future__ import annotations
 
-from agentrl.algorithms.advantages import Grpo
+from copy import deepcopy
+
+from transformers import PreTrainedModel
+
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.build.config import RunConfig
-from agentrl.build.model import Model
-from agentrl.losses import PolicyLoss, sft_loss
-from agentrl.protocols import AdvantageEstimator, Trainer
+from agentrl.build.model import Model, open_model
+from agentrl.errors import ConfigError
+from agentrl.losses import Loss, ValueLoss, sft_loss
+from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch import TorchTrainer
+from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
 
 
-def build_trainer(model: Model, config: RunConfig) -> Trainer:
-    """The RL trainer: the clipped policy loss on the model's own weights."""
-    algorithm, rollout = config.algorithm, config.rollout
-    loss = PolicyLoss(eps_clip=algorithm.eps_clip, eps_clip_high=algorithm.eps_clip_high)
+def opened_beside(config: AlgorithmConfig, model: Model) -> Beside:
+    """The networks that the algorithm asks and that are read from a directory, before anything is played.
+
+    Raises:
+        UserError: one cannot be opened, or has another vocabulary than the policy.
+    """
+    opened = [
+        None if directory is None or not asked else _frozen(directory, model)
+        for directory, asked in (
+            (config.ref_load, config.has_reference),
+            (config.opd_teacher_load, config.use_opd),
+        )
+    ]
+    return Beside(None, *opened)
+
+
+def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside) -> Trainer:
+    """The RL trainer: on the model's own weights, with the networks that the algorithm asks.
+
+    opened: by `opened_beside`. A critic, and a reference that was not opened, begin as the policy is now.
+    """
     return TorchTrainer(
         model.network,
         loss,
         config.trainer,
         tokenizer=model.tokenizer,
-        total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
+        total_steps=config.rollout.num_rollout * config.rollout.num_steps_per_rollout,
+        beside=_completed(opened, model, config),
     )
+
+
+def _completed(opened: Beside, model: Model, config: RunConfig) -> Beside:
+    algorithm, rollout = config.algorithm, config.rollout
+    critic, ref = None, opened.ref
+    if algorithm.advantage_estimator == "ppo":
+        critic = Critic(
+            critic_over(model.network),
+            ValueLoss(algorithm.value_clip),
+            config.trainer.model_copy(update={"lr": algorithm.critic_lr or config.trainer.lr}),
+            total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
+            alone=algorithm.num_critic_only_steps,
+        )
+    if algorithm.has_reference and ref is None:
+        ref = deepcopy(model.network)
+    return Beside(critic, ref, opened.teacher)
+
+
+def _frozen(directory: str, model: Model) -> PreTrainedModel:
+    """A model that only says what it thinks of the policy's tokens."""
+    other = open_model(directory)
+    if other.tokenizer.get_vocab() != model.tokenizer.get_vocab():
+        raise ConfigError(
+            f"{directory} has another vocabulary than the policy, so it cannot judge its tokens; choose a "
+            "model with the same tokenizer."
+        )
+    return other.network
 
 
 def build_warm_start_trainer(model: Model, config: RunConfig) -> Trainer:
@@ -40,9 +89,3 @@ def build_warm_start_trainer(model: Model, config: RunConfig) -> Trainer:
     return TorchTrainer(
         model.network, sft_loss, settings, tokenizer=model.tokenizer, total_steps=section.warm_start_steps
     )
-
-
-def build_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
-    """The advantage estimator that the configuration names."""
-    estimators = {"grpo": Grpo(config.grpo_std_normalization)}
-    return estimators[config.advantage_estimator]

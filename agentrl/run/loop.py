@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agentrl.algorithms.filters import Split, split_by_signal
+from agentrl.algorithms.off_policy import mismatch_metrics
 from agentrl.algorithms.samples import samples_of
 from agentrl.protocols import AdvantageEstimator, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
@@ -96,7 +97,11 @@ class Loop:
         self, groups: Sequence[Group], samples: tuple[Sample, ...], scores: Scores
     ) -> StepReport:
         credit = self.estimator(groups, samples, scores)
-        return await self.trainer.update(TrainBatch(samples, scores, credit))
+        report = await self.trainer.update(TrainBatch(samples, scores, credit))
+        found = dict(credit.metrics)
+        if "old" in self.roles:
+            found |= mismatch_metrics(samples, scores)
+        return report._replace(metrics={**report.metrics, **{f"train/{n}": x for n, x in found.items()}})
 
     async def _scores(self, samples: Sequence[Sample]) -> Scores:
         if self.roles:
@@ -112,9 +117,12 @@ def _chunks(groups: Sequence[Group], n: int) -> list[Sequence[Group]]:
 
 
 def _averaged(reports: Sequence[StepReport]) -> dict[str, float]:
-    if not reports:
-        return {}
-    return {name: sum(r.metrics[name] for r in reports) / len(reports) for name in reports[0].metrics}
+    """The means of each metric over the steps that have it: a critic may learn alone at first."""
+    values: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def _sampled_tokens(groups: Sequence[Group]) -> int:

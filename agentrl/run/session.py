@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.build.addresses import Addresses
+from agentrl.build.algorithm import Algorithm, build_algorithm
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
 from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
-from agentrl.build.trainer import build_estimator, build_trainer, build_warm_start_trainer
-from agentrl.envs import Scorer, tasks_of
+from agentrl.build.trainer import build_trainer, build_warm_start_trainer, opened_beside
+from agentrl.envs import Env, Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
@@ -26,6 +27,8 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
+from agentrl.trainer.torch import Beside
+from agentrl.types import Limits
 from agentrl.view.console import RunConsole
 
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
@@ -62,6 +65,8 @@ class Session:
     journal: Journal
     watch: Stopwatch
     scorer: Scorer
+    algorithm: Algorithm
+    opened: Beside
     milestones: list[Milestone] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
     trainer: Trainer | None = None
@@ -91,8 +96,10 @@ class Session:
             env = make_env()
             scorer = Scorer(env.rewards)
             dialect = dialect_of(env, config.rendering)
+            algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
             model = build_model(config.model, env, dialect, seed=config.run.seed)
             use_threads(model.network, config.run.num_threads)
+            opened = opened_beside(config.algorithm, model)
             place = Place(folder.engine, console.line)
             engine = await build_engine(model, config.engine, env.limits, place)
         return cls(
@@ -107,6 +114,8 @@ class Session:
             journal=Journal(folder.path),
             watch=watch,
             scorer=scorer,
+            algorithm=algorithm,
+            opened=opened,
         )
 
     async def close(self) -> None:
@@ -143,16 +152,17 @@ class Session:
     async def reinforce(self) -> None:
         """The RL iterations; the producer is closed however they end."""
         config = self.config
-        self.trainer = build_trainer(self.model, config)
+        self.trainer = build_trainer(self.model, config, self.algorithm.loss, self.opened)
         producer = self._producer()
         loop = Loop(
             producer=producer,
             trainer=self.trainer,
-            estimator=build_estimator(config.algorithm),
+            estimator=self.algorithm.estimator,
             sink=self.engine.sink,
             temperature=config.rollout.rollout_temperature,
             num_steps=config.rollout.num_steps_per_rollout,
-            roles=() if config.algorithm.use_rollout_logprobs else ("old",),
+            split=self.algorithm.split,
+            roles=self.algorithm.roles,
         )
         try:
             with self.console.stage(RL, config.rollout.num_rollout) as bar:
@@ -241,6 +251,11 @@ class Session:
             mode: self.latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in self.latest
         }
         return shown | evals
+
+
+def _longest(env: Env, config: RunConfig) -> int:
+    """Most tokens of an episode; where nothing limits it, any number: constant weights divide by it."""
+    return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1
 
 
 def _eval_metrics(mode: str, evaluation: Evaluation) -> dict[str, float]:

@@ -1,0 +1,190 @@
+"""From names to the algorithm: how credit is given, what is minimised, who is asked about the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, cast
+
+from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, maxrl, rloo
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.contract import check_estimator
+from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
+from agentrl.algorithms.estimators import (
+    Crediting,
+    Gae,
+    GroupRelative,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    TurnRelative,
+)
+from agentrl.algorithms.filters import Split, split_by_signal
+from agentrl.algorithms.rewards import KlPenalty
+from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
+from agentrl.errors import ConfigError
+from agentrl.losses import KlTerm, Loss, PolicyLoss, check_loss
+from agentrl.protocols import AdvantageEstimator
+from agentrl.tools.names import Names
+from agentrl.types import Group, ScoreRole
+
+_ESTIMATORS = Names("estimator", "package.module:name", ConfigError)
+_LOSSES = Names("loss", "package.module:name", ConfigError)
+
+
+class Algorithm(NamedTuple):
+    """How a run learns.
+
+    split: sets aside the groups that are not worth a gradient. roles: what the trainer scores before credit
+    is given.
+    """
+
+    estimator: AdvantageEstimator
+    loss: Loss
+    split: Callable[[Sequence[Group]], Split]
+    roles: tuple[ScoreRole, ...]
+
+
+def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
+    """All of it. max_length: most tokens of an episode, which constant weights divide by.
+
+    Raises:
+        ConfigError: an estimator or a loss of one's own is not there, or does not keep what it must.
+    """
+    estimator = build_estimator(config, max_length=max_length)
+    return Algorithm(estimator, build_loss(config), build_split(config), roles_of(config))
+
+
+def build_estimator(config: AlgorithmConfig, *, max_length: int) -> AdvantageEstimator:
+    """The estimator that the configuration names, with all that goes on top of it.
+
+    Raises:
+        ConfigError: there is no estimator of one's own at that place, or it does not keep what it must.
+    """
+    path = config.custom_advantage_function_path
+    return Crediting(
+        _named(config) if path is None else _own_estimator(path),
+        opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
+        normalize_advantages=config.recipe.normalize,
+        weights=_weights(config, max_length),
+        correction=_correction(config),
+    )
+
+
+def build_loss(config: AlgorithmConfig) -> Loss:
+    """The loss that goes with the estimator, or one's own, which has been tried out.
+
+    Raises:
+        ConfigError: there is none at that place, or it does not keep what a loss must.
+    """
+    if config.custom_loss_function_path is not None:
+        return _own_loss(config.custom_loss_function_path)
+    low, high = config.recipe.eps
+    return PolicyLoss(
+        eps_clip=low,
+        eps_clip_high=high,
+        eps_clip_c=config.eps_clip_c,
+        objective=config.recipe.objective,
+        entropy_coef=config.entropy_coef,
+        kl=_kl_term(config),
+        opsm_delta=config.opsm_delta if config.use_opsm else None,
+    )
+
+
+def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:
+    """What the trainer scores before credit is given."""
+    wanted: dict[ScoreRole, bool] = {
+        "old": config.rescores,
+        "ref": config.has_reference,
+        "teacher": config.use_opd,
+        "values": config.advantage_estimator == "ppo",
+    }
+    return tuple(role for role, asked in wanted.items() if asked)
+
+
+def build_split(config: AlgorithmConfig) -> Callable[[Sequence[Group]], Split]:
+    """Sets aside the groups that cannot teach: where siblings are compared, those that all did alike."""
+    alike_is_idle = (
+        config.recipe.compares
+        and config.credit_level == "episode"
+        and config.custom_advantage_function_path is None
+        and not (config.has_reference or config.use_opd or config.entropy_coef)
+    )
+    return split_by_signal if alike_is_idle else _all_trained
+
+
+def _all_trained(groups: Sequence[Group]) -> Split:
+    return Split(tuple(groups), ())
+
+
+def _own_estimator(path: str) -> AdvantageEstimator:
+    estimator = cast(AdvantageEstimator, _callable(_ESTIMATORS, path))
+    try:
+        check_estimator(estimator)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return estimator
+
+
+def _own_loss(path: str) -> Loss:
+    loss = cast(Loss, _callable(_LOSSES, path))
+    try:
+        check_loss(loss)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return loss
+
+
+def _callable(names: Names, path: str) -> object:
+    found = names.imported(path)
+    if not callable(found) or isinstance(found, type):
+        raise ConfigError(f"{path} is a {type(found).__name__}; name a function, or an object that is one.")
+    return found
+
+
+def _named(config: AlgorithmConfig) -> AdvantageEstimator:
+    kl = KlPenalty(config.kl_coef, config.kl_loss_type) if config.kl_coef else None
+    normalized = partial(grpo, std_normalization=config.grpo_std_normalization)
+    match config.advantage_estimator:
+        case "ppo":
+            return Gae(gamma=config.gamma, lambd=config.lambd, discount=config.discount_per, kl=kl)
+        case "reinforce_plus_plus":
+            return ReinforcePlusPlus(gamma=config.gamma, discount=config.discount_per, kl=kl)
+        case "reinforce_plus_plus_baseline":
+            return ReinforcePlusPlusBaseline(kl=kl)
+    if config.credit_level == "turn":
+        return TurnRelative(gamma=config.gamma, kl=kl)
+    baselines: dict[str, Baseline] = {
+        "grpo": normalized,
+        "gspo": normalized,
+        "cispo": normalized,
+        "dr_grpo": dr_grpo,
+        "rloo": rloo,
+        "maxrl": maxrl,
+    }
+    return GroupRelative(baselines[config.advantage_estimator], kl=kl)
+
+
+def _weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
+    match config.recipe.weighting:
+        case "token":
+            return token_mean
+        case "sample":
+            return sample_mean
+        case "rollout":
+            return rollout_mean
+        case "constant":
+            return partial(constant, max_length=max_length)
+
+
+def _correction(config: AlgorithmConfig) -> Correction | None:
+    if config.use_tis:
+        return Tis(config.tis_clip, config.tis_clip_low)
+    if config.use_mis:
+        return Mis(config.mis_level, config.mis_mode, config.mis_lower, config.mis_upper, config.mis_veto)
+    return IcePop(config.icepop_low, config.icepop_high) if config.use_icepop else None
+
+
+def _kl_term(config: AlgorithmConfig) -> KlTerm | None:
+    if not config.use_kl_loss:
+        return None
+    return KlTerm(config.kl_loss_coef, config.kl_loss_type, config.use_unbiased_kl)

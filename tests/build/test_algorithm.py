@@ -1,0 +1,273 @@
+"""Names of the configuration become the algorithm that bears the name, and no other."""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from agentrl.algorithms.config import RECIPES, AlgorithmConfig
+from agentrl.build.algorithm import build_estimator, build_loss, build_split, roles_of
+from agentrl.errors import ConfigError
+from agentrl.losses import KlTerm, PolicyLoss
+from tests.algorithms.batches import Told, batch, flat, walk
+
+# Groups of different sizes; rewards that are alike, negative, on turns; a history that was rewritten.
+BATCH = batch(
+    [Told((2, 1), 1.0), Told((3,), 0.0), Told((1, 1, 2), 0.5, (None, 0.5, 0.0), split=1)],
+    [Told((2,), 0.25), Told((1, 2), 0.75, (0.5, 0.25))],
+    [Told((1,), 1.0), Told((4,), 1.0)],
+    gap=2.0,
+)
+MAX_LENGTH = 10
+
+
+def made(**settings):
+    config = AlgorithmConfig(**settings)
+    credit = BATCH.credit(build_estimator(config, max_length=MAX_LENGTH))
+    return np.array(flat(BATCH, credit.advantages)), np.array(flat(BATCH, credit.weights)), build_loss(config)
+
+
+def rewards():
+    """Of each trainable token: its group's rewards, its episode's own, and where it stands."""
+    by_id = {v.episode_id: (g, v.total) for g in BATCH.groups for v in g.verdicts}
+    for id, tokens in walk(BATCH.samples).items():
+        group, own = by_id[id]
+        for token in tokens:
+            yield [v.total for v in group.verdicts], own, token
+
+
+def by_hand(name):
+    """Advantages of the estimators that compare whole episodes, token by token."""
+    found = []
+    for siblings, own, _ in rewards():
+        mean = sum(siblings) / len(siblings)
+        if len(set(siblings)) == 1:
+            found.append(0.0)
+        elif name in ("grpo", "gspo", "cispo"):
+            variance = sum((r - mean) ** 2 for r in siblings) / (len(siblings) - 1)
+            found.append((own - mean) / (variance**0.5 + 1e-6))
+        elif name == "dr_grpo":
+            found.append(own - mean)
+        elif name == "rloo":
+            found.append(own - (sum(siblings) - own) / (len(siblings) - 1))
+        elif name == "maxrl":
+            found.append((own - mean) / mean)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "dr_grpo", "rloo", "maxrl"])
+def test_a_name_that_compares_episodes_is_its_formula(name):
+    assert made(advantage_estimator=name)[0] == pytest.approx(by_hand(name), abs=1e-5)
+
+
+def test_no_two_names_are_the_same_algorithm():
+    told = {name: made(advantage_estimator=name) for name in RECIPES}
+    for one, other in combinations(RECIPES, 2):
+        (a, w, loss), (b, v, another) = told[one], told[other]
+        assert not (np.allclose(a, b) and np.allclose(w, v) and loss == another), (one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "objective", "eps"),
+    [
+        ("grpo", "clip", (0.2, 0.28)),
+        ("gspo", "gspo", (3e-4, 4e-4)),
+        ("cispo", "cispo", (1.0, 4.0)),
+        ("ppo", "clip", (0.2, 0.28)),
+    ],
+)
+def test_a_name_brings_its_loss_and_bounds_that_were_given_stand(name, objective, eps):
+    loss = build_loss(AlgorithmConfig(advantage_estimator=name))
+    assert (loss.objective, (loss.eps_clip, loss.eps_clip_high)) == (objective, eps)
+    loss = build_loss(AlgorithmConfig(advantage_estimator=name, eps_clip=0.1, eps_clip_high=0.7))
+    assert (loss.eps_clip, loss.eps_clip_high) == (0.1, 0.7)
+
+
+def test_weights_follow_the_name_or_what_was_said():
+    n = len(list(rewards()))
+    token, constant = 1 / n, 1 / (7 * MAX_LENGTH)
+    assert made()[1] == pytest.approx(np.full(n, token))
+    assert made(advantage_estimator="dr_grpo")[1] == pytest.approx(np.full(n, constant))
+    assert made(loss_weighting="constant")[1] == pytest.approx(np.full(n, constant))
+    counts = [len(s.loss_mask.nonzero()[0]) for s in BATCH.samples]
+    sample = [1 / (len(BATCH.samples) * counts[t.sample]) for _, _, t in rewards()]
+    assert made(advantage_estimator="gspo")[1] == pytest.approx(sample)
+    rollout = {s.rollout_id: 0 for s in BATCH.samples}
+    for one, count in zip(BATCH.samples, counts, strict=True):
+        rollout[one.rollout_id] += count
+    share = [1 / (7 * rollout[BATCH.samples[t.sample].rollout_id]) for _, _, t in rewards()]
+    assert made(loss_weighting="rollout")[1] == pytest.approx(share)
+
+
+SETTINGS = [
+    {"grpo_std_normalization": False},
+    {"normalize_advantages": True},
+    {"advantage_estimator": "rloo", "credit_level": "turn"},
+    {"advantage_estimator": "rloo", "credit_level": "turn", "gamma": 0.5},
+    {"advantage_estimator": "ppo", "gamma": 0.5},
+    {"advantage_estimator": "ppo", "lambd": 0.5},
+    {"advantage_estimator": "ppo", "gamma": 0.5, "discount_per": "turn"},
+    {"advantage_estimator": "ppo", "normalize_advantages": False},
+    {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.5},
+    {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.5, "discount_per": "turn"},
+    {"kl_coef": 0.3, "kl_loss_type": "k1"},
+    {"kl_coef": 0.3, "kl_loss_type": "k2"},
+    {"advantage_estimator": "ppo", "kl_coef": 0.3, "kl_loss_type": "k1"},
+    {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.3, "kl_loss_type": "k1"},
+    {"advantage_estimator": "reinforce_plus_plus_baseline", "kl_coef": 0.3, "kl_loss_type": "k1"},
+    {"use_opd": True, "opd_teacher_load": "x", "opd_kl_coef": 0.5},
+    {"use_opd": True, "opd_teacher_load": "x", "opd_kl_coef": 1.0},
+    {"use_tis": True},
+    {"use_tis": True, "tis_clip": 1.1},
+    {"use_tis": True, "tis_clip_low": 0.9},
+    {"use_mis": True},
+    {"use_mis": True, "mis_level": "token"},
+    {"use_mis": True, "mis_level": "sequence"},
+    {"use_mis": True, "mis_level": "token", "mis_mode": "clip"},
+    {"use_mis": True, "mis_level": "token", "mis_mode": "truncate", "mis_upper": 1.5},
+    {"use_mis": True, "mis_level": "token", "mis_mode": "clip", "mis_lower": 0.8},
+    {"use_mis": True, "mis_level": "token", "mis_mode": "clip", "mis_upper": 1.3},
+    {"use_mis": True, "mis_veto": 0.3},
+    {"use_icepop": True},
+    {"use_icepop": True, "icepop_low": 0.9},
+    {"use_icepop": True, "icepop_high": 1.2},
+]
+
+
+def test_each_setting_of_credit_changes_it_in_its_own_way():
+    told = [made(**settings)[:2] for settings in [{}, {"advantage_estimator": "ppo"}, *SETTINGS]]
+    for one, other in combinations(range(len(told)), 2):
+        same = all(np.allclose(a, b) for a, b in zip(told[one], told[other], strict=True))
+        assert not same, (SETTINGS[one - 2], SETTINGS[other - 2])
+
+
+def test_each_setting_of_the_loss_reaches_it():
+    told = AlgorithmConfig(
+        eps_clip_c=3.0,
+        entropy_coef=0.01,
+        use_kl_loss=True,
+        kl_loss_coef=0.2,
+        kl_loss_type="k2",
+        use_unbiased_kl=True,
+        use_opsm=True,
+        opsm_delta=0.1,
+    )
+    kl = KlTerm(0.2, "k2", unbiased=True)
+    assert build_loss(told) == PolicyLoss(eps_clip_c=3.0, entropy_coef=0.01, kl=kl, opsm_delta=0.1)
+    assert build_loss(AlgorithmConfig(opsm_delta=0.1, kl_loss_type="k2")) == PolicyLoss()
+
+
+@pytest.mark.parametrize(
+    ("settings", "roles"),
+    [
+        ({}, ()),
+        ({"use_rollout_logprobs": False}, ("old",)),
+        ({"use_tis": True}, ("old",)),
+        ({"use_mis": True, "use_kl_loss": True}, ("old", "ref")),
+        ({"use_icepop": True, "kl_coef": 0.1}, ("old", "ref")),
+        ({"use_opd": True, "opd_teacher_load": "x"}, ("teacher",)),
+        ({"advantage_estimator": "ppo"}, ("values",)),
+    ],
+)
+def test_those_are_scored_who_are_asked(settings, roles):
+    assert roles_of(AlgorithmConfig(**settings)) == roles
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained"),
+    [
+        ({}, 2),
+        ({"advantage_estimator": "maxrl"}, 2),
+        ({"advantage_estimator": "ppo"}, 3),
+        ({"advantage_estimator": "reinforce_plus_plus"}, 3),
+        ({"advantage_estimator": "rloo", "credit_level": "turn"}, 3),
+        ({"use_kl_loss": True}, 3),
+        ({"use_opd": True, "opd_teacher_load": "x"}, 3),
+        ({"entropy_coef": 0.1}, 3),
+    ],
+)
+def test_groups_that_did_alike_are_set_aside_only_where_they_cannot_teach(settings, trained):
+    assert len(build_split(AlgorithmConfig(**settings))(BATCH.groups).trained) == trained
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"use_tis": True, "use_mis": True}, "use_tis and use_mis correct for the same thing"),
+        ({"use_icepop": True, "use_rollout_logprobs": True}, "takes the engine's for both"),
+        ({"tis_clip_low": 3.0}, r"lower bound of tis_clip \(3\) must be below the upper \(2\)"),
+        ({"kl_coef": 0.1, "use_kl_loss": True}, "choose one"),
+        ({"kl_loss_coef": 0.1}, "kl_loss_coef = 0.1 needs use_kl_loss"),
+        ({"credit_level": "turn"}, "choose rloo, gspo or cispo"),
+        ({"use_opd": True}, "go together"),
+        ({"opd_teacher_load": "x"}, "go together"),
+        ({"advantage_estimator": "cispo", "eps_clip_c": 3.0}, "leave out eps_clip_c"),
+        ({"custom_loss_function_path": "somewhere"}, "custom_loss_function_path"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, says):
+    with pytest.raises(ValidationError, match=says):
+        AlgorithmConfig(**settings)
+
+
+OWN = """
+import numpy as np
+from agentrl.algorithms.weights import token_mean
+from agentrl.losses import LossOutput
+from agentrl.types import Credit
+
+def outcome(groups, samples, scores):
+    total = {v.episode_id: v.total for g in groups for v in g.verdicts}
+    advantages = [(s.loss_mask * total[s.rollout_id]).astype(np.float32) for s in samples]
+    return Credit(tuple(advantages), token_mean(samples))
+
+def halves(groups, samples, scores):
+    return Credit(tuple(np.ones(len(s), np.float32) for s in samples), token_mean(samples))
+
+def imitate(outputs, inputs):
+    return LossOutput(-(inputs.weights_N * outputs.logp_N).sum(), {"nll": -outputs.logp_N.detach().sum()})
+
+def averaged(outputs, inputs):
+    return LossOutput(-(inputs.weights_N * outputs.logp_N).mean(), {})
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "my_algorithm.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_algorithm", None)
+
+
+@pytest.mark.usefixtures("own")
+def test_an_estimator_and_a_loss_of_ones_own_are_found_and_tried_out():
+    told = AlgorithmConfig(
+        custom_advantage_function_path="my_algorithm:outcome",
+        custom_loss_function_path="my_algorithm:imitate",
+    )
+    credit = BATCH.credit(build_estimator(told, max_length=MAX_LENGTH))
+    assert flat(BATCH, credit.advantages) == pytest.approx([own for _, own, _ in rewards()])
+    assert build_loss(told).__name__ == "imitate"
+    assert len(build_split(told)(BATCH.groups).trained) == 3
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("kind", "path", "says"),
+    [
+        ("advantage", "my_algorithm:halves", "my_algorithm:halves: "),
+        ("advantage", "my_algorithm:nobody", "no estimator `my_algorithm:nobody`"),
+        ("advantage", "my_algorithm:Credit", "name a function, or an object that is one"),
+        ("loss", "my_algorithm:averaged", "my_algorithm:averaged: "),
+        ("loss", "nowhere:nobody", "no loss `nowhere:nobody`"),
+    ],
+)
+def test_one_that_does_not_keep_its_promise_is_one_sentence(kind, path, says):
+    told = AlgorithmConfig(**{f"custom_{kind}_function_path": path})
+    with pytest.raises(ConfigError, match=says):
+        build_estimator(told, max_length=MAX_LENGTH) if kind == "advantage" else build_loss(told)

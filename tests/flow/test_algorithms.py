@@ -1,0 +1,84 @@
+"""Every estimator trains an agent, each with other things beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentrl.errors import UserError
+from agentrl.observe import reconcile
+from tests.flow.runs import WARM, metrics_of, train
+
+ALONE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
+KINDS = {
+    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "kl_loss_type": "k1", "use_tis": True, **ALONE},
+    "grpo": {"use_rollout_logprobs": False, "num_steps_per_rollout": 2},
+    "dr_grpo": {"use_opsm": True, "opsm_delta": 0.05},
+    "rloo": {"credit_level": "turn", "gamma": 0.9},
+    "maxrl": {"use_mis": True, "mis_veto": 1e-4},
+    "gspo": {"eps_clip_c": 3.0},
+    "cispo": {"use_kl_loss": True, "kl_loss_coef": 0.01, "entropy_coef": 0.001},
+    "reinforce_plus_plus": {"gamma": 0.99, "discount_per": "turn", **ALONE},
+    "reinforce_plus_plus_baseline": {"use_icepop": True, "loss_weighting": "rollout"},
+}
+TOLD = {
+    "ppo": {"value_loss", "value_explained_variance", "critic_lr", "ref_kl", "tis", "train_rollout_ess"},
+    "grpo": {"train_rollout_kl", "train_rollout_max_ratio"},
+    "dr_grpo": {"opsm_fraction"},
+    "maxrl": {"mis", "mis_masked", "mis_veto"},
+    "gspo": {"pg_dual_clipfrac"},
+    "cispo": {"kl_loss"},
+    "reinforce_plus_plus_baseline": {"icepop_clipfrac"},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.full) for name in KINDS]
+)
+def test_an_agent_learns(tmp_path, name):
+    settings = {**WARM, "num_rollout": 8, "advantage_estimator": name, **KINDS[name]}
+    result = train("Bandit", tmp_path, name, **settings)
+    before, after = (result.reports[at]["sampled"].mean for at in ("after warm start", "after RL"))
+    assert before < 0.5
+    assert after > 0.75
+    rows = [row for row in metrics_of(result.folder) if "train/loss" in row]
+    for row in rows:
+        assert all(math.isfinite(value) for value in row.values())
+        assert {f"train/{metric}" for metric in TOLD.get(name, ())} <= set(row)
+        # On-policy, the engine and the trainer agree.
+        assert row.get("train/train_rollout_ess", 1.0) == pytest.approx(1, abs=1e-3)
+    assert reconcile(result.folder).problems == ()
+
+
+@pytest.mark.full
+def test_a_teacher_teaches_where_rewards_do_not(tmp_path):
+    teacher = train("Bandit", tmp_path, "teacher", num_rollout=10, **WARM)
+    assert teacher.reports["after RL"]["sampled"].mean > 0.8
+    settings = {
+        **WARM,
+        "num_rollout": 10,
+        "advantage_estimator": "reinforce_plus_plus",
+        "shuffle_rewards": True,
+    }
+    alone = train("Bandit", tmp_path, "alone", **settings)
+    load = {"use_opd": True, "opd_teacher_load": str(teacher.folder / "checkpoint"), "opd_kl_coef": 2.0}
+    taught = train("Bandit", tmp_path, "taught", **settings, **load)
+    gained = {run.folder.name: run.reports["after RL"]["sampled"].mean for run in (alone, taught)}
+    assert gained["alone"] < 0.55
+    assert gained["taught"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"use_opd": True, "opd_teacher_load": "nowhere"}, "nowhere"),
+        ({"use_kl_loss": True, "ref_load": "nowhere"}, "nowhere"),
+        ({"custom_advantage_function_path": "nowhere:nobody"}, "no estimator `nowhere:nobody`"),
+        ({"custom_loss_function_path": "nowhere:nobody"}, "no loss `nowhere:nobody`"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_is_played(tmp_path, settings, says):
+    with pytest.raises(UserError, match=says):
+        train("Bandit", tmp_path, "x", num_rollout=1, **settings)
+    assert not (tmp_path / "x" / "metrics.jsonl").exists()
