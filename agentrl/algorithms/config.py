@@ -145,7 +145,7 @@ class AlgorithmConfig(Section):
     use_opsm: bool = False
     """Leave out sequences that paid badly and that the policy has moved away from."""
     opsm_delta: Positive = 1e-4
-    """How far it may have moved: mean of old minus new logprobs (nats per token)."""
+    """How far it may have moved: mean of the engine's logprobs minus the policy's (nats per token)."""
 
     critic_lr: Positive | None = None
     """Peak learning rate of the critic (ppo); left out, lr."""
