@@ -14,6 +14,7 @@ from itertools import pairwise
 from agentrl.algorithms.filters import Split, split_by_signal
 from agentrl.algorithms.off_policy import mismatch_metrics
 from agentrl.algorithms.samples import samples_of
+from agentrl.errors import UserError
 from agentrl.protocols import AdvantageEstimator, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
@@ -96,7 +97,10 @@ class Loop:
     async def _update(
         self, groups: Sequence[Group], samples: tuple[Sample, ...], scores: Scores
     ) -> StepReport:
-        credit = self.estimator(groups, samples, scores)
+        try:
+            credit = self.estimator(groups, samples, scores)
+        except ValueError as error:
+            raise UserError(f"no credit can be given: {error}.") from error
         report = await self.trainer.update(TrainBatch(samples, scores, credit))
         found = dict(credit.metrics)
         if "old" in self.roles:

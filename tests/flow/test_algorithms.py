@@ -9,6 +9,7 @@ import pytest
 from agentrl.errors import UserError
 from agentrl.observe import reconcile
 from tests.flow.runs import WARM, metrics_of, train
+from tests.flow.worlds import Bandit
 
 ALONE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
 KINDS = {
@@ -67,6 +68,19 @@ def test_a_teacher_teaches_where_rewards_do_not(tmp_path):
     gained = {run.folder.name: run.reports["after RL"]["sampled"].mean for run in (alone, taught)}
     assert gained["alone"] < 0.55
     assert gained["taught"] > 0.7
+
+
+class Debts(Bandit):
+    """Dust costs."""
+
+    def reward(self, task, answer):
+        return 1.0 if super().reward(task, answer) else -1.0
+
+
+def test_rewards_that_an_estimator_cannot_take_are_one_sentence(tmp_path):
+    settings = {"env": f"{__name__}:Debts", "advantage_estimator": "maxrl", "num_rollout": 1}
+    with pytest.raises(UserError, match="no credit can be given: maxrl divides by the mean reward"):
+        train("Bandit", tmp_path, "x", **settings)
 
 
 @pytest.mark.parametrize(
