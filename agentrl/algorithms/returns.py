@@ -13,7 +13,7 @@ import numpy as np
 from agentrl.algorithms.tokens import Floats, Tokens
 
 Discount = Literal["token", "turn"]
-"""Where gamma applies: from each token to the next, or only where the next belongs to another turn."""
+"""Where gamma and lambd apply: from each token to the next, or only where the next begins another turn."""
 
 
 class Advantages(NamedTuple):
@@ -54,10 +54,9 @@ def gae(
     advantage[n] = delta[n] + gamma x lambd x advantage[n + 1]
     return[n]    = advantage[n] + value[n]
 
-    inside an episode; the value after its last token is 0. With `discount = "turn"` gamma counts only where
-    token n + 1 begins another turn, while lambd counts at every token: it weighs how far to trust the
-    critic, not time. Source: https://arxiv.org/abs/1506.02438, equation 16. Cost as in
-    `discounted_returns`.
+    inside an episode; the value after its last token is 0. With `discount = "turn"` gamma and lambd count
+    only where token n + 1 begins another turn: a turn is then one step, however many tokens it has. Source:
+    https://arxiv.org/abs/1506.02438, equation 16. Cost as in `discounted_returns`.
 
     Args:
         rewards_N: of each token. values_N: what the critic expects before each token.
@@ -70,7 +69,9 @@ def gae(
     decays_N = _decays(tokens, gamma, discount)
     next_values_N = np.zeros_like(values_N)
     next_values_N[:-1] = values_N[1:]
-    advantages_N = _scan(rewards_N + decays_N * next_values_N - values_N, lambd * decays_N)
+    advantages_N = _scan(
+        rewards_N + decays_N * next_values_N - values_N, _decays(tokens, gamma * lambd, discount)
+    )
     return Advantages(advantages_N, advantages_N + values_N)
 
 

@@ -72,11 +72,11 @@ def backwards(told, rewards, values, shares):
     gamma, lambd, by_turn = shares
     found, later = [], 0.0
     for n in reversed(range(len(told))):
-        step, following = 0.0, 0.0
+        step, trust, following = 0.0, 0.0, 0.0
         if n + 1 < len(told):
-            step = 1.0 if by_turn and told[n].turn == told[n + 1].turn else gamma
+            step, trust = (1.0, 1.0) if by_turn and told[n].turn == told[n + 1].turn else (gamma, lambd)
             following = values[n + 1]
-        later = rewards[n] + step * following - values[n] + step * lambd * later
+        later = rewards[n] + step * following - values[n] + step * trust * later
         found.append(later)
     return found[::-1]
 

@@ -44,7 +44,8 @@ def gae_by_hand(one: Batch, rewards, values, shares, discount):
             decay = 0.0 if last else step_of(told, n, gamma, discount)
             next_value = 0.0 if last else values[start + n + 1]
             delta = rewards[start + n] + decay * next_value - values[start + n]
-            later = delta + decay * lambd * later
+            trust = 1.0 if last else step_of(told, n, lambd, discount)
+            later = delta + decay * trust * later
             backwards.append(later)
         advantages += backwards[::-1]
         start += len(told)
