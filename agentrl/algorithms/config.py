@@ -119,17 +119,17 @@ class AlgorithmConfig(Section):
     """Take the old logprobs from the engine, as it sampled; off: the trainer computes them again. Left out,
     on, unless a correction compares the two."""
     use_tis: bool = False
-    """Correct for the engine's probabilities: weigh by the ratio of trainer and engine, truncated."""
+    """Correct for the engine's probabilities: multiply by the ratio of trainer and engine, truncated."""
     tis_clip: Positive = 2.0
-    """Largest weight."""
+    """Largest factor."""
     tis_clip_low: NotNegative = 0.0
-    """Smallest weight."""
+    """Smallest factor."""
     use_mis: bool = False
     """Likewise, by tokens or sequences, truncated, clipped or masked."""
     mis_level: Literal["token", "sequence", "geometric"] = "geometric"
     """Whose ratio: each token's, the whole sequence's, or its mean per token."""
     mis_mode: Literal["truncate", "clip", "mask"] = "mask"
-    """What happens beyond the bounds: the weight becomes the bound above, both bounds, or 0."""
+    """What happens beyond the bounds: the factor becomes the bound above, either bound, or 0."""
     mis_lower: NotNegative = 0.5
     """Lower bound (ratio)."""
     mis_upper: Positive = 2.0

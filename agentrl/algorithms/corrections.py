@@ -1,7 +1,7 @@
 """Factors that correct for the engine having sampled with other probabilities than the trainer computes.
 
 ratio[t] = exp(old logprob - rollout logprob): the trainer's probability of a token over the engine's, when
-it was sampled. A correction turns ratios into factors for the loss weights, one float32 [T] array for each
+it was sampled. A correction turns ratios into factors for the advantages, one float32 [T] array for each
 sample, 0 off the loss mask. Weights were made before, so a factor of 0 changes no denominator. All trainable
 tokens of an episode, over all its samples, are one sequence here: splitting an episode changes nothing.
 
@@ -24,7 +24,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class Corrected(NamedTuple):
-    """Factors on the loss weights, and metrics (means over trainable tokens, where not said otherwise)."""
+    """Factors on the advantages, and metrics (means over trainable tokens, where not said otherwise)."""
 
     factors: tuple[FloatArray, ...]
     metrics: Mapping[str, float]

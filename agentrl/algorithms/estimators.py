@@ -194,8 +194,8 @@ class Crediting:
         the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
     normalize_advantages: whiten advantages over the batch.
     weights: a function of `agentrl.algorithms.weights`; None keeps the estimator's own.
-    correction: one of `agentrl.algorithms.corrections`; its factors multiply the weights, whose
-        denominators stay as they were.
+    correction: one of `agentrl.algorithms.corrections`; its factors multiply the advantages, so the
+        policy's term alone: entropy, KL and values in the loss stay, and so do the weights.
     """
 
     estimator: AdvantageEstimator
@@ -219,8 +219,8 @@ class Crediting:
         if self.correction is None:
             return credit
         factors, metrics = self.correction(samples, scores)
-        weights = tuple(w * factor for w, factor in zip(credit.weights, factors, strict=True))
-        return replace(credit, weights=weights, metrics={**credit.metrics, **metrics})
+        advantages = tuple(a * factor for a, factor in zip(credit.advantages, factors, strict=True))
+        return replace(credit, advantages=advantages, metrics={**credit.metrics, **metrics})
 
     def _reshaped(self, credit: Credit, tokens: Tokens, scores: Scores) -> Credit:
         advantages_N, metrics = tokens.gather(credit.advantages, "advantages"), dict(credit.metrics)

@@ -319,15 +319,15 @@ WEIGHTS = st.sampled_from([token_mean, sample_mean, rollout_mean, partial(consta
 
 
 @given(batches(), WEIGHTS)
-def test_a_correction_multiplies_weights_and_leaves_denominators_and_advantages_alone(one, weights):
+def test_a_correction_multiplies_advantages_and_leaves_weights_alone(one, weights):
     correction = Mis("token", "mask")
     plain = one.credit(Crediting(GroupRelative(), weights=weights))
     corrected = one.credit(Crediting(GroupRelative(), weights=weights, correction=correction))
     factors, metrics = correction(one.samples, one.scores)
-    expected = [w.astype(float) * f for w, f in zip(weights(one.samples), factors, strict=True)]
-    assert [w.tolist() for w in plain.weights] == [w.tolist() for w in weights(one.samples)]
-    assert [w.tolist() for w in corrected.weights] == [pytest.approx(w.tolist()) for w in expected]
-    assert [a.tolist() for a in corrected.advantages] == [a.tolist() for a in plain.advantages]
+    expected = [a.astype(float) * f for a, f in zip(plain.advantages, factors, strict=True)]
+    assert [a.tolist() for a in corrected.advantages] == [pytest.approx(a.tolist()) for a in expected]
+    for credit in (plain, corrected):
+        assert [w.tolist() for w in credit.weights] == [w.tolist() for w in weights(one.samples)]
     assert corrected.metrics == metrics
 
 
