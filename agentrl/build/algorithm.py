@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
@@ -27,6 +27,7 @@ from agentrl.protocols import AdvantageEstimator
 from agentrl.tools.names import Names
 from agentrl.types import Group, ScoreRole
 
+T = TypeVar("T")
 _ESTIMATORS = Names("estimator", "package.module:name", ConfigError)
 _LOSSES = Names("loss", "package.module:name", ConfigError)
 
@@ -117,21 +118,19 @@ def _all_trained(groups: Sequence[Group]) -> Split:
 
 
 def _own_estimator(path: str) -> AdvantageEstimator:
-    estimator = cast(AdvantageEstimator, _callable(_ESTIMATORS, path))
-    try:
-        check_estimator(estimator)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return estimator
+    return _tried(path, cast(AdvantageEstimator, _callable(_ESTIMATORS, path)), check_estimator)
 
 
 def _own_loss(path: str) -> Loss:
-    loss = cast(Loss, _callable(_LOSSES, path))
+    return _tried(path, cast(Loss, _callable(_LOSSES, path)), check_loss)
+
+
+def _tried(path: str, thing: T, check: Callable[[T], None]) -> T:
     try:
-        check_loss(loss)
+        check(thing)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return loss
+    return thing
 
 
 def _callable(names: Names, path: str) -> object:

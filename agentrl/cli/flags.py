@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
-from typing import Literal, get_args, get_origin
+from typing import Literal, TypeVar, get_args, get_origin
 
 import rich_click as click
 from pydantic.fields import FieldInfo
@@ -15,6 +15,8 @@ from agentrl.config import Section, leaves
 from agentrl.engine.sglang.launch.arguments import FLAG, from_flags
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
+
+T = TypeVar("T")
 
 
 def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command]:
@@ -105,18 +107,8 @@ def _read(name: str, value: str | bool, leaf: FieldInfo) -> JSON:
     if isinstance(value, bool):
         return value
     if get_origin(leaf.annotation) is list:
-        return _read_json_list(_flag(name), value)
+        return _read_json(_flag(name), value, list, 'list such as [{"num_engines": 1}]')
     return read_json_object(_flag(name), value) if get_origin(leaf.annotation) is dict else value
-
-
-def _read_json_list(flag: str, text: str) -> list[JSON]:
-    try:
-        found: JSON = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, list):
-        raise ConfigError(f'{flag} takes a JSON list such as [{{"num_engines": 1}}], got {text!r}.')
-    return found
 
 
 def read_json_object(flag: str, text: str) -> dict[str, JSON]:
@@ -125,10 +117,14 @@ def read_json_object(flag: str, text: str) -> dict[str, JSON]:
     Raises:
         ConfigError: it is not one.
     """
+    return _read_json(flag, text, dict, 'object such as {"seed": 1}')
+
+
+def _read_json(flag: str, text: str, kind: type[T], wanted: str) -> T:
     try:
-        table: JSON = json.loads(text)
+        found = json.loads(text)
     except ValueError:
-        table = None
-    if not isinstance(table, dict):
-        raise ConfigError(f'{flag} takes a JSON object such as {{"seed": 1}}, got {text!r}.')
-    return table
+        found = None
+    if not isinstance(found, kind):
+        raise ConfigError(f"{flag} takes a JSON {wanted}, got {text!r}.")
+    return found
