@@ -60,7 +60,7 @@ class Shaky(Bandit):
 class Sticky(Bandit):
     """The left button hangs until the tool's deadline."""
 
-    limits = Limits(max_turns=3, max_tokens=128, tool_timeout_s=0.05)
+    limits = Limits(max_turns=3, max_tokens=128, tool_timeout_s=0.3)
 
     async def press(self, button: str) -> str:
         """Press a button."""
@@ -75,7 +75,7 @@ class Sticky(Bandit):
 class Stuck(Bandit):
     """The world itself hangs in some of its steps, by a chance of its own."""
 
-    limits = Limits(max_turns=3, max_tokens=64, step_timeout_s=0.05)
+    limits = Limits(max_turns=3, max_tokens=64, step_timeout_s=0.5)
     chance = random.Random(0)
 
     async def step(self, action):
