@@ -195,7 +195,7 @@ def sglang_command(model: Path, port: int, *, context_length: int) -> list[str |
         "host": "127.0.0.1",
         "port": port,
         **CPU_DEFAULTS,
-        "max_total_tokens": 5000,
+        "max_total_tokens": max(5000, 5 * context_length),
         "max_running_requests": 4,
         "context_length": context_length,
     }

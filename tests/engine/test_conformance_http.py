@@ -23,7 +23,7 @@ from tests.engine.serving import (
 from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, logits_of, remote_subject, tiny
 
 CONTEXT_LEN = 256
-SGLANG_CONTEXT_LEN = 1024
+SGLANG_CONTEXT_LEN = 2048
 """Longer: it is through with few tokens before anything can end them."""
 ROOM = SGLANG_CONTEXT_LEN - 2
 """Of its context SGLang keeps two tokens for itself."""

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     options = parser.parse_args()
+    # Started in the background it would ignore Ctrl-C, and so would all tests: bugs there could not be seen.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     known = {mutant.name: mutant for mutant in load()}
     if unknown := set(options.names) - set(known):
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
