@@ -55,6 +55,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/agentrl bench engine --json
 	$(BIN)/agentrl bench engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/agentrl bench quickstart --json
+	$(BIN)/agentrl bench algorithms --json
 
 sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for test-full and bench (2 GB)
 

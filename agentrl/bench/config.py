@@ -14,12 +14,15 @@ def _split_at_commas(value: JSON) -> JSON:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+_Seeds = Annotated[tuple[int, ...], BeforeValidator(_split_at_commas)]
+
+
 class QuickstartBench(Section):
     """What is run and how it is scored."""
 
     run_file: str = "examples/hop_search/run.toml"
     """Run that is measured (TOML)."""
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_split_at_commas)] = (0, 1, 2, 3, 4)
+    seeds: _Seeds = (0, 1, 2, 3, 4)
     """Seeds, separated by commas."""
     split: str = "test"
     """Held-out split that is scored."""
@@ -32,3 +35,24 @@ class QuickstartBench(Section):
     jobs: Annotated[int, Field(ge=1)] = 1
     """Runs at once, each on one core (count). Wall times mean what they say only for 1 on a quiet
     machine; CPU-seconds always do."""
+
+
+class AlgorithmsBench(Section):
+    """What is run and how it is scored."""
+
+    run_file: str = "examples/hop_search/run.toml"
+    """Run that every arm is made of (TOML)."""
+    only: Annotated[tuple[str, ...], BeforeValidator(_split_at_commas)] = ()
+    """Arms to run, separated by commas, e.g. grpo,lag 4 TIS; left out, all."""
+    seeds: _Seeds = (0, 1, 2)
+    """Seeds, separated by commas."""
+    num_rollout: Annotated[int, Field(ge=1)] = 20
+    """RL iterations of every arm (count)."""
+    split: str = "test"
+    """Held-out split that is scored."""
+    episodes: Annotated[int, Field(ge=1)] = 2048
+    """Episodes of every score (count)."""
+    output_dir: str = "runs/bench-algorithms"
+    """Where the runs are kept; finished ones are not run again (folder)."""
+    jobs: Annotated[int, Field(ge=1)] = 1
+    """Runs at once, each on one core (count)."""

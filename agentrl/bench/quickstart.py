@@ -8,7 +8,6 @@ Three arms for each seed:
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from agentrl.bench.config import QuickstartBench
+from agentrl.bench.kept import kept
 from agentrl.bench.machine import machine
 from agentrl.types import JSON
 
@@ -68,13 +68,15 @@ def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
 
 def run_arm(arm: Arm) -> dict[str, JSON]:
     """Train one arm and score its checkpoints, or read what an earlier call left behind."""
+    told: dict[str, JSON] = arm.bench.model_dump(mode="json", include={"run_file", "split", "episodes"})
+    folder = Path(arm.bench.output_dir) / arm.name
+    return kept(folder, {**told, **arm.settings}, lambda: _trained(arm))
+
+
+def _trained(arm: Arm) -> dict[str, JSON]:
     from agentrl.evaluation.model import evaluate
     from agentrl.run import train
 
-    kept = Path(arm.bench.output_dir) / arm.name / "bench.json"
-    if kept.exists():
-        found: dict[str, JSON] = json.loads(kept.read_text(encoding="utf-8"))
-        return found
     result = train(arm.bench.run_file, quiet=True, **arm.settings)
     checkpoints = {"trained": result.folder / "checkpoint"}
     if arm.kind == "rl":
@@ -92,16 +94,13 @@ def run_arm(arm: Arm) -> dict[str, JSON]:
                 quiet=True,
             )
             scores[f"{stage}/{mode}"] = report.as_json()
-    row: dict[str, JSON] = {
+    return {
         "seed": arm.seed,
-        "settings": arm.settings,
         "stages": [stage._asdict() for stage in result.stages],
         "cpu_s": sum(stage.cpu_s for stage in result.stages),
         "wall_s": sum(stage.wall_s for stage in result.stages),
         "scores": scores,
     }
-    kept.write_text(json.dumps(row), encoding="utf-8")
-    return row
 
 
 def _same_cpu(rl: Mapping[str, JSON]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from agentrl.bench.config import QuickstartBench
+from agentrl.bench.config import AlgorithmsBench, QuickstartBench
 from agentrl.cli.flags import config_flags, given
 from agentrl.config import Section, parse, place
 from agentrl.types import JSON
@@ -33,6 +33,28 @@ def quickstart_command(as_json: bool, **flags: str | bool | None) -> None:
 
     values = place(_Quickstart, given(flags, _Quickstart))
     _print(bench_quickstart(parse(_Quickstart, values, source="the flags").bench), as_json)
+
+
+class _Algorithms(Section):
+    bench: AlgorithmsBench = AlgorithmsBench()
+
+
+@config_flags(_Algorithms)
+@bench.command("algorithms")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
+    """What every estimator gains from the same warm starts, and what late weights cost.
+
+    Arms that were finished in an earlier call are read, not run again.
+    """
+    from rich.console import Console
+
+    from agentrl.bench.algorithms.everything import bench_algorithms
+    from agentrl.view.console import RunConsole
+
+    values = place(_Algorithms, given(flags, _Algorithms))
+    console = RunConsole(console=Console(stderr=True, highlight=False))
+    _print(bench_algorithms(parse(_Algorithms, values, source="the flags").bench, console), as_json)
 
 
 @bench.command("engine")

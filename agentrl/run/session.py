@@ -16,7 +16,7 @@ from agentrl.envs import Env, Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
-from agentrl.protocols import Engine, Renderer, Trainer
+from agentrl.protocols import Engine, Renderer, Trainer, WeightSink
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.data import TaskStream
 from agentrl.rollout.group import GroupPlayer
@@ -52,7 +52,10 @@ class Milestone:
 
 @dataclass(slots=True)
 class Session:
-    """The state of a run: its parts, built once, and what it has seen so far."""
+    """The state of a run: its parts, built once, and what it has seen so far.
+
+    sink: where new weights go: the engine's own, unless someone put another before it.
+    """
 
     config: RunConfig
     folder: RunFolder
@@ -61,6 +64,7 @@ class Session:
     model: Model
     renderer: Renderer
     engine: Engine
+    sink: WeightSink
     metrics: MetricLog
     journal: Journal
     watch: Stopwatch
@@ -110,6 +114,7 @@ class Session:
             model=model,
             renderer=build_renderer(model, dialect, config.rendering),
             engine=engine,
+            sink=engine.sink,
             metrics=MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard),
             journal=Journal(folder.path),
             watch=watch,
@@ -146,7 +151,7 @@ class Session:
                 seed=seed,
                 progress=lambda report: bar.advance(1, loss=report.metrics["train/loss"]),
             )
-        await self.trainer.publish(self.engine.sink, version=0)
+        await self.trainer.publish(self.sink, version=0)
         self.trainer.save(str(self.folder.path / "checkpoint-warm-start"))
 
     async def reinforce(self) -> None:
@@ -158,7 +163,7 @@ class Session:
             producer=producer,
             trainer=self.trainer,
             estimator=self.algorithm.estimator,
-            sink=self.engine.sink,
+            sink=self.sink,
             temperature=config.rollout.rollout_temperature,
             num_steps=config.rollout.num_steps_per_rollout,
             split=self.algorithm.split,

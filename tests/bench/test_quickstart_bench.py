@@ -46,10 +46,12 @@ def test_the_summary_holds_mean_worst_and_best_of_every_score() -> None:
 
 def test_a_finished_arm_is_read_and_not_run_again(tmp_path: Path) -> None:
     arm = Arm(QuickstartBench(output_dir=str(tmp_path)), "rl", 0)
+    scored = {"run_file": "examples/hop_search/run.toml", "split": "test", "episodes": 2048}
     folder = tmp_path / arm.name
     folder.mkdir()
-    (folder / "bench.json").write_text(json.dumps({"seed": 0, "cpu_s": 1.5}))
-    assert run_arm(arm) == {"seed": 0, "cpu_s": 1.5}
+    result = {"settings": {**scored, **arm.settings}, "seed": 0, "cpu_s": 1.5}
+    (folder / "bench.json").write_text(json.dumps(result))
+    assert run_arm(arm) == result
 
 
 def test_seeds_are_read_from_a_flag() -> None:

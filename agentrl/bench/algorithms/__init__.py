@@ -1,0 +1,1 @@
+"""`agentrl bench algorithms`: what every estimator gains, and what late weights cost."""
