@@ -125,9 +125,9 @@ def _done(title: str, jobs: Sequence[Job], console: RunConsole) -> dict[str, dic
                 results[name] = ended.result()
                 console.line(f"  {name}: {mean_of(results[name]):.3f}")
                 bar.advance(1)
-        except BaseException:
+        finally:
+            # After a failure or Ctrl-C, what has not begun does not begin.
             pool.shutdown(cancel_futures=True)
-            raise
     return {job.name: results[job.name] for job in jobs}
 
 
