@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from agentrl.algorithms.filters import Split, split_by_signal
@@ -37,10 +37,22 @@ class Iteration:
     metrics: dict[str, float]
 
 
+@dataclass(slots=True)
+class Hand:
+    """The batch that an iteration is at work on: whatever stops it, its groups are accounted for.
+
+    trained: ids of the groups that the weights have seen.
+    """
+
+    outcomes: Sequence[GroupOutcome] = ()
+    trained: set[str] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """Everything one iteration needs.
 
+    hand: what is being worked on; empty between two iterations.
     split: sets aside the groups that are not worth a gradient.
     roles: what the trainer scores before credit is given; without `old`, the old logprobs are the engine's.
     """
@@ -54,11 +66,12 @@ class Loop:
     split: Callable[[Sequence[Group]], Split] = split_by_signal
     roles: Sequence[ScoreRole] = ()
     clock: Callable[[], float] = time.perf_counter
+    hand: Hand = field(default_factory=Hand)
 
     async def iterate(self, step: int) -> Iteration:
         """Play the batch of `step`, train on it and publish version step + 1."""
         started = self.clock()
-        outcomes = await self.producer.take()
+        outcomes = self.hand.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.group for outcome in outcomes if outcome.group is not None]
         trained, dropped = self.split(groups)
@@ -84,6 +97,8 @@ class Loop:
             "perf/rollout_tok_per_s": _sampled_tokens(groups) / max(played - started, 1e-9),
             "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),
         }
+        self.hand.outcomes = ()
+        self.hand.trained.clear()
         return Iteration(step, outcomes, trained, dropped, metrics)
 
     def _samples(self, groups: Sequence[Group]) -> tuple[Sample, ...]:
@@ -102,6 +117,7 @@ class Loop:
         except ValueError as error:
             raise UserError(f"no credit can be given: {error}.") from error
         report = await self.trainer.update(TrainBatch(samples, scores, credit))
+        self.hand.trained |= {group.id for group in groups}
         found = dict(credit.metrics)
         if "old" in self.roles:
             found |= mismatch_metrics(samples, scores)

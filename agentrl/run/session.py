@@ -179,9 +179,9 @@ class Session:
                         await self.evaluate(f"iteration {step + 1}", in_table=False)
                     bar.advance(1, **self._shown(iteration))
         finally:
-            leftovers = await producer.close()
-            if leftovers:
-                self.journal.write_step(self.step + 1, leftover_entries(leftovers))
+            entries = [*leftover_entries(await producer.close(), loop.hand)]
+            if entries:
+                self.journal.write_step(self.step + 1, entries)
 
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""

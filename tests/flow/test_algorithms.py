@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import UserError
 from agentrl.observe import reconcile
-from tests.flow.runs import WARM, metrics_of, train
+from tests.flow.runs import EPISODES_PER_STEP, WARM, metrics_of, train
 from tests.flow.worlds import Bandit
 
 ALONE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
@@ -81,6 +81,9 @@ def test_rewards_that_an_estimator_cannot_take_are_one_sentence(tmp_path):
     settings = {"env": f"{__name__}:Debts", "advantage_estimator": "maxrl", "num_rollout": 1}
     with pytest.raises(UserError, match="no credit can be given: maxrl divides by the mean reward"):
         train("Bandit", tmp_path, "x", **settings)
+    books = reconcile(tmp_path / "x", played=EPISODES_PER_STEP)
+    assert books.problems == ()
+    assert books.dropped == {"run_stopped": EPISODES_PER_STEP}
 
 
 @pytest.mark.parametrize(

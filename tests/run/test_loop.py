@@ -1,0 +1,66 @@
+"""Whatever stops an iteration, its groups are accounted for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agentrl.errors import EngineError
+from agentrl.observe import Journal, Outcome, reconcile
+from agentrl.protocols import StepReport
+from agentrl.rollout.group import GroupOutcome
+from agentrl.run.books import leftover_entries
+from agentrl.run.loop import Loop
+from agentrl.types import Credit
+from tests.algorithms.episodes import group
+
+
+def nothing(groups, samples, scores):
+    """No credit for anyone."""
+    zeros = tuple(np.zeros(len(sample), np.float32) for sample in samples)
+    return Credit(zeros, zeros)
+
+
+class Took:
+    """A producer with one batch."""
+
+    async def take(self):
+        groups = [group(f"g{n}", [0.0, 1.0]) for n in range(4)]
+        return [GroupOutcome(one, (), one.episodes) for one in groups]
+
+
+class Breaks:
+    """A trainer that breaks at the update of this number, or, after all of them, as it publishes."""
+
+    def __init__(self, at):
+        self.at, self.updates = at, 0
+
+    async def update(self, batch):
+        if self.updates == self.at:
+            raise EngineError("out of memory")
+        self.updates += 1
+        return StepReport({}, 0)
+
+    async def publish(self, target, *, version):
+        raise EngineError("the server is gone")
+
+
+@pytest.mark.parametrize(("at", "trained"), [(0, set()), (1, {"g0", "g1"}), (2, {"g0", "g1", "g2", "g3"})])
+async def test_groups_count_as_trained_from_the_update_on_that_saw_them(tmp_path, at, trained):
+    loop = Loop(
+        producer=Took(),
+        trainer=Breaks(at),
+        estimator=nothing,
+        sink=None,
+        temperature=1.0,
+        num_steps=2,
+    )
+    with pytest.raises(EngineError):
+        await loop.iterate(0)
+    entries = list(leftover_entries([], loop.hand))
+    Journal(tmp_path).write_step(1, entries)
+    books = reconcile(tmp_path, played=8)
+    assert books.problems == ()
+    found = {entry.episode.id.split(".")[0] for entry in entries if entry.outcome is Outcome.TRAINED}
+    assert found == trained
+    assert sum(books.dropped.values()) == 8 - 2 * len(trained)
