@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -176,6 +178,18 @@ def test_every_arm_runs_over_every_seed_and_none_twice(bench):
     assert len(result["runs"]) == 4
     assert result["arms"]["grpo"]["before"] != result["arms"]["grpo"]["after"]
     assert bench_algorithms(bench, RunConsole(quiet=True)) == result
+
+
+def killed(_job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_that_is_killed_is_told_of_in_a_sentence(bench, monkeypatch):
+    monkeypatch.setattr("agentrl.bench.algorithms.everything.run_job", killed)
+    with pytest.raises(
+        UserError, match="warm-start-seed., or of one beside it, was killed; call the command"
+    ):
+        bench_algorithms(bench, RunConsole(quiet=True))
 
 
 @pytest.mark.parametrize(

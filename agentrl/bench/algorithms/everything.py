@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -122,13 +123,23 @@ def _done(title: str, jobs: Sequence[Job], console: RunConsole) -> dict[str, dic
         try:
             for ended in as_completed(running):
                 name = running[ended]
-                results[name] = ended.result()
+                results[name] = _result(ended, name)
                 console.line(f"  {name}: {mean_of(results[name]):.3f}")
                 bar.advance(1)
         finally:
             # After a failure or Ctrl-C, what has not begun does not begin.
             pool.shutdown(cancel_futures=True)
     return {job.name: results[job.name] for job in jobs}
+
+
+def _result(ended: Future[dict[str, JSON]], name: str) -> dict[str, JSON]:
+    try:
+        return ended.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"the process of {name}, or of one beside it, was killed; call the command again: what was "
+            "finished is kept."
+        ) from error
 
 
 def _line(found: Compared, has_target: bool) -> str:

@@ -1,0 +1,1 @@
+"""Megatron-Core: models from Hugging Face directories, spread over ranks in every layout."""

@@ -1,0 +1,82 @@
+"""Settings of the Megatron trainer: how a model is spread over processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config import Section
+from agentrl.types import JSON
+
+Size = Annotated[int, Field(ge=1)]
+
+
+class MegatronConfig(Section):
+    """The layout. Each rank is a process with a GPU of its own, or with one thread of the CPU.
+
+    The ranks are tensor x context x pipeline x data; the data-parallel size is what is left of them.
+    """
+
+    tensor_model_parallel_size: Size = 1
+    """Ranks that share every matrix (count)."""
+    pipeline_model_parallel_size: Size = 1
+    """Ranks that share the layers, one stage each (count)."""
+    num_virtual_stages_per_pipeline_rank: Size = 1
+    """Stages of each pipeline rank; more than 1 makes the pipeline's bubble smaller (count)."""
+    context_parallel_size: Size = 1
+    """Ranks that share every sequence (count)."""
+    sequence_parallel: bool = False
+    """Spread also what lies between the matrices over the tensor ranks; needs more than one of them."""
+    actor_num_gpus_per_node: Size = 1
+    """Ranks in all (count)."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """What is computed again in the backward pass: layers (full) or attention (selective); None = nothing."""
+    megatron_config: dict[str, JSON] = Field(default_factory=dict)
+    """Fields of Megatron's TransformerConfig, laid over the checkpoint's (a table; as a flag: JSON)."""
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one replica of the model together."""
+        return (
+            self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+        )
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas."""
+        return self.actor_num_gpus_per_node // self.model_parallel_size
+
+    @property
+    def sequence_multiple(self) -> int:
+        """Tokens that a sequence is filled up to a multiple of: each context rank has two equal pieces."""
+        return 2 * self.context_parallel_size if self.context_parallel_size > 1 else 1
+
+    @property
+    def row_multiple(self) -> int:
+        """Tokens that a row is filled up to a multiple of: tensor ranks may share it, too."""
+        shares = self.tensor_model_parallel_size if self.sequence_parallel else 1
+        return shares * self.sequence_multiple
+
+    @property
+    def row_count_multiple(self) -> int:
+        """Rows that go through a pipeline of virtual stages at a time."""
+        return self.pipeline_model_parallel_size if self.num_virtual_stages_per_pipeline_rank > 1 else 1
+
+    @model_validator(mode="after")
+    def _ranks_come_out_even(self) -> MegatronConfig:
+        if self.actor_num_gpus_per_node % self.model_parallel_size:
+            raise ValueError(
+                f"actor_num_gpus_per_node = {self.actor_num_gpus_per_node} must be a multiple of tensor x "
+                f"pipeline x context = {self.model_parallel_size}; change one of them."
+            )
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            raise ValueError(
+                "sequence_parallel needs tensor_model_parallel_size of at least 2; raise it, or leave it out."
+            )
+        if self.num_virtual_stages_per_pipeline_rank > 1 and self.pipeline_model_parallel_size == 1:
+            raise ValueError(
+                "num_virtual_stages_per_pipeline_rank needs pipeline_model_parallel_size of at least 2; "
+                "raise it, or leave it out."
+            )
+        return self

@@ -1,0 +1,127 @@
+"""The families of models that Megatron trains: a table of parameters each, and what their configs say.
+
+A new family is a table: Megatron's names on the left, the checkpoint's on the right, both below the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from agentrl.errors import ModelLoadError
+from agentrl.trainer.megatron.rules import GateUp, Qkv, Rule, Same, Vocabulary
+
+_EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
+_FINAL_NORM = Same("decoder.final_layernorm.weight", "model.norm.weight")
+_HEAD = Vocabulary("output_layer.weight", "lm_head.weight")
+
+_INPUT_NORM = Same("input_layernorm.weight", "input_layernorm.weight")
+_QKV = Qkv("self_attention.linear_qkv.weight", "self_attn.{}_proj.weight")
+_QKV_BIAS = Qkv("self_attention.linear_qkv.bias", "self_attn.{}_proj.bias")
+_ATTENTION_OUT = Same("self_attention.linear_proj.weight", "self_attn.o_proj.weight", along=1)
+_MLP_NORM = Same("pre_mlp_layernorm.weight", "post_attention_layernorm.weight")
+_MLP_IN = GateUp("mlp.linear_fc1.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight"))
+_MLP_OUT = Same("mlp.linear_fc2.weight", "mlp.down_proj.weight", along=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of dense model.
+
+    layer: its parameters in a layer. settings: fields of Megatron's config that all its models share.
+    sandwich: it normalises also what comes out of attention and feed-forward block.
+    rotates_pairs: rotary positions turn neighbouring channels, not the two halves.
+    """
+
+    layer: tuple[Rule, ...]
+    settings: Mapping[str, bool] = field(default_factory=dict)
+    sandwich: bool = False
+    rotates_pairs: bool = False
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(
+        (_INPUT_NORM, _QKV, _ATTENTION_OUT, _MLP_NORM, _MLP_IN, _MLP_OUT),
+    ),
+    "qwen2": Family(
+        (_INPUT_NORM, _QKV, _QKV_BIAS, _ATTENTION_OUT, _MLP_NORM, _MLP_IN, _MLP_OUT),
+        {"add_qkv_bias": True},
+    ),
+    "qwen3": Family(
+        (
+            _INPUT_NORM,
+            _QKV,
+            Same("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
+            Same("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
+            _ATTENTION_OUT,
+            _MLP_NORM,
+            _MLP_IN,
+            _MLP_OUT,
+        ),
+        {"qk_layernorm": True},
+    ),
+    "glm4": Family(
+        (
+            _INPUT_NORM,
+            _QKV,
+            _QKV_BIAS,
+            Same("self_attention.linear_proj.linear.weight", "self_attn.o_proj.weight", along=1),
+            Same("self_attention.linear_proj.norm.weight", "post_self_attn_layernorm.weight"),
+            _MLP_NORM,
+            GateUp("mlp.linear_fc1.weight", ("mlp.gate_up_proj.weight",)),
+            Same("mlp.linear_fc2.linear.weight", "mlp.down_proj.weight", along=1),
+            Same("mlp.linear_fc2.norm.weight", "post_mlp_layernorm.weight"),
+        ),
+        {"add_qkv_bias": True},
+        sandwich=True,
+        rotates_pairs=True,
+    ),
+}
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a checkpoint, by the model_type of its config.
+
+    Raises:
+        ModelLoadError: Megatron trains no such models yet.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise ModelLoadError(
+            f"trainer = megatron has no table for models of type `{model_type}`, only for "
+            f"{', '.join(FAMILIES)}; train it with trainer = torch, or add its table to families.py."
+        )
+    return family
+
+
+def rules_of(family: Family, num_layers: int, *, tied: bool) -> Iterator[Placed]:
+    """All parameters of a model, in the order of the layers. tied: the embedding is the head, too."""
+    yield Placed(_EMBEDDING)
+    for number in range(num_layers):
+        for rule in family.layer:
+            yield Placed(rule, number)
+    yield Placed(_FINAL_NORM)
+    if not tied:
+        yield Placed(_HEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A rule at its place. layer: its number over all pipeline stages; None = outside of the layers."""
+
+    rule: Rule
+    layer: int | None = None
+
+    @property
+    def megatron(self) -> str:
+        """The parameter's full name, were there one pipeline stage."""
+        return (
+            self.rule.megatron if self.layer is None else f"decoder.layers.{self.layer}.{self.rule.megatron}"
+        )
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """The full names of the checkpoint's tensors."""
+        if self.layer is None:
+            return self.rule.hf
+        return tuple(f"model.layers.{self.layer}.{name}" for name in self.rule.hf)

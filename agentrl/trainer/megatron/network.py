@@ -1,0 +1,174 @@
+"""This rank's part of a model: built by Megatron from a checkpoint's config, filled from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.families import Placed, rules_of
+from agentrl.trainer.megatron.layers import RMSNorm, layer_spec
+from agentrl.trainer.megatron.shape import Shape, overridden
+from agentrl.trainer.megatron.vocabulary import Head
+
+Read = Callable[[str], Tensor]
+"""A tensor of a checkpoint, by its Hugging Face name."""
+
+
+class Piece(NamedTuple):
+    """A parameter of this rank, and how it is made of a checkpoint's tensors."""
+
+    placed: Placed
+    parameter: nn.Parameter
+
+
+class Network:
+    """The stages of the pipeline that this rank has, in their order; one unless there are virtual ones.
+
+    The parallel state must be up. Parameters are fp32 (or, with bf16, bfloat16) and hold nothing yet: `load`.
+    """
+
+    def __init__(self, shape: Shape, layout: MegatronConfig, *, bf16: bool) -> None:
+        self.shape, self.layout = shape, layout
+        self.config = transformer_config(shape, layout, bf16=bf16)
+        count = layout.num_virtual_stages_per_pipeline_rank
+        stages = [None] if count == 1 else list(range(count))
+        self.stages: list[GPTModel] = [self._stage(number) for number in stages]
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's parameters, each once, in the order of the layers."""
+        placed = {
+            one.megatron: one
+            for one in rules_of(self.shape.family, int(self.shape.sizes["num_layers"]), tied=self.shape.tied)
+        }
+        for stage in self.stages:
+            first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
+            for name, parameter in stage.named_parameters():
+                found = placed.get(_global(name, first))
+                # With tied embeddings the last stage keeps a copy of them for the head.
+                if found is None and name == "output_layer.weight":
+                    found = placed["embedding.word_embeddings.weight"]
+                if found is None:
+                    raise KeyError(
+                        f"no rule makes Megatron's parameter {name}; add one to the family's table"
+                    )
+                yield Piece(found, parameter)
+
+    @torch.no_grad()
+    def load(self, read: Read) -> None:
+        """Fill the parameters from a checkpoint, one after the other, each cast to its dtype."""
+        ranks = self.layout.tensor_model_parallel_size
+        dims, rank = self.shape.dims(ranks), parallel_state.get_tensor_model_parallel_rank()
+        for placed, parameter in self.pieces():
+            whole = placed.rule.join([read(name) for name in placed.hf], dims)
+            shard = placed.rule.cut(whole, ranks)[rank]
+            if shard.shape != parameter.shape:
+                raise ValueError(
+                    f"{placed.megatron} is {tuple(parameter.shape)} here, the checkpoint gives "
+                    f"{tuple(shard.shape)}"
+                )
+            parameter.copy_(shard)
+
+    @property
+    def head(self) -> Head:
+        """The last stage's part of the layer over the vocabulary."""
+        last = self.stages[-1]
+        weight: Tensor = (
+            last.shared_embedding_or_output_weight() if self.shape.tied else last.output_layer.weight
+        )
+        return Head(weight, self.shape.vocab)
+
+    def _stage(self, number: int | None) -> GPTModel:
+        first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number)
+        layers = int(self.shape.sizes["num_layers"])
+        ranks = self.layout.pipeline_model_parallel_size * self.layout.num_virtual_stages_per_pipeline_rank
+        spec = TransformerBlockSubmodules(
+            layer_specs=[layer_spec(self.shape.family)] * (layers // ranks), layer_norm=RMSNorm
+        )
+        stage = GPTModel(
+            self.config,
+            spec,
+            vocab_size=self.shape.dims(self.layout.tensor_model_parallel_size).padded_vocab,
+            max_sequence_length=self.shape.max_length,
+            pre_process=first,
+            post_process=last,
+            parallel_output=True,
+            share_embeddings_and_output_weights=self.shape.tied,
+            position_embedding_type="rope",
+            vp_stage=number,
+            **self.shape.rotary,
+        )
+        if last:
+            # The head runs in `vocabulary`, and only where a token is predicted: here states pass it by.
+            stage.output_layer.forward = _passed_by
+        return stage
+
+
+def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> TransformerConfig:
+    """Megatron's config: the checkpoint's sizes, the layout, and what holds for every model here."""
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    virtual = layout.num_virtual_stages_per_pipeline_rank
+    layers = int(shape.sizes["num_layers"])
+    fields: dict[str, object] = {
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "masked_softmax_fusion": False,
+        "apply_rope_fusion": False,
+        "gradient_accumulation_fusion": False,
+        # Weights are loaded, never drawn.
+        "use_cpu_initialization": True,
+        "perform_initialization": False,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": bf16,
+        # A loss here is a sum of weights x terms: nothing below may average it.
+        "calculate_per_token_loss": True,
+        # With two stages before and behind each other, a rank's neighbours are one and the same: sent in one
+        # batch, what goes forward and what goes back would be mixed up, and so would the shapes of both.
+        "variable_seq_lengths": virtual == 1,
+        "overlap_p2p_comm": virtual > 1,
+        "batch_p2p_comm": virtual == 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "tensor_model_parallel_size": layout.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": layout.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": None if virtual == 1 else virtual,
+        "context_parallel_size": layout.context_parallel_size,
+        "sequence_parallel": layout.sequence_parallel,
+        "recompute_granularity": layout.recompute_granularity,
+        **overridden(shape, layout.megatron_config),
+    }
+    if layout.recompute_granularity == "full":
+        fields |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    stages = layout.pipeline_model_parallel_size * virtual
+    if layers % stages:
+        raise ValueError(f"{layers} layers cannot be shared evenly by {stages} stages of a pipeline")
+    return TransformerConfig(**fields)
+
+
+def _global(name: str, first_layer: int) -> str:
+    """A parameter's name, with its layer's number over all stages."""
+    head, layers, rest = name.partition("decoder.layers.")
+    if head or not layers:
+        return name
+    number, _, rest = rest.partition(".")
+    return f"decoder.layers.{int(number) + first_layer}.{rest}"
+
+
+def _passed_by(hidden: Tensor, **_: object) -> tuple[Tensor, None]:
+    return hidden, None

@@ -1,0 +1,176 @@
+"""How one parameter of Megatron is made of tensors of a Hugging Face checkpoint, and cut over tensor ranks.
+
+    checkpoint's tensors  --join-->  whole parameter  --cut-->  one shard a rank
+    checkpoint's tensors  <-part--   whole parameter  <-glue--  one shard a rank
+
+All of it moves values and rounds none, so there and back gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Dims(NamedTuple):
+    """What the rules need to know of a model. padded_vocab: rows of the embedding, the same on every rank."""
+
+    query_groups: int
+    heads_per_group: int
+    kv_channels: int
+    vocab: int
+    padded_vocab: int
+
+
+class Rule(Protocol):
+    """One parameter of Megatron. hf: the names of the tensors that it is made of."""
+
+    @property
+    def megatron(self) -> str:
+        """Its name in Megatron, below the layer."""
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """Their names in the checkpoint, below the layer."""
+
+    def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
+        """The whole parameter of the tensors `hf`."""
+
+    def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
+        """The tensors `hf` of the whole parameter."""
+
+    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+        """One shard for each tensor rank."""
+
+    def glue(self, shards: Sequence[Tensor]) -> Tensor:
+        """The whole parameter of all shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """One tensor as it is. along: the dimension it is cut in; None = every rank has all of it."""
+
+    megatron: str
+    name: str
+    along: int | None = None
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """The one name."""
+        return (self.name,)
+
+    def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
+        """The tensor."""
+        return parts[0]
+
+    def part(self, whole: Tensor, _dims: Dims, /) -> list[Tensor]:
+        """The tensor."""
+        return [whole]
+
+    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+        """Equal runs of rows (0) or columns (1)."""
+        return [whole] * ranks if self.along is None else _equal(whole, ranks, self.along)
+
+    def glue(self, shards: Sequence[Tensor]) -> Tensor:
+        """The runs in their order."""
+        return shards[0] if self.along is None else torch.cat(list(shards), self.along)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary(Same):
+    """An embedding, or the layer over the vocabulary: rows of zeros are added until all ranks have
+    as many."""
+
+    along: int | None = 0
+
+    def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
+        """[padded_vocab, hidden]."""
+        (rows,) = parts
+        missing = dims.padded_vocab - len(rows)
+        return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+    def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
+        """[vocab, hidden]."""
+        return [whole[: dims.vocab]]
+
+
+@dataclass(frozen=True, slots=True)
+class Qkv:
+    """Queries, keys and values of an attention, group by group: all queries of a group, its key, its value.
+
+    name: with {} where the checkpoint has q, k and v.
+    """
+
+    megatron: str
+    name: str
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """Queries, keys, values."""
+        return tuple(self.name.format(letter) for letter in "qkv")
+
+    def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
+        """[groups x (heads per group + 2) x channels, ...]."""
+        rest = parts[0].shape[1:]
+        grouped = [part.reshape(dims.query_groups, -1, *rest) for part in parts]
+        return torch.cat(grouped, dim=1).reshape(-1, *rest)
+
+    def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
+        """Queries, keys, values."""
+        rest = whole.shape[1:]
+        grouped = whole.reshape(dims.query_groups, -1, *rest)
+        sizes = [dims.heads_per_group * dims.kv_channels, dims.kv_channels, dims.kv_channels]
+        return [piece.reshape(-1, *rest) for piece in grouped.split(sizes, dim=1)]
+
+    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+        """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
+        return _equal(whole, ranks, 0)
+
+    def glue(self, shards: Sequence[Tensor]) -> Tensor:
+        """The runs in their order."""
+        return torch.cat(list(shards))
+
+
+@dataclass(frozen=True, slots=True)
+class GateUp:
+    """The two inner layers of a gated feed-forward block, in one: each rank has its run of both.
+
+    names: one of the gate and one of the other; or one name, where the checkpoint has both in one tensor.
+    """
+
+    megatron: str
+    names: tuple[str, ...]
+
+    @property
+    def hf(self) -> tuple[str, ...]:
+        """The names."""
+        return self.names
+
+    def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
+        """The gate's rows, then the other's."""
+        return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+    def part(self, whole: Tensor, _dims: Dims, /) -> list[Tensor]:
+        """Both halves, or the whole of them."""
+        return list(whole.chunk(len(self.names)))
+
+    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+        """The rank's run of the gate, then its run of the other."""
+        gate, up = (_equal(half, ranks, 0) for half in whole.chunk(2))
+        return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+
+    def glue(self, shards: Sequence[Tensor]) -> Tensor:
+        """All runs of the gate, then all of the other."""
+        halves = [shard.chunk(2) for shard in shards]
+        return torch.cat([half[which] for which in (0, 1) for half in halves])
+
+
+def _equal(whole: Tensor, ranks: int, along: int) -> list[Tensor]:
+    size = whole.shape[along]
+    if size % ranks:
+        raise ValueError(f"{size} rows or columns cannot be shared evenly by {ranks} tensor ranks")
+    return list(whole.chunk(ranks, along))

@@ -1,0 +1,118 @@
+"""From a checkpoint's config to Megatron's: sizes are read; what is overridden must not contradict them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from transformers import PretrainedConfig
+
+from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.trainer.megatron.families import Family, family_of
+from agentrl.trainer.megatron.rules import Dims
+from agentrl.types import JSON
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+class Shape(NamedTuple):
+    """What a model is. sizes: fields of Megatron's TransformerConfig that the checkpoint decides.
+
+    rotary: the arguments of its rotary positions. tied: the embedding is the head, too.
+    """
+
+    family: Family
+    sizes: Mapping[str, int | float | bool]
+    rotary: Mapping[str, float | bool]
+    vocab: int
+    max_length: int
+    tied: bool
+
+    def dims(self, tensor_ranks: int) -> Dims:
+        """What the rules need, where so many ranks share the vocabulary."""
+        groups = int(self.sizes["num_query_groups"])
+        return Dims(
+            query_groups=groups,
+            heads_per_group=int(self.sizes["num_attention_heads"]) // groups,
+            kv_channels=int(self.sizes["kv_channels"]),
+            vocab=self.vocab,
+            padded_vocab=-(-self.vocab // tensor_ranks) * tensor_ranks,
+        )
+
+
+def shape_of(config: PretrainedConfig) -> Shape:
+    """Read a checkpoint's config.
+
+    Raises:
+        ModelLoadError: there is no table for its family, or it does what Megatron does not.
+    """
+    family = family_of(config.model_type)
+    told = config.to_dict()
+    hidden, heads = int(told["hidden_size"]), int(told["num_attention_heads"])
+    _refuse_the_unknown(config.model_type, told)
+    return Shape(
+        family=family,
+        sizes={
+            "num_layers": int(told["num_hidden_layers"]),
+            "hidden_size": hidden,
+            "ffn_hidden_size": int(told["intermediate_size"]),
+            "num_attention_heads": heads,
+            "num_query_groups": int(told.get("num_key_value_heads") or heads),
+            "kv_channels": int(told.get("head_dim") or hidden // heads),
+            "layernorm_epsilon": float(told["rms_norm_eps"]),
+            "rotary_interleaved": family.rotates_pairs,
+            **family.settings,
+        },
+        rotary=_rotary(config.model_type, told["rope_parameters"]),
+        vocab=int(told["vocab_size"]),
+        max_length=int(told["max_position_embeddings"]),
+        tied=bool(told["tie_word_embeddings"]),
+    )
+
+
+def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """The checkpoint's sizes with a user's fields laid over them.
+
+    Raises:
+        ConfigError: a field says something else than the checkpoint.
+    """
+    for name, value in fields.items():
+        known = shape.sizes.get(name, value)
+        if known != value:
+            raise ConfigError(
+                f"megatron_config says {name} = {value!r}, the checkpoint has {known!r}; leave it out, or "
+                "name another checkpoint."
+            )
+    return {**shape.sizes, **fields}
+
+
+def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float | bool]:
+    rotary: dict[str, float | bool] = {
+        "rotary_base": float(rope["rope_theta"]),
+        "rotary_percent": float(rope.get("partial_rotary_factor", 1.0)),
+    }
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return rotary
+    if kind == "llama3" and all(float(rope[name]) == value for name, value in _LLAMA3.items()):
+        return {**rotary, "rope_scaling": True, "rope_scaling_factor": float(rope["factor"])}
+    raise ModelLoadError(
+        f"this {model_type} scales its rotary positions in a way that Megatron does not (`{kind}`); train it "
+        "with trainer = torch."
+    )
+
+
+def _refuse_the_unknown(model_type: str, told: Mapping[str, JSON]) -> None:
+    kinds = told.get("layer_types") or ["full_attention"]
+    windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
+    biases = model_type in ("llama", "qwen3") and bool(told.get("attention_bias") or told.get("mlp_bias"))
+    for found, what in (
+        (windows, "windows of attention"),
+        (biases, "biases in its layers"),
+        (told.get("hidden_act") != "silu", f"the activation {told.get('hidden_act')}"),
+    ):
+        if found:
+            raise ModelLoadError(
+                f"this {model_type} has {what}, which its table in families.py does not; train it with "
+                "trainer = torch."
+            )

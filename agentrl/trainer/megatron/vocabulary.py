@@ -1,0 +1,99 @@
+"""Logprobs and entropies where every tensor rank holds V tokens of the vocabulary. N tokens, D width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from megatron.core.parallel_state import get_tensor_model_parallel_group, get_tensor_model_parallel_rank
+from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.losses import TokenOutputs
+
+_MAX_LOGITS = 2**24
+"""Logits held at once on a rank (64 MB in fp32)."""
+
+
+class Head(NamedTuple):
+    """This rank's rows of the layer over the vocabulary. vocab: tokens there are; rows beyond are padding."""
+
+    weight_VD: Tensor
+    vocab: int
+
+
+def parallel_logprobs(
+    hidden_ND: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    *,
+    max_logits: int = _MAX_LOGITS,
+    entropy_gradient: bool = False,
+) -> TokenOutputs:
+    """What `agentrl.losses.logprobs_and_entropy` says, from this rank's rows of the head.
+
+    All tensor ranks call it with the same tokens. They go through the head in chunks, each computed again in
+    the backward pass where there is more than one.
+    hidden_ND: its gradient is this rank's share alone; the caller adds the shares up.
+    """
+
+    def score(hidden: Tensor, targets: Tensor, temperature: Tensor) -> TokenOutputs:
+        return _score(hidden, head, targets, temperature, entropy_gradient)
+
+    chunk = max(max_logits // len(head.weight_VD), 1)
+    if len(targets_N) <= chunk:
+        return score(hidden_ND, targets_N, temperature_N)
+    parts = [
+        _again(score, *part)
+        for part in zip(
+            hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
+        )
+    ]
+    return TokenOutputs(torch.cat([p.logp_N for p in parts]), torch.cat([p.entropy_N for p in parts]))
+
+
+def _again(score: Callable[..., TokenOutputs], *part: Tensor) -> TokenOutputs:
+    found: TokenOutputs = checkpoint(score, *part, use_reentrant=False)
+    return found
+
+
+def _score(
+    hidden_ND: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    entropy_gradient: bool,
+) -> TokenOutputs:
+    weight_VD, vocab = head
+    logits_NV = linear(hidden_ND, weight_VD)
+    precise = torch.promote_types(logits_NV.dtype, torch.float32)
+    logits_NV = logits_NV.to(precise) / temperature_N.to(precise)[:, None]
+    first = get_tensor_model_parallel_rank() * len(weight_VD)
+    known = min(len(weight_VD), vocab - first)
+    logits_NV = logits_NV[:, :known]
+    shifted_NV = logits_NV - _largest(logits_NV)[:, None]
+    exp_NV = shifted_NV.exp()
+    total_N = reduce_from_tensor_model_parallel_region(exp_NV.sum(-1))
+    local_N = targets_N - first
+    mine_N = (local_N >= 0) & (local_N < known)
+    found_N = shifted_NV.gather(1, local_N.clamp(0, known - 1)[:, None])[:, 0]
+    target_N = reduce_from_tensor_model_parallel_region(torch.where(mine_N, found_N, 0.0))
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        # A forbidden token has a logit of -inf; bounded, it adds 0 and pulls at nothing.
+        bounded_NV = shifted_NV.clamp(min=torch.finfo(precise).min)
+        mean_N = reduce_from_tensor_model_parallel_region((exp_NV * bounded_NV).sum(-1)) / total_N
+        entropy_N = total_N.log() - mean_N
+    return TokenOutputs(target_N - total_N.log(), entropy_N)
+
+
+@torch.no_grad()
+def _largest(logits_NV: Tensor) -> Tensor:
+    """Each token's largest logit over all ranks; it cancels out, so it needs no gradient."""
+    largest_N = logits_NV.amax(-1)
+    dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=get_tensor_model_parallel_group())
+    return largest_N

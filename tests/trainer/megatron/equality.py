@@ -1,0 +1,170 @@
+"""What the ranks of a layout compute, put together under Hugging Face names; and the same by autograd alone.
+
+The oracle runs each sample by itself through transformers and differentiates a sum that is written out here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.losses import LossOutput
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.families import rules_of
+from agentrl.trainer.megatron.rows import shared_out
+from agentrl.trainer.megatron.shape import shape_of
+from agentrl.trainer.torch.batch import micro_batches
+from agentrl.types import Sample
+from tests.trainer.megatron.models import SIZES, VOCAB, model_of
+
+MAX_TOKENS = 32
+ENTROPY = 0.1
+
+
+class Part(NamedTuple):
+    """What one rank has. place: tensor, pipeline, data and context rank."""
+
+    place: tuple[int, int, int, int]
+    logps: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]
+    gradients: list[tuple[str, np.ndarray]]
+    loss: float
+    asked: dict[str, int]
+
+
+@lru_cache
+def samples() -> tuple[Sample, ...]:
+    """Ragged, with holes in the mask; the last one has a single predicted token."""
+    draw = np.random.default_rng(0)
+    made = []
+    for number, length in enumerate([*draw.integers(4, 23, 7), 2]):
+        mask = draw.random(length) < 0.6
+        mask[0], mask[-1] = False, True
+        made.append(
+            Sample(
+                token_ids=draw.integers(0, VOCAB, length).astype(np.int32),
+                author=mask.astype(np.int8),
+                loss_mask=mask,
+                logprobs=np.where(mask, -1, 0).astype(np.float32),
+                versions=np.where(mask, 0, -1).astype(np.int32),
+                turns=np.zeros(length, np.int32),
+                temperature=0.8 if number % 2 else 1.0,
+                rollout_id=f"r{number}",
+            )
+        )
+    return tuple(made)
+
+
+def weights() -> list[np.ndarray]:
+    draw = np.random.default_rng(5)
+    return [draw.normal(size=len(sample)).astype(np.float32) for sample in samples()]
+
+
+def part_of(layout: MegatronConfig, _rank: int, kind: str) -> Part:
+    """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies."""
+    from megatron.core import parallel_state
+
+    from agentrl.trainer.megatron.device import asked
+    from agentrl.trainer.megatron.network import Network
+    from agentrl.trainer.megatron.passes import Passes
+
+    model = model_of(kind)
+    network = Network(shape_of(model.config), layout, bf16=False)
+    network.load(model.state_dict().__getitem__)
+    rows = micro_batches(samples(), [sample.loss_mask for sample in samples()], MAX_TOKENS)
+    share = shared_out(rows, layout.data_parallel_size, count_multiple=layout.row_count_multiple)
+    mine = share[parallel_state.get_data_parallel_rank()]
+    passes = Passes(network, entropy_gradient=True)
+
+    def loss(row, outputs):
+        weight_N = torch.from_numpy(row.gather(weights()))
+        total = (weight_N * (ENTROPY * outputs.entropy_N - outputs.logp_N)).sum()
+        return LossOutput(total, {"loss": total.detach()})
+
+    seen = passes.look(mine)
+    told = passes.learn(mine, loss)
+    return Part(
+        place=(
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_data_parallel_rank(),
+            parallel_state.get_context_parallel_rank(),
+        ),
+        logps=[(row.members, one.logp_N.numpy(), one.entropy_N.numpy()) for row, one in seen],
+        gradients=[(one.placed.megatron, one.parameter.main_grad.numpy()) for one in network.pieces()],
+        loss=sum(float(metrics["loss"]) for metrics in told),
+        asked=dict(asked),
+    )
+
+
+class Whole(NamedTuple):
+    """By sample: logprobs and entropies of its predicted tokens. By name: gradients."""
+
+    logps: dict[int, np.ndarray]
+    entropies: dict[int, np.ndarray]
+    gradients: dict[str, Tensor]
+    loss: float
+
+
+@lru_cache
+def oracle(kind: str) -> Whole:
+    model = model_of(kind)
+    logps, entropies, total = {}, {}, torch.zeros(())
+    for number, (sample, weight) in enumerate(zip(samples(), weights(), strict=True)):
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+        logp_TV = torch.log_softmax(model(ids[None]).logits[0, :-1] / sample.temperature, -1)
+        at = np.flatnonzero(sample.loss_mask)
+        logp_N = logp_TV[at - 1, ids[at]]
+        entropy_N = -(logp_TV.exp() * logp_TV).sum(-1)[at - 1]
+        total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
+        logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
+    total.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return Whole(logps, entropies, gradients, total.item())
+
+
+def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Whole:
+    """What all ranks have; where several have the same, they must agree."""
+    shape = shape_of(model_of(kind).config)
+    ranks = layout.tensor_model_parallel_size
+    gradients = {}
+    for placed in rules_of(shape.family, SIZES["num_hidden_layers"], tied=shape.tied):
+        whole = placed.rule.glue([_agreed(parts, placed.megatron, rank) for rank in range(ranks)])
+        gradients |= dict(zip(placed.hf, placed.rule.part(whole, shape.dims(ranks)), strict=True))
+    last = layout.pipeline_model_parallel_size - 1
+    telling = [part for part in parts if part.place[:2] == (0, last) and part.place[3] == 0]
+    return Whole(
+        _by_sample([(members, logp) for part in telling for members, logp, _ in part.logps]),
+        _by_sample([(members, entropy) for part in telling for members, _, entropy in part.logps]),
+        gradients,
+        sum(part.loss for part in telling),
+    )
+
+
+def _agreed(parts: list[Part], name: str, tensor_rank: int) -> Tensor:
+    """A shard of a gradient, as all replicas, context ranks and ends of a pipeline have it."""
+    found = [
+        torch.from_numpy(gradient)
+        for part in parts
+        for which, gradient in part.gradients
+        if which == name and part.place[0] == tensor_rank
+    ]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
+    return found[0]
+
+
+def _by_sample(rows) -> dict[int, np.ndarray]:
+    """Each sample's predicted tokens; a sample that two replicas tell, or none, is a mistake."""
+    sizes = {number: int(sample.loss_mask.sum()) for number, sample in enumerate(samples())}
+    found: dict[int, np.ndarray] = {}
+    for members, values in rows:
+        ends = np.cumsum([sizes[member] for member in members if len(values)])
+        for member, part in zip(members, np.split(values, ends[:-1]), strict=False):
+            assert not len(part) or member not in found, "two replicas told the same sample"
+            found |= {member: part} if len(part) else {}
+    assert found.keys() == sizes.keys(), "a sample that nobody told"
+    return found

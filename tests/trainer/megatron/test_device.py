@@ -1,0 +1,67 @@
+"""Megatron alone is told that there is a GPU, and a version that asks for more is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from agentrl.trainer.megatron.config import MegatronConfig
+from tests.trainer.megatron.equality import part_of
+from tests.trainer.megatron.together import Ranks
+
+KNOWN = Path(__file__).parent / "asked.txt"
+
+SCRIPT = """
+import torch
+from agentrl.trainer.megatron.device import asked, pretend
+before = torch.ones
+assert pretend() is not torch.cuda.is_available()
+assert pretend() is not torch.cuda.is_available(), "twice is once"
+if torch.cuda.is_available():
+    assert torch.ones is before and not asked
+    raise SystemExit
+told = {"__name__": "megatron.core.somewhere", "torch": torch}
+asking = "device, ones = torch.cuda.current_device(), torch.ones(2, device='cuda', pin_memory=True)"
+asking += "\\nkind, same, half = ones.type(), ones.cuda() is ones, ones.type(torch.float16).dtype"
+exec(asking, told)
+assert told["device"] == torch.device("cpu"), told
+assert told["kind"] == "torch.cuda.FloatTensor" and told["same"] and told["half"] == torch.float16
+for question in ("torch.cuda.current_device()", "torch.ones(2, device='cuda')", "torch.ones(2).cuda()"):
+    try:
+        eval(question)
+    except (AssertionError, RuntimeError):
+        continue
+    raise SystemExit(f"{question} was answered for a stranger")
+assert torch.ones(2).type() == "torch.FloatTensor"
+print(sorted(key for key in asked if "somewhere" in key))
+"""
+
+
+def test_only_megatron_is_told_of_a_gpu():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "torch.cuda.current_device in megatron.core.somewhere" in done.stdout
+    ) is not torch.cuda.is_available()
+
+
+def test_no_place_in_megatron_needs_an_answer_that_is_not_known():
+    layouts = [
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True, "recompute_granularity": "full"},
+        {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
+        {"context_parallel_size": 2},
+    ]
+    with Ranks(2) as ranks:
+        parts = [
+            part
+            for sizes in layouts
+            for part in ranks.run(part_of, MegatronConfig(actor_num_gpus_per_node=2, **sizes), "glm4")
+        ]
+    asked = {key for part in parts for key in part.asked} - {"pretending"}
+    known = (
+        set(KNOWN.read_text(encoding="utf-8").split("\n")) - {""} if not torch.cuda.is_available() else set()
+    )
+    assert asked == known, "read what is new in Megatron, then write it into asked.txt"

@@ -1,0 +1,106 @@
+"""Every layout gives the logprobs, the loss and every parameter's gradient that transformers gives alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agentrl.trainer.megatron.config import MegatronConfig
+from tests.trainer.megatron.equality import oracle, part_of, put_together
+from tests.trainer.megatron.models import CONFIGS
+from tests.trainer.megatron.together import Ranks
+
+TP = {"tensor_model_parallel_size": 2}
+PP = {"pipeline_model_parallel_size": 2}
+CP = {"context_parallel_size": 2}
+PAIRS = {
+    "DP2": {},
+    "TP2": TP,
+    "TP2+SP": {**TP, "sequence_parallel": True},
+    "PP2": PP,
+    "PP2, virtual": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
+    "CP2": CP,
+}
+FOURS = {
+    "TP2 x PP2": {**TP, **PP},
+    "TP2 x CP2": {**TP, **CP},
+    "CP2 x DP2": CP,
+    "TP2 x DP2": TP,
+    "TP2+SP x CP2": {**TP, **CP, "sequence_parallel": True},
+}
+RECOMPUTED = {
+    "full": {**TP, "recompute_granularity": "full"},
+    "selective": {**TP, "recompute_granularity": "selective"},
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with Ranks(1) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def check(ranks: Ranks, kind: str, **sizes) -> None:
+    layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, **sizes)
+    found = put_together(kind, layout, ranks.run(part_of, layout, kind))
+    expected = oracle(kind)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-5)
+    for number, logp_N in expected.logps.items():
+        np.testing.assert_allclose(found.logps[number], logp_N, atol=1e-5)
+        np.testing.assert_allclose(found.entropies[number], expected.entropies[number], atol=1e-5)
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert gradient.norm() > 1e-3, f"{name} is not in play"
+        # A norm alone would hide shards that changed places.
+        assert (found.gradients[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_one_rank_is_transformers(alone, kind):
+    check(alone, kind)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_ranks_are_transformers(pair, name):
+    check(pair, "qwen3", **PAIRS[name])
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_family_is_cut_right(pair, kind):
+    check(pair, kind, **TP, sequence_parallel=kind == "glm4")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3, tied"])
+def test_both_ends_of_a_pipeline_share_tied_embeddings(pair, kind):
+    check(pair, kind, **PP)
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_what_is_computed_again_is_the_same(pair, name):
+    check(pair, "qwen3", **RECOMPUTED[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("name", FOURS)
+def test_four_ranks_are_transformers(four, name, kind):
+    check(four, kind, **FOURS[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_ranks_are_transformers_for_every_family(pair, name, kind):
+    check(pair, kind, **PAIRS[name])

@@ -1,0 +1,61 @@
+"""Sizes are read from the checkpoint; what Megatron cannot do, or what contradicts it, is a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+
+from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.shape import overridden, shape_of
+from tests.trainer.megatron.models import SIZES
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (GPT2Config(), "no table for models of type `gpt2`, only for llama, qwen2, qwen3, glm4"),
+        (Qwen2Config(**SIZES, **SLIDING), "qwen2 has windows of attention"),
+        (LlamaConfig(**SIZES, attention_bias=True), "llama has biases in its layers"),
+        (Qwen3Config(**SIZES, hidden_act="gelu"), "qwen3 has the activation gelu"),
+        (LlamaConfig(**SIZES, rope_parameters=YARN), r"scales its rotary positions .* \(`yarn`\)"),
+    ],
+)
+def test_what_megatron_would_do_otherwise_is_refused(config, says):
+    with pytest.raises(ModelLoadError, match=says):
+        shape_of(config)
+
+
+def test_a_field_may_be_added_and_not_contradicted():
+    shape = shape_of(Qwen3Config(**SIZES))
+    assert overridden(shape, {"attention_softmax_in_fp32": False, "num_layers": 4}) == {
+        **shape.sizes,
+        "attention_softmax_in_fp32": False,
+    }
+    with pytest.raises(ConfigError, match="megatron_config says num_layers = 3, the checkpoint has 4"):
+        overridden(shape, {"num_layers": 3})
+
+
+def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():
+    shape = shape_of(Qwen3Config(**SIZES))
+    assert [shape.dims(ranks).padded_vocab for ranks in (1, 2, 4)] == [97, 98, 100]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 3}, "= 3 must be a multiple of"),
+        ({"sequence_parallel": True}, "needs tensor_model_parallel_size of at least 2"),
+        (
+            {"num_virtual_stages_per_pipeline_rank": 2},
+            "needs pipeline_model_parallel_size of at least 2; raise it",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_come_out_even_is_refused(settings, says):
+    with pytest.raises(ValidationError, match=says):
+        MegatronConfig(**settings)

@@ -1,0 +1,60 @@
+"""Several real processes that are the ranks of a layout, kept for the tests of a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from agentrl.trainer.megatron.config import MegatronConfig
+
+
+class Ranks:
+    """`count` processes; each call makes them the ranks of a layout. One that fails ends the others."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_prepare)
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-ranks-")
+        self._meetings = 0
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+    def run(self, work: Callable[..., object], layout: MegatronConfig, *args: object) -> list:
+        """work(layout, rank, *args) inside every rank; what each gave, in the order of the ranks."""
+        self._meetings += 1
+        meeting = f"file://{Path(self._folder.name) / str(self._meetings)}"
+        running = [
+            self._pool.submit(_as_rank, work, layout, rank, meeting, args) for rank in range(self.count)
+        ]
+        for ended in as_completed(running, timeout=120):
+            if ended.exception() is not None:
+                for process in self._pool._processes.values():
+                    process.kill()
+                raise ended.exception()
+        return [one.result() for one in running]
+
+
+def _prepare() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+
+def _as_rank(work, layout, rank, meeting, args):
+    from agentrl.trainer.megatron.ranks import joined
+
+    with joined(layout, rank, meeting=meeting, timeout_s=60):
+        return work(layout, rank, *args)
