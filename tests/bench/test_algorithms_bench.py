@@ -187,7 +187,7 @@ def killed(_job):
 def test_a_run_that_is_killed_is_told_of_in_a_sentence(bench, monkeypatch):
     monkeypatch.setattr("agentrl.bench.algorithms.everything.run_job", killed)
     with pytest.raises(
-        UserError, match="warm-start-seed., or of one beside it, was killed; call the command"
+        UserError, match=r"warm-start-seed., or of one beside it, was killed; call the command"
     ):
         bench_algorithms(bench, RunConsole(quiet=True))
 
