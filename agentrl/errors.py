@@ -15,6 +15,7 @@
       EngineError               the inference engine refused or failed
         RequestTooLargeError    the request can never fit in the engine's cache
         EngineUnavailableError  a server that is not there, broke off, or took too long
+      TrainerError              a process of the trainer failed or died
     ToolRejected                raised by a tool: its sentence goes back to the model and is scored
 
 `UserError`s are for people. `StageError`s are attributed once, by `stage()`, at the
@@ -112,6 +113,10 @@ class RequestTooLargeError(EngineError):
 
 class EngineUnavailableError(EngineError):
     """A server cannot be reached, broke off or took too long; another may do what it was asked."""
+
+
+class TrainerError(AgentRLError):
+    """A process of the trainer failed, and with it all others: the run cannot go on."""
 
 
 class RenderingError(AgentRLError):

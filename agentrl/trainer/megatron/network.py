@@ -43,6 +43,10 @@ class Network:
         count = layout.num_virtual_stages_per_pipeline_rank
         stages = [None] if count == 1 else list(range(count))
         self.stages: list[GPTModel] = [self._stage(number) for number in stages]
+        for placed, parameter in self.pieces():
+            # Megatron says so where it draws weights, which it does not do here. Without this mark the norm
+            # of the gradient counts the shards of one rank alone.
+            vars(parameter)["tensor_model_parallel"] = placed.rule.is_cut
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's parameters, each once, in the order of the layers."""

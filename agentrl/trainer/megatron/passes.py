@@ -30,17 +30,24 @@ RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 
 @dataclass(eq=False)
 class Passes:
-    """A network whose gradients are added up over all replicas and context ranks, never averaged."""
+    """A network whose gradients are added up over all replicas and context ranks, never averaged.
+
+    learns: without, it has no room for gradients.
+    """
 
     network: Network
     entropy_gradient: bool = False
+    learns: bool = True
 
     def __post_init__(self) -> None:
         config = self.network.config
+        self.stages: list[DistributedDataParallel] = list(self.network.stages)
+        if not self.learns:
+            return
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
-        self.stages: list[DistributedDataParallel] = [
+        self.stages = [
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
-            for number, stage in enumerate(self.network.stages)
+            for number, stage in enumerate(self.stages)
         ]
         config.finalize_model_grads_func = _added_up
 

@@ -37,6 +37,10 @@ class Rule(Protocol):
     def hf(self) -> tuple[str, ...]:
         """Their names in the checkpoint, below the layer."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether tensor ranks have different shards; else each has all of it."""
+
     def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
         """The whole parameter of the tensors `hf`."""
 
@@ -62,6 +66,11 @@ class Same:
     def hf(self) -> tuple[str, ...]:
         """The one name."""
         return (self.name,)
+
+    @property
+    def is_cut(self) -> bool:
+        """Where there is a dimension to cut it in."""
+        return self.along is not None
 
     def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
         """The tensor."""
@@ -113,6 +122,11 @@ class Qkv:
         """Queries, keys, values."""
         return tuple(self.name.format(letter) for letter in "qkv")
 
+    @property
+    def is_cut(self) -> bool:
+        """Always."""
+        return True
+
     def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
         """[groups x (heads per group + 2) x channels, ...]."""
         rest = parts[0].shape[1:]
@@ -149,6 +163,11 @@ class GateUp:
     def hf(self) -> tuple[str, ...]:
         """The names."""
         return self.names
+
+    @property
+    def is_cut(self) -> bool:
+        """Always."""
+        return True
 
     def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
         """The gate's rows, then the other's."""

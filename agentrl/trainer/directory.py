@@ -1,0 +1,27 @@
+"""A model directory appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_directory(target: Path) -> Iterator[Path]:
+    """A folder beside `target` to write into; it takes its place when the block has ended well.
+
+    What was there before is kept until then; the next write clears what an interrupted one left.
+    """
+    target = target.absolute()
+    coming, going = (target.with_name(f".{target.name}.{state}") for state in ("coming", "going"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in (coming, going):
+        shutil.rmtree(leftover, ignore_errors=True)
+    yield coming
+    if target.exists():
+        os.replace(target, going)
+    os.replace(coming, target)
+    shutil.rmtree(going, ignore_errors=True)

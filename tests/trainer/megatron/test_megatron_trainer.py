@@ -1,0 +1,247 @@
+"""The Megatron trainer does what the torch trainer does, on several processes, and leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.errors import EngineError, TrainerError
+from agentrl.losses import KlTerm, PolicyLoss
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.megatron.trainer import MegatronTrainer
+from agentrl.trainer.torch import Beside, TorchTrainer
+from agentrl.trainer.torch.checkpoint import save_model
+from tests.trainer.megatron.models import model_of
+from tests.trainer.tiny import batch, settings, tokenizer
+
+STEPS = {
+    "lr": 1e-2,
+    "lr_warmup_iters": 2,
+    "lr_decay_style": "linear",
+    "clip_grad": 0.5,
+    "max_tokens_per_gpu": 20,
+}
+LAYOUTS = {
+    "TP2": {"tensor_model_parallel_size": 2},
+    "DP2": {},
+    "PP2, virtual": {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
+    "CP2": {"context_parallel_size": 2},
+    "TP2+SP": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "PP2": {"pipeline_model_parallel_size": 2},
+}
+LOSSES = {
+    "grpo": PolicyLoss(entropy_coef=0.01, kl=KlTerm(0.1)),
+    "gspo": PolicyLoss(objective="gspo", eps_clip=3e-4, eps_clip_high=4e-4),
+}
+
+
+class Breaks:
+    """A loss that fails where it runs."""
+
+    def __call__(self, outputs, inputs):
+        raise RuntimeError("the loss has a mistake")
+
+
+@contextmanager
+def trainer_on(
+    folder: Path, kind: str = "qwen3", loss=LOSSES["grpo"], ref: bool = True, changes=STEPS, ranks=2, **sizes
+):
+    model = folder / "model"
+    save_model(model_of(kind), tokenizer(), str(model))
+    plan = Plan(
+        layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
+        config=settings(**{"weight_decay": 0.1, **changes}),
+        loss=loss if ref or isinstance(loss, Breaks) else PolicyLoss(),
+        models={"old": str(model), **({"ref": str(model)} if ref else {})},
+        total_steps=6,
+    )
+    trainer = MegatronTrainer(plan, folder / "ranks")
+    try:
+        yield trainer
+    finally:
+        trainer.close()
+        assert not any(alive(pid) for pid in trainer.pids)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+class Kept:
+    """A sink that keeps what it is sent; it breaks after some buckets, where it is told to."""
+
+    def __init__(self, breaks: bool = False):
+        self.breaks, self.tensors, self.manifest, self.checksum = breaks, {}, None, None
+
+    def begin(self, manifest, version):
+        self.manifest = manifest
+        return self
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    async def put(self, bucket):
+        from agentrl.weights import unpack
+
+        if self.breaks:
+            raise EngineError("no room")
+        self.tensors |= dict(unpack(bucket))
+
+    async def commit(self, checksum):
+        self.checksum = checksum
+
+
+async def both(folder, kind, loss, **sizes):
+    """Three steps of both trainers; the reports of each, the scores, the weights at the end."""
+    told, model = batch(), model_of(kind)
+    plain = TorchTrainer(
+        model,
+        loss,
+        settings(**{"weight_decay": 0.1, **STEPS}),
+        tokenizer=tokenizer(),
+        total_steps=6,
+        beside=Beside(ref=model_of(kind)),
+    )
+    found = []
+    with trainer_on(folder, kind, loss, **sizes) as spread:
+        for trainer in (plain, spread):
+            reports, scores = [], []
+            for _ in range(3):
+                scores.append(await trainer.score(told.samples, ("old", "ref")))
+                known = replace(scores[-1], old=told.scores.old)
+                reports.append(await trainer.update(replace(told, scores=known)))
+            sink = Kept()
+            published = await trainer.publish(sink, version=3)
+            assert published.num_bytes == sum(t.nbytes for t in sink.tensors.values())
+            found.append((reports, scores, sink))
+    return found
+
+
+def assert_same(plain, spread):
+    for ours, theirs in zip(spread[0], plain[0], strict=True):
+        assert ours.num_tokens == theirs.num_tokens
+        assert ours.metrics.keys() == theirs.metrics.keys()
+        for name, value in theirs.metrics.items():
+            assert ours.metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
+    for ours, theirs in zip(spread[1], plain[1], strict=True):
+        for role in ("old", "ref"):
+            for a, b in zip(getattr(ours, role), getattr(theirs, role), strict=True):
+                np.testing.assert_allclose(a, b, atol=2e-4)
+    ours, theirs = spread[2], plain[2]
+    assert {spec.name: spec for spec in ours.manifest} == {spec.name: spec for spec in theirs.manifest}
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in theirs.tensors.items():
+        # Adam divides by the size of a gradient, whatever it is: where it is nearly nothing, noise shows.
+        assert (ours.tensors[name] - tensor).norm() <= 1e-4 * tensor.norm(), name
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "TP2" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
+)
+@pytest.mark.parametrize("loss", ["grpo", pytest.param("gspo", marks=pytest.mark.full)])
+async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
+    assert_same(*await both(tmp_path, "qwen3", LOSSES[loss], **LAYOUTS[layout]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "glm4"])
+async def test_every_family_trains(tmp_path, kind):
+    assert_same(*await both(tmp_path, kind, LOSSES["grpo"], **LAYOUTS["PP2"]))
+
+
+async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it_saves(tmp_path):
+    told = batch()
+    with trainer_on(tmp_path, ref=False, **LAYOUTS["PP2, virtual"]) as trainer:
+        engine = EmbeddedEngine.from_model(model_of("qwen3"), max_slots=2, max_context_len=64)
+        before = await trainer.score(told.samples)
+        await trainer.update(told)
+        # The engine compares checksums.
+        await trainer.publish(engine.sink, version=1)
+        assert engine.version == 1
+        await engine.close()
+        after = await trainer.score(told.samples)
+        with pytest.raises(EngineError, match="no room"):
+            await trainer.publish(Kept(breaks=True), version=2)
+        trainer.save(str(tmp_path / "saved"))
+        assert (await trainer.score(told.samples)).old[3].tolist() == after.old[3].tolist(), "it goes on"
+    assert max(np.abs(a - b).max() for a, b in zip(before.old, after.old, strict=True)) > 1e-3
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    plain = TorchTrainer(loaded, LOSSES["grpo"], settings(), tokenizer=tokenizer(), total_steps=6)
+    for ours, theirs in zip(after.old, (await plain.score(told.samples)).old, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").vocab_size == tokenizer().vocab_size
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+async def test_a_gradient_that_is_no_number_is_thrown_away(tmp_path):
+    told = batch()
+    poisoned = replace(
+        told, credit=replace(told.credit, advantages=tuple(a * np.nan for a in told.credit.advantages))
+    )
+    with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
+        before = await trainer.score(told.samples)
+        report = await trainer.update(poisoned)
+        assert report.metrics["train/skipped_steps"] == 1
+        after = await trainer.score(told.samples)
+        assert all((a == b).all() for a, b in zip(before.old, after.old, strict=True))
+        await trainer.update(told)
+        moved = await trainer.score(told.samples)
+        assert not all((a == b).all() for a, b in zip(before.old, moved.old, strict=True))
+
+
+async def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path):
+    with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
+        victim = trainer.pids[1]
+
+        async def strike():
+            await asyncio.sleep(0.3)
+            os.kill(victim, signal.SIGKILL)
+
+        loop = asyncio.get_running_loop()
+        # In mid-update: the driver's thread waits for answers meanwhile.
+        killing = loop.run_in_executor(None, lambda: asyncio.run(strike()))
+        began = time.monotonic()
+
+        async def for_a_minute():
+            while time.monotonic() - began < 60:
+                await trainer.update(batch())
+
+        with pytest.raises(TrainerError, match=rf"rank 1 .*process {victim}\) was ended by SIGKILL"):
+            await for_a_minute()
+        await killing
+        assert not any(alive(pid) for pid in trainer.pids)
+
+
+async def test_a_rank_that_fails_says_why(tmp_path):
+    with trainer_on(tmp_path, loss=Breaks(), ref=False, ranks=1) as trainer:
+        with pytest.raises(
+            TrainerError, match=r"rank 0 .* ended with code 1: RuntimeError: the loss has a mistake"
+        ):
+            await trainer.update(batch())
+        assert "Traceback" in (tmp_path / "ranks" / "rank-0.log").read_text()
+
+
+async def test_nobody_scores_in_a_role_that_nobody_has(tmp_path):
+    with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
+        with pytest.raises(ValueError, match="no network in the role `ref`"):
+            await trainer.score(batch().samples, ("ref",))
+        empty = replace(
+            batch(), samples=tuple(replace(s, loss_mask=s.loss_mask * False) for s in batch().samples)
+        )
+        with pytest.raises(ValueError, match="no token of the batch is under the loss mask"):
+            await trainer.update(empty)
