@@ -286,6 +286,9 @@ class Trainer(Protocol):
     def save(self, directory: str) -> None:
         """Write a Hugging Face model directory, atomically."""
 
+    def close(self) -> None:
+        """End what it has started; it is of no use any more."""
+
 
 class AdvantageEstimator(Protocol):
     """Credit for every token, over the whole batch at once, in numpy."""

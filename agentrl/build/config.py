@@ -13,6 +13,7 @@ from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
 from agentrl.tools.config import ToolChoice
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.types import JSON
 
 
@@ -120,6 +121,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    megatron: MegatronConfig = MegatronConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalSection = EvalSection()
 
@@ -142,6 +144,21 @@ class RunConfig(Section):
             "distribution that is sampled, while logprobs and gradients are the whole policy's: the "
             "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off.",
         )
+
+    @model_validator(mode="after")
+    def _megatron_does_what_is_asked(self) -> RunConfig:
+        if self.trainer.trainer != "megatron":
+            return self
+        for asked, what in (
+            (
+                self.algorithm.advantage_estimator == "ppo",
+                "has no critic: choose another advantage_estimator",
+            ),
+            (self.trainer.optimizer == "muon", "has no muon: choose adamw"),
+        ):
+            if asked:
+                raise ValueError(f"trainer = megatron {what}, or trainer = torch.")
+        return self
 
     @model_validator(mode="after")
     def _a_group_needs_siblings(self) -> RunConfig:

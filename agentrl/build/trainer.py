@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from copy import deepcopy
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -13,7 +15,11 @@ from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
+from agentrl.trainer.torch.checkpoint import save_model
+from agentrl.types import ScoreRole
 
 
 def opened_beside(config: AlgorithmConfig, model: Model) -> Beside:
@@ -32,11 +38,18 @@ def opened_beside(config: AlgorithmConfig, model: Model) -> Beside:
     return Beside(None, *opened)
 
 
-def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside) -> Trainer:
+def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside, folder: Path) -> Trainer:
     """The RL trainer: on the model's own weights, with the networks that the algorithm asks.
 
     opened: by `opened_beside`. A critic, and a reference that was not opened, begin as the policy is now.
+    folder: for what processes of the trainer read and print.
+
+    Raises:
+        ConfigError: trainer = megatron, and it is not installed.
+        ModelLoadError: Megatron does not train such a model.
     """
+    if config.trainer.trainer == "megatron":
+        return _over_ranks(model, config, loss, folder)
     return TorchTrainer(
         model.network,
         loss,
@@ -45,6 +58,28 @@ def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside) -
         total_steps=config.rollout.num_rollout * config.rollout.num_steps_per_rollout,
         beside=_completed(opened, model, config),
     )
+
+
+def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path) -> Trainer:
+    if importlib.util.find_spec("megatron") is None:
+        raise ConfigError("trainer = megatron needs Megatron-Core: pip install 'agentrl[megatron]'.")
+    algorithm, rollout = config.algorithm, config.rollout
+    policy = str(folder / "policy")
+    # Ranks read tensors from files, each only its own; none is sent a whole model.
+    save_model(model.network, model.tokenizer, policy)
+    models: dict[ScoreRole, str] = {"old": policy}
+    if algorithm.has_reference:
+        models["ref"] = algorithm.ref_load or policy
+    if algorithm.opd_teacher_load is not None:
+        models["teacher"] = algorithm.opd_teacher_load
+    plan = Plan(
+        layout=config.megatron,
+        config=config.trainer,
+        loss=loss,
+        models=models,
+        total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
+    )
+    return MegatronTrainer(plan, folder)
 
 
 def _completed(opened: Beside, model: Model, config: RunConfig) -> Beside:

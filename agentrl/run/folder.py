@@ -56,6 +56,11 @@ class RunFolder:
         return self.path / "engine"
 
     @property
+    def trainer(self) -> Path:
+        """Logs of the trainer's processes, and the model that they begin with."""
+        return self.path / "trainer"
+
+    @property
     def report(self) -> Path:
         """The run as one page."""
         return self.path / "report.html"

@@ -127,7 +127,10 @@ class Session:
         """Stop the engine, keep the weights as they are, close the logs."""
         await self.engine.close()
         if self.trainer is not None:
-            self.trainer.save(str(self.folder.checkpoint))
+            try:
+                self.trainer.save(str(self.folder.checkpoint))
+            finally:
+                self.trainer.close()
         self.metrics.close()
 
     async def warm_start(self) -> None:
@@ -157,7 +160,9 @@ class Session:
     async def reinforce(self) -> None:
         """The RL iterations; the producer is closed however they end."""
         config = self.config
-        self.trainer = build_trainer(self.model, config, self.algorithm.loss, self.opened)
+        self.trainer = build_trainer(
+            self.model, config, self.algorithm.loss, self.opened, self.folder.trainer
+        )
         producer = self._producer()
         loop = Loop(
             producer=producer,

@@ -15,6 +15,9 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 class TrainerConfig(Section):
     """The optimizer, its schedule, and how much goes through the model at once."""
 
+    trainer: Literal["torch", "megatron"] = "torch"
+    """One process and plain torch, or Megatron-Core on as many as its layout has ranks (RL; a warm start is
+    torch's)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """adamw for everything, or muon for the 2-D hidden weights and adamw for the rest."""
     lr: Annotated[float, Field(gt=0.0)] = 2e-4

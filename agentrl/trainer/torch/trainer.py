@@ -129,6 +129,9 @@ class TorchTrainer:
         """Write model and tokenizer as a Hugging Face directory that appears whole or not at all."""
         save_model(self._model, self._tokenizer, directory)
 
+    def close(self) -> None:
+        """Nothing runs beside it."""
+
     def _score(self, samples: Sequence[Sample], role: ScoreRole) -> tuple[FloatArray, ...]:
         critic = self._beside.critic
         networks = {

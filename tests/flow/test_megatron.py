@@ -1,0 +1,43 @@
+"""`trainer = "megatron"` is all that changes: an agent learns on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.observe import reconcile
+from tests.flow.runs import WARM, metrics_of, train
+
+ON_TWO = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "tensor_model_parallel_size": 2}
+# Two ranks share a head only where there are two of keys and values.
+SETTINGS = {**WARM, **ON_TWO, "num_query_groups": 2}
+
+
+def test_an_agent_learns_on_two_ranks(tmp_path):
+    result = train(
+        "Bandit", tmp_path, "x", num_rollout=8, use_kl_loss=True, kl_loss_coef=0.01, use_tis=True, **SETTINGS
+    )
+    before, after = (result.reports[at]["sampled"].mean for at in ("after warm start", "after RL"))
+    assert before < 0.5
+    assert after > 0.75
+    rows = [row for row in metrics_of(result.folder) if "train/loss" in row]
+    assert len(rows) == 8
+    # In fp32 the ranks see what the engine saw, before every update.
+    assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows) < 1e-4
+    assert all(row["train/kl_loss"] >= 0 for row in rows)
+    assert reconcile(result.folder).problems == ()
+    assert (result.folder / "trainer" / "rank-1.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"advantage_estimator": "ppo"}, "megatron has no critic: choose another advantage_estimator"),
+        ({"optimizer": "muon"}, "megatron has no muon: choose adamw, or trainer = torch"),
+        ({"actor_num_gpus_per_node": 3}, "actor_num_gpus_per_node = 3 must be a multiple"),
+    ],
+)
+def test_what_megatron_does_not_do_is_told_before_anything_is_played(tmp_path, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        train("Bandit", tmp_path, "x", num_rollout=1, **{**SETTINGS, **settings})
+    assert not (tmp_path / "x").exists()
