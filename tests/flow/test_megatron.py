@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import agentrl
 from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
 from tests.flow.runs import WARM, metrics_of, train
 
+HOP_SEARCH = Path(__file__).parents[2] / "examples/hop_search/run.toml"
 ON_TWO = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "tensor_model_parallel_size": 2}
 # Two ranks share a head only where there are two of keys and values.
 SETTINGS = {**WARM, **ON_TWO, "num_query_groups": 2}
@@ -27,6 +31,16 @@ def test_an_agent_learns_on_two_ranks(tmp_path):
     assert all(row["train/kl_loss"] >= 0 for row in rows)
     assert reconcile(result.folder).problems == ()
     assert (result.folder / "trainer" / "rank-1.log").exists()
+
+
+@pytest.mark.full
+def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
+    result = agentrl.train(HOP_SEARCH, quiet=True, output_dir=str(tmp_path), **ON_TWO)
+    scores = {mode: report.mean for mode, report in result.reports["after RL"].items()}
+    assert result.reports["after warm start"]["sampled"].mean < 0.45
+    assert scores["sampled"] > 0.9
+    assert scores["greedy"] > 0.98
+    assert result.reports["after RL"]["greedy"].by["hops=2"] > 0.98
 
 
 @pytest.mark.parametrize(

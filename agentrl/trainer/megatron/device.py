@@ -31,6 +31,11 @@ asked: Counter[str] = Counter()
 """What was answered for whom, and how often: {"torch.cuda.current_device in megatron.core.utils": 3}."""
 
 
+def here() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
+
+
 class _Nothing:
     """A stream or an event of a machine that does one thing after the other."""
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.families import Placed, rules_of
 from agentrl.trainer.megatron.network import Network
 
@@ -68,9 +69,8 @@ def _send(shards: list[Tensor]) -> None:
 
 
 def _received(source: int, dtype: torch.dtype) -> list[Tensor]:
-    device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-    shape = torch.zeros(_DIMENSIONS, dtype=torch.int64, device=device)
+    shape = torch.zeros(_DIMENSIONS, dtype=torch.int64, device=here())
     dist.recv(shape, source)
-    stacked = torch.empty([size for size in shape.tolist() if size], dtype=dtype, device=device)
+    stacked = torch.empty([size for size in shape.tolist() if size], dtype=dtype, device=here())
     dist.recv(stacked, source)
     return list(stacked)

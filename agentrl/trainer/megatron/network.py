@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.families import Placed, rules_of
 from agentrl.trainer.megatron.layers import RMSNorm, layer_spec
 from agentrl.trainer.megatron.shape import Shape, overridden
@@ -115,7 +116,7 @@ class Network:
         if last:
             # The head runs in `vocabulary`, and only where a token is predicted: here states pass it by.
             stage.output_layer.forward = _passed_by
-        return stage
+        return stage.to(here())
 
 
 def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> TransformerConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -19,6 +21,7 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
+from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.network import Network
 from agentrl.trainer.megatron.rows import Cut, Row, row_of
 from agentrl.trainer.megatron.vocabulary import parallel_logprobs
@@ -110,8 +113,8 @@ class Passes:
         def step(rows: Iterator[Row], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(rows)
             states: Tensor = stage(
-                torch.from_numpy(row.input_ids_t)[None],
-                torch.from_numpy(row.position_ids_t)[None],
+                _tensor(row.input_ids_t)[None],
+                _tensor(row.position_ids_t)[None],
                 None,
                 packed_seq_params=_packed(row),
             )
@@ -133,15 +136,15 @@ class Passes:
             hidden = copy_to_tensor_model_parallel_region(hidden)
         micro = row.whole
         here = parallel_logprobs(
-            hidden.index_select(0, torch.from_numpy(row.predictor_n)),
+            hidden.index_select(0, _tensor(row.predictor_n)),
             self.network.head,
-            torch.from_numpy(micro.targets_N[row.chosen_n]),
-            torch.from_numpy(micro.temperature_N[row.chosen_n]),
+            _tensor(micro.targets_N[row.chosen_n]),
+            _tensor(micro.temperature_N[row.chosen_n]),
             entropy_gradient=self.entropy_gradient,
         )
         if self.network.layout.context_parallel_size == 1:
             return here
-        places, count = torch.from_numpy(row.chosen_n), len(micro.targets_N)
+        places, count = _tensor(row.chosen_n), len(micro.targets_N)
         return TokenOutputs(
             _of_all_ranks(here.logp_N, places, count), _of_all_ranks(here.entropy_N, places, count)
         )
@@ -156,8 +159,12 @@ def _of_all_ranks(values_n: Tensor, places_n: Tensor, count: int) -> Tensor:
     return all_N
 
 
+def _tensor(array: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(array).to(here())
+
+
 def _packed(row: Row) -> PackedSeqParams:
-    bounds = torch.tensor(row.bounds, dtype=torch.int32)
+    bounds = torch.tensor(row.bounds, dtype=torch.int32, device=here())
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=bounds,

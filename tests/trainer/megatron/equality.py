@@ -80,7 +80,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str) -> Part:
     passes = Passes(network, entropy_gradient=True)
 
     def loss(row, outputs):
-        weight_N = torch.from_numpy(row.gather(weights()))
+        weight_N = torch.from_numpy(row.gather(weights())).to(outputs.logp_N.device)
         total = (weight_N * (ENTROPY * outputs.entropy_N - outputs.logp_N)).sum()
         return LossOutput(total, {"loss": total.detach()})
 
@@ -93,8 +93,8 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str) -> Part:
             parallel_state.get_data_parallel_rank(),
             parallel_state.get_context_parallel_rank(),
         ),
-        logps=[(row.members, one.logp_N.numpy(), one.entropy_N.numpy()) for row, one in seen],
-        gradients=[(one.placed.megatron, one.parameter.main_grad.numpy()) for one in network.pieces()],
+        logps=[(row.members, one.logp_N.cpu().numpy(), one.entropy_N.cpu().numpy()) for row, one in seen],
+        gradients=[(one.placed.megatron, one.parameter.main_grad.cpu().numpy()) for one in network.pieces()],
         loss=sum(float(metrics["loss"]) for metrics in told),
         asked=dict(asked),
     )

@@ -1,0 +1,31 @@
+"""Megatron over NCCL: the same equality with transformers, on as many ranks as there are GPUs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainer.megatron.models import CONFIGS
+from tests.trainer.megatron.test_equality import PAIRS, check
+from tests.trainer.megatron.together import Ranks
+
+pytestmark = pytest.mark.gpu
+TOLERANCE = 1e-4
+"""Kernels sum in another order; TF32 is off unless somebody switched it on."""
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(min(torch.cuda.device_count(), 2)) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_gpu_is_transformers(ranks, kind):
+    check(ranks, kind, tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_gpus_are_transformers(ranks, name):
+    layout = PAIRS[name] if ranks.count == 2 else {}
+    check(ranks, "qwen3", tolerance=TOLERANCE, **layout)
