@@ -16,6 +16,7 @@ from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.megatron.shape import check_layout, shape_of
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
 from agentrl.trainer.torch.checkpoint import save_model
@@ -38,6 +39,20 @@ def opened_beside(config: AlgorithmConfig, model: Model) -> Beside:
     return Beside(None, *opened)
 
 
+def check_trainable(model: Model, config: RunConfig) -> None:
+    """See before anything is played that the trainer can train such a model.
+
+    Raises:
+        ConfigError: trainer = megatron, and it is not installed, or its layout does not divide the model.
+        ModelLoadError: Megatron does not train such a model.
+    """
+    if config.trainer.trainer != "megatron":
+        return
+    if importlib.util.find_spec("megatron") is None:
+        raise ConfigError("trainer = megatron needs Megatron-Core: pip install 'agentrl[megatron]'.")
+    check_layout(shape_of(model.network.config), config.megatron)
+
+
 def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside, folder: Path) -> Trainer:
     """The RL trainer: on the model's own weights, with the networks that the algorithm asks.
 
@@ -45,8 +60,7 @@ def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside, f
     folder: for what processes of the trainer read and print.
 
     Raises:
-        ConfigError: trainer = megatron, and it is not installed.
-        ModelLoadError: Megatron does not train such a model.
+        TrainerError: a process of the trainer does not come up.
     """
     if config.trainer.trainer == "megatron":
         return _over_ranks(model, config, loss, folder)
@@ -61,8 +75,6 @@ def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside, f
 
 
 def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path) -> Trainer:
-    if importlib.util.find_spec("megatron") is None:
-        raise ConfigError("trainer = megatron needs Megatron-Core: pip install 'agentrl[megatron]'.")
     algorithm, rollout = config.algorithm, config.rollout
     policy = str(folder / "policy")
     # Ranks read tensors from files, each only its own; none is sent a whole model.

@@ -11,7 +11,12 @@ from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import Model, build_model, use_threads
 from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
-from agentrl.build.trainer import build_trainer, build_warm_start_trainer, opened_beside
+from agentrl.build.trainer import (
+    build_trainer,
+    build_warm_start_trainer,
+    check_trainable,
+    opened_beside,
+)
 from agentrl.envs import Env, Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
@@ -103,6 +108,7 @@ class Session:
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
             model = build_model(config.model, env, dialect, seed=config.run.seed)
             use_threads(model.network, config.run.num_threads)
+            check_trainable(model, config)
             opened = opened_beside(config.algorithm, model)
             place = Place(folder.engine, console.line)
             engine = await build_engine(model, config.engine, env.limits, place)

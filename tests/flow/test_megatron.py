@@ -48,10 +48,19 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
     [
         ({"advantage_estimator": "ppo"}, "megatron has no critic: choose another advantage_estimator"),
         ({"optimizer": "muon"}, "megatron has no muon: choose adamw, or trainer = torch"),
+        (
+            {"num_query_groups": 1},
+            "tensor_model_parallel_size = 2 does not divide the model's 1 heads of keys",
+        ),
+        (
+            {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 2},
+            "num_virtual_stages_per_pipeline_rank = 2 does not divide the model's 1 layers; lower it",
+        ),
+        ({"megatron_config": {"num_layers": 7}}, "megatron_config says num_layers = 7, the checkpoint has 1"),
         ({"actor_num_gpus_per_node": 3}, "actor_num_gpus_per_node = 3 must be a multiple"),
     ],
 )
 def test_what_megatron_does_not_do_is_told_before_anything_is_played(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
         train("Bandit", tmp_path, "x", num_rollout=1, **{**SETTINGS, **settings})
-    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "x" / "trajectories").exists()

@@ -35,7 +35,8 @@ class Piece(NamedTuple):
 class Network:
     """The stages of the pipeline that this rank has, in their order; one unless there are virtual ones.
 
-    The parallel state must be up. Parameters are fp32 (or, with bf16, bfloat16) and hold nothing yet: `load`.
+    The parallel state must be up, and the layout checked (`check_layout`). Parameters are fp32 (or, with bf16,
+    bfloat16) and hold nothing yet: `load`.
     """
 
     def __init__(self, shape: Shape, layout: MegatronConfig, *, bf16: bool) -> None:
@@ -123,7 +124,6 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
     """Megatron's config: the checkpoint's sizes, the layout, and what holds for every model here."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     virtual = layout.num_virtual_stages_per_pipeline_rank
-    layers = int(shape.sizes["num_layers"])
     fields: dict[str, object] = {
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
@@ -160,9 +160,6 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
     }
     if layout.recompute_granularity == "full":
         fields |= {"recompute_method": "uniform", "recompute_num_layers": 1}
-    stages = layout.pipeline_model_parallel_size * virtual
-    if layers % stages:
-        raise ValueError(f"{layers} layers cannot be shared evenly by {stages} stages of a pipeline")
     return TransformerConfig(**fields)
 
 

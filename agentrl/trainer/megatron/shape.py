@@ -8,6 +8,7 @@ from typing import NamedTuple
 from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.families import Family, family_of
 from agentrl.trainer.megatron.rules import Dims
 from agentrl.types import JSON
@@ -68,6 +69,31 @@ def shape_of(config: PretrainedConfig) -> Shape:
         max_length=int(told["max_position_embeddings"]),
         tied=bool(told["tie_word_embeddings"]),
     )
+
+
+def check_layout(shape: Shape, layout: MegatronConfig) -> None:
+    """See that what is to be shared can be shared evenly, and that no override contradicts the checkpoint.
+
+    Raises:
+        ConfigError: naming the size and the setting.
+    """
+    overridden(shape, layout.megatron_config)
+    tensor = layout.tensor_model_parallel_size
+    stages = layout.pipeline_model_parallel_size * layout.num_virtual_stages_per_pipeline_rank
+    for size, ranks, what, setting in (
+        (
+            "num_layers",
+            stages,
+            "layers",
+            "pipeline_model_parallel_size x num_virtual_stages_per_pipeline_rank",
+        ),
+        ("num_attention_heads", tensor, "attention heads", "tensor_model_parallel_size"),
+        ("num_query_groups", tensor, "heads of keys and values", "tensor_model_parallel_size"),
+        ("ffn_hidden_size", tensor, "channels of the feed-forward blocks", "tensor_model_parallel_size"),
+    ):
+        number = int(shape.sizes[size])
+        if number % ranks:
+            raise ConfigError(f"{setting} = {ranks} does not divide the model's {number} {what}; lower it.")
 
 
 def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
