@@ -35,8 +35,8 @@ class Piece(NamedTuple):
 class Network:
     """The stages of the pipeline that this rank has, in their order; one unless there are virtual ones.
 
-    The parallel state must be up, and the layout checked (`check_layout`). Parameters are fp32 (or, with bf16,
-    bfloat16) and hold nothing yet: `load`.
+    The parallel state must be up, and the layout checked (`check_layout`). Parameters are fp32 (with
+    bf16: bfloat16) and hold nothing yet: `load`.
     """
 
     def __init__(self, shape: Shape, layout: MegatronConfig, *, bf16: bool) -> None:
