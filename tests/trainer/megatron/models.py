@@ -30,7 +30,7 @@ CONFIGS = {
         **SIZES,
         rope_parameters={
             "rope_type": "llama3",
-            "rope_theta": 100.0,
+            "rope_theta": 500000.0,
             "factor": 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
