@@ -146,7 +146,7 @@ def assert_same(plain, spread):
     assert {spec.name: spec for spec in ours.manifest} == {spec.name: spec for spec in theirs.manifest}
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, tensor in theirs.tensors.items():
-        # What is added to all keys alike changes no attention: where positions do not turn it, the bias of keys
+        # What is added to all keys alike changes no attention: where positions do not turn it, their bias
         # has a gradient of nothing but noise, and Adam divides a gradient by its size, whatever it is.
         tolerance = 1e-2 if name.endswith("k_proj.bias") else 1e-4
         assert (ours.tensors[name] - tensor).norm() <= tolerance * tensor.norm(), name
