@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl import Limits, Task, ToolEnv
 from agentrl.tools import Tool
 from agentrl.tools.mcp import McpTools
+from tests.processes import is_pythons_own
 from tests.worlds import ASK
 
 HERE = Path(__file__).parent
@@ -75,7 +76,7 @@ def alive(pid: int) -> bool:
 
 def servers() -> set[int]:
     """Every process of a test server and of its guard, that this machine runs for this test process."""
-    return {pid for pid in _below(Path("/proc/self")) if alive(pid)}
+    return {pid for pid in _below(Path("/proc/self")) if alive(pid) and not is_pythons_own(pid)}
 
 
 def _below(process: Path) -> set[int]:

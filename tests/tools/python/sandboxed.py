@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl.tools import Tool, release_shared
 from agentrl.tools.python import PythonTool
+from tests.processes import is_pythons_own
 
 QUICK = {"wall_s": 5.0, "cpu_s": 3.0, "memory_mb": 128, "files_mb": 8, "processes": 16}
 
@@ -57,7 +58,7 @@ async def gone(before: set[int]) -> bool:
 
 def descendants() -> set[int]:
     """Every living process below this one, by its id outside of all sandboxes."""
-    return _below(os.getpid())
+    return {pid for pid in _below(os.getpid()) if not is_pythons_own(pid)}
 
 
 def _below(top: int) -> set[int]:
