@@ -9,6 +9,7 @@ import rich_click as click
 from click import exceptions
 
 from agentrl.cli.bench import bench
+from agentrl.cli.convert import convert_command
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
@@ -42,6 +43,7 @@ for command in (
     serve_command,
     serve_search_command,
     tools,
+    convert_command,
 ):
     cli.add_command(command)
 

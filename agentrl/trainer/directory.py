@@ -13,14 +13,20 @@ from pathlib import Path
 def whole_directory(target: Path) -> Iterator[Path]:
     """A folder beside `target` to write into; it takes its place when the block has ended well.
 
-    What was there before is kept until then; the next write clears what an interrupted one left.
+    What was there before is kept until then; the next write clears what one left that was killed.
     """
     target = target.absolute()
     coming, going = (target.with_name(f".{target.name}.{state}") for state in ("coming", "going"))
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in (coming, going):
         shutil.rmtree(leftover, ignore_errors=True)
-    yield coming
+    written = False
+    try:
+        yield coming
+        written = True
+    finally:
+        if not written:
+            shutil.rmtree(coming, ignore_errors=True)
     if target.exists():
         os.replace(target, going)
     os.replace(coming, target)

@@ -6,17 +6,29 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-from safetensors import safe_open
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
-from agentrl.trainer.megatron.families import rules_of
 from agentrl.trainer.megatron.shape import Shape, shape_of
+from agentrl.weights.quiet import quiet_transformers
+from agentrl.weights.streamed import dtype_of_code
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class _Held(NamedTuple):
+    """A tensor, and the file that it is in."""
+
+    path: Path
+    opened: safe_open
+    stored: TensorSpec
 
 
 class Checkpoint:
@@ -28,16 +40,14 @@ class Checkpoint:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
-        try:
-            self.shape: Shape = shape_of(AutoConfig.from_pretrained(self.directory, local_files_only=True))
-        except (OSError, ValueError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
+        self.config = config_of(self.directory)
+        self.shape: Shape = shape_of(self.config)
         self._files = ExitStack()
-        self._at: dict[str, safe_open] = {}
+        self._at: dict[str, _Held] = {}
         for name in sorted(set(self._places().values())):
-            opened = self._files.enter_context(safe_open(self.directory / name, framework="pt"))
-            self._at |= dict.fromkeys(opened.keys(), opened)
+            path = self.directory / name
+            opened = self._files.enter_context(open_tensors(path))
+            self._at |= {name: _Held(path, opened, stored) for name, stored in specs_in(opened).items()}
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -45,32 +55,98 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All tensors of its files."""
+        return frozenset(self._at)
+
     def read(self, name: str) -> Tensor:
         """A tensor.
 
         Raises:
             ModelLoadError: there is none of that name.
         """
-        if name not in self._at:
-            raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
-        tensor: Tensor = self._at[name].get_tensor(name)
+        tensor: Tensor = self._held(name).opened.get_tensor(name)
         return tensor
 
-    def specs(self, dtype: str) -> Iterator[TensorSpec]:
-        """What a trained copy of this model consists of, in the order in which it is published."""
-        layers = int(self.shape.sizes["num_layers"])
-        for placed in rules_of(self.shape.family, layers, tied=self.shape.tied):
-            for name in placed.hf:
-                if name not in self._at:
-                    raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
-                yield TensorSpec(name, tuple(self._at[name].get_slice(name).get_shape()), dtype)
+    def specs(self, dtype: str | None = None) -> Iterator[TensorSpec]:
+        """What a trained copy of this model consists of, in the order in which it is published.
+
+        dtype: of all tensors; None = as its files have them.
+
+        Raises:
+            ModelLoadError: a tensor is missing, or has another shape than the config says.
+        """
+        shapes = tensor_shapes(self.config)
+        for name in (name for placed in self.shape.rules() for name in placed.hf):
+            path, _, stored = self._held(name)
+            if stored.shape != shapes[name]:
+                raise ModelLoadError(
+                    f"{path} holds {name} as {list(stored.shape)}, its config.json says "
+                    f"{list(shapes[name])}; copy both from one place again."
+                )
+            yield stored._replace(dtype=dtype or stored.dtype)
+
+    def _held(self, name: str) -> _Held:
+        if name not in self._at:
+            raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
+        return self._at[name]
 
     def _places(self) -> dict[str, str]:
         """The file of every tensor; of all of them, where there is one."""
         index = self.directory / _INDEX
         if index.exists():
-            places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return places
+            try:
+                return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ModelLoadError(f"{index} is no index of tensors ({error}); copy it again.") from None
         if not (self.directory / _SINGLE).exists():
-            raise ModelLoadError(f"{self.directory} holds no {_SINGLE} and no {_INDEX}; convert the model.")
+            raise ModelLoadError(
+                f"{self.directory} holds no {_SINGLE} and no {_INDEX}; save the model with safetensors."
+            )
         return {"": _SINGLE}
+
+
+def config_of(directory: Path) -> PretrainedConfig:
+    """The config of a Hugging Face directory.
+
+    Raises:
+        ModelLoadError: there is none, or nobody can read it.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
+    return config
+
+
+def tensor_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that a model with this config has, by its Hugging Face name."""
+    with quiet_transformers(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def open_tensors(path: Path) -> safe_open:
+    """A safetensors file.
+
+    Raises:
+        ModelLoadError: it is missing, or cut short or damaged where it says what it holds.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read ({error}); copy it again.") from None
+    except SafetensorError as error:
+        raise ModelLoadError(f"{path} is cut short or damaged ({error}); copy it again.") from None
+
+
+def specs_in(opened: safe_open) -> dict[str, TensorSpec]:
+    """What a file holds, by name."""
+    names: list[str] = opened.keys()
+    told = {name: opened.get_slice(name) for name in names}
+    return {
+        name: TensorSpec(name, tuple(one.get_shape()), dtype_of_code(one.get_dtype()))
+        for name, one in told.items()
+    }
