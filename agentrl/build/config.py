@@ -147,17 +147,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _megatron_does_what_is_asked(self) -> RunConfig:
-        if self.trainer.trainer != "megatron":
-            return self
-        for asked, what in (
-            (
-                self.algorithm.advantage_estimator == "ppo",
-                "has no critic: choose another advantage_estimator",
-            ),
-            (self.trainer.optimizer == "muon", "has no muon: choose adamw"),
-        ):
-            if asked:
-                raise ValueError(f"trainer = megatron {what}, or trainer = torch.")
+        if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
+            raise ValueError("trainer = megatron has no muon: choose adamw, or trainer = torch.")
         return self
 
     @model_validator(mode="after")

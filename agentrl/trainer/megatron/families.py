@@ -14,6 +14,8 @@ from agentrl.trainer.megatron.rules import GateUp, Qkv, Rule, Same, Vocabulary
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
 _FINAL_NORM = Same("decoder.final_layernorm.weight", "model.norm.weight")
 _HEAD = Vocabulary("output_layer.weight", "lm_head.weight")
+VALUE_HEAD = "score.weight"
+_VALUE_HEAD = Same("output_layer.weight", VALUE_HEAD)
 
 _INPUT_NORM = Same("input_layernorm.weight", "input_layernorm.weight")
 _QKV = Qkv("self_attention.linear_qkv.weight", "self_attn.{}_proj.weight")
@@ -94,14 +96,19 @@ def family_of(model_type: str) -> Family:
     return family
 
 
-def rules_of(family: Family, num_layers: int, *, tied: bool) -> Iterator[Placed]:
-    """All parameters of a model, in the order of the layers. tied: the embedding is the head, too."""
+def rules_of(family: Family, num_layers: int, *, tied: bool, critic: bool = False) -> Iterator[Placed]:
+    """All parameters of a model, in the order of the layers.
+
+    tied: the embedding is the head, too. critic: its head has one output.
+    """
     yield Placed(_EMBEDDING)
     for number in range(num_layers):
         for rule in family.layer:
             yield Placed(rule, number)
     yield Placed(_FINAL_NORM)
-    if not tied:
+    if critic:
+        yield Placed(_VALUE_HEAD)
+    elif not tied:
         yield Placed(_HEAD)
 
 

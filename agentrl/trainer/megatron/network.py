@@ -16,7 +16,7 @@ from torch.nn.functional import silu
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.families import Placed, rules_of
+from agentrl.trainer.megatron.families import Placed
 from agentrl.trainer.megatron.layers import RMSNorm, layer_spec
 from agentrl.trainer.megatron.shape import Shape, overridden
 from agentrl.trainer.megatron.vocabulary import Head
@@ -52,10 +52,7 @@ class Network:
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's parameters, each once, in the order of the layers."""
-        placed = {
-            one.megatron: one
-            for one in rules_of(self.shape.family, int(self.shape.sizes["num_layers"]), tied=self.shape.tied)
-        }
+        placed = {one.megatron: one for one in self.shape.rules()}
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
             for name, parameter in stage.named_parameters():
@@ -93,6 +90,12 @@ class Network:
         )
         return Head(weight, self.shape.vocab)
 
+    @property
+    def value_weight(self) -> Tensor:
+        """[1, width]: a critic's head, whole on every tensor rank of the last stage."""
+        weight: Tensor = self.stages[-1].output_layer.weight
+        return weight
+
     def _stage(self, number: int | None) -> GPTModel:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number)
@@ -114,10 +117,20 @@ class Network:
             vp_stage=number,
             **self.shape.rotary,
         )
+        if last and self.shape.critic:
+            stage.output_layer = _ValueHead(self.config)
         if last:
-            # The head runs in `vocabulary`, and only where a token is predicted: here states pass it by.
+            # The head runs in `outputs`, and only where a token is predicted: here states pass it by.
             stage.output_layer.forward = _passed_by
         return stage.to(here())
+
+
+class _ValueHead(nn.Module):
+    """Room for a critic's one output."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
 
 
 def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> TransformerConfig:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.network import Network
+from agentrl.trainer.megatron.plan import Done
+from agentrl.trainer.megatron.state import Part, begin_moments, parts_of
 from agentrl.trainer.torch.optimizers import learning_rate
 
 
@@ -19,12 +23,17 @@ class Optimizer:
     """
 
     def __init__(
-        self, stages: Sequence[DistributedDataParallel], config: TrainerConfig, *, total_steps: int
+        self,
+        network: Network,
+        stages: Sequence[DistributedDataParallel],
+        config: TrainerConfig,
+        *,
+        total_steps: int,
     ) -> None:
+        self._network = network
         self._config = config
         self._total_steps = total_steps
-        self._step = 0
-        self._skipped = 0
+        self._done = Done(0, 0)
         self._inner = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -35,7 +44,8 @@ class Optimizer:
                 adam_beta2=config.adam_beta2,
                 clip_grad=config.clip_grad,
                 bf16=config.bf16,
-                use_distributed_optimizer=False,
+                params_dtype=network.config.params_dtype,
+                use_distributed_optimizer=network.layout.use_distributed_optimizer,
             ),
             list(stages),
             use_gloo_process_groups=False,
@@ -47,17 +57,35 @@ class Optimizer:
         Returns:
             grad_norm (before clipping), lr, skipped_steps (in all so far).
         """
-        lr = learning_rate(self._config, self._step, self._total_steps)
+        steps, skipped = self._done
+        lr = learning_rate(self._config, steps, self._total_steps)
         for group in self._inner.param_groups:
             group["lr"] = lr
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         self._inner.prepare_grads()
         grad_norm = float(self._inner.get_grad_norm())
         if math.isfinite(grad_norm):
-            self._inner.step()
+            clip_grad_by_total_norm_fp32(self._inner.get_parameters(), self._config.clip_grad, grad_norm)
+            self._inner.step_with_ready_grads()
         else:
-            self._skipped += 1
+            skipped += 1
         # It leaves the buffer in `grad` that the next backward pass adds `grad` to: it would count twice.
         self._inner.zero_grad()
-        self._step += 1
-        return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(self._skipped)}
+        self._done = Done(steps + 1, skipped)
+        return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}
+
+    @property
+    def done(self) -> Done:
+        """What it did so far."""
+        return self._done
+
+    def parts(self) -> Iterator[Part]:
+        """What this rank keeps of each parameter."""
+        return parts_of(self._inner, self._network.pieces())
+
+    def resume(self, done: Done) -> Iterator[Part]:
+        """Go on after what was done; the parts that this rank keeps then, to be written into."""
+        self._done = done
+        if done.stepped:
+            begin_moments(self._inner, self._network.pieces(), steps=done.stepped)
+        return self.parts()

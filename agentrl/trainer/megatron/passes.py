@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-)
 from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.network import Network
+from agentrl.trainer.megatron.outputs import Ask, logprobs_of, on_device
 from agentrl.trainer.megatron.rows import Cut, Row, row_of
-from agentrl.trainer.megatron.vocabulary import parallel_logprobs
 from agentrl.trainer.torch.batch import MicroBatch
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
@@ -35,11 +28,11 @@ RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 class Passes:
     """A network whose gradients are added up over all replicas and context ranks, never averaged.
 
-    learns: without, it has no room for gradients.
+    ask: what the network says of a row. learns: without, it has no room for gradients.
     """
 
     network: Network
-    entropy_gradient: bool = False
+    ask: Ask = logprobs_of
     learns: bool = True
 
     def __post_init__(self) -> None:
@@ -47,7 +40,11 @@ class Passes:
         self.stages: list[DistributedDataParallel] = list(self.network.stages)
         if not self.learns:
             return
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=False,
+            use_distributed_optimizer=self.network.layout.use_distributed_optimizer,
+        )
         self.stages = [
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
             for number, stage in enumerate(self.stages)
@@ -78,6 +75,13 @@ class Passes:
 
         self._through(rows, remember, forward_only=True)
         return seen
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Its parameters, and the room for their gradients."""
+        for stage in self.stages:
+            yield from stage.parameters()
+            for buffer in [*stage.buffers, *stage.expert_parallel_buffers] if self.learns else []:
+                yield buffer.grad_data
 
     def _through(
         self, rows: Sequence[MicroBatch], loss: RowLoss, *, forward_only: bool
@@ -113,54 +117,19 @@ class Passes:
         def step(rows: Iterator[Row], stage: nn.Module) -> tuple[Tensor, object]:
             row = next(rows)
             states: Tensor = stage(
-                _tensor(row.input_ids_t)[None],
-                _tensor(row.position_ids_t)[None],
+                on_device(row.input_ids_t)[None],
+                on_device(row.position_ids_t)[None],
                 None,
                 packed_seq_params=_packed(row),
             )
 
             def weighed(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-                found = loss(row.whole, self._outputs(row, last))
+                found = loss(row.whole, self.ask(self.network, row, last))
                 return found.sum, torch.tensor(1, dtype=torch.int), found.metrics
 
             return states, weighed
 
         return step
-
-    def _outputs(self, row: Row, states: Tensor) -> TokenOutputs:
-        """From the last stage's states, [1, t, hidden] or, spread over tensor ranks, a part of them."""
-        hidden = states[0]
-        if self.network.layout.sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(hidden)
-        else:
-            hidden = copy_to_tensor_model_parallel_region(hidden)
-        micro = row.whole
-        here = parallel_logprobs(
-            hidden.index_select(0, _tensor(row.predictor_n)),
-            self.network.head,
-            _tensor(micro.targets_N[row.chosen_n]),
-            _tensor(micro.temperature_N[row.chosen_n]),
-            entropy_gradient=self.entropy_gradient,
-        )
-        if self.network.layout.context_parallel_size == 1:
-            return here
-        places, count = _tensor(row.chosen_n), len(micro.targets_N)
-        return TokenOutputs(
-            _of_all_ranks(here.logp_N, places, count), _of_all_ranks(here.entropy_N, places, count)
-        )
-
-
-def _of_all_ranks(values_n: Tensor, places_n: Tensor, count: int) -> Tensor:
-    """[N]: the values of all context ranks, each at its place; a gradient goes back to whose value it is."""
-    mine_N = values_n.new_zeros(count).index_copy(0, places_n, values_n)
-    all_N: Tensor = reduce_from_tensor_model_parallel_region(
-        mine_N, group=parallel_state.get_context_parallel_group()
-    )
-    return all_N
-
-
-def _tensor(array: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
-    return torch.from_numpy(array).to(here())
 
 
 def _packed(row: Row) -> PackedSeqParams:

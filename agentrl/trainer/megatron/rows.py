@@ -1,4 +1,4 @@
-"""Packed rows as a layout wants them: filled up, cut over the context ranks, shared out over the replicas.
+"""Packed rows as a layout wants them: filled up, and cut over the context ranks.
 
 A row of T tokens holds whole sequences end to end. Under context parallelism a sequence is cut into 2 x C
 equal pieces and rank r of C has pieces r and 2C - 1 - r, so that all ranks have as much to look back at.
@@ -110,22 +110,13 @@ def row_of(micro: MicroBatch, cut: Cut) -> Row:
     )
 
 
-def shared_out(
-    rows: Sequence[MicroBatch], replicas: int, *, count_multiple: int = 1
-) -> list[tuple[MicroBatch, ...]]:
-    """Rows for each replica, every row once: the largest first, each to who has least to do so far.
+def filled_up(rows: Sequence[MicroBatch], count_multiple: int) -> tuple[MicroBatch, ...]:
+    """The rows, and with them as many that predict nothing as make them at least one, and a multiple.
 
-    Each share is filled up with rows that predict nothing, to at least one and to a multiple of
-    `count_multiple`: a pipeline of virtual stages goes through as many rows at a time as it has ranks.
+    A pipeline of virtual stages goes through as many rows at a time as it has ranks.
     """
-    shares: list[list[MicroBatch]] = [[] for _ in range(replicas)]
-    loads = [0] * replicas
-    for row in sorted(rows, key=lambda row: -len(row.input_ids_T)):
-        least = loads.index(min(loads))
-        shares[least].append(row)
-        loads[least] += len(row.input_ids_T)
-    sizes = [max(_up_to(len(share), count_multiple), count_multiple) for share in shares]
-    return [(*share, *[_NOTHING] * (size - len(share))) for share, size in zip(shares, sizes, strict=True)]
+    size = max(_up_to(len(rows), count_multiple), count_multiple)
+    return (*rows, *[_NOTHING] * (size - len(rows)))
 
 
 def _up_to(length: int, multiple: int) -> int:

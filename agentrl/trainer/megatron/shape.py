@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.families import Family, family_of
+from agentrl.trainer.megatron.families import Family, Placed, family_of, rules_of
 from agentrl.trainer.megatron.rules import Dims
 from agentrl.types import JSON
 
@@ -19,7 +19,8 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 class Shape(NamedTuple):
     """What a model is. sizes: fields of Megatron's TransformerConfig that the checkpoint decides.
 
-    rotary: the arguments of its rotary positions. tied: the embedding is the head, too.
+    rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: there is one
+    output in place of the vocabulary.
     """
 
     family: Family
@@ -28,6 +29,16 @@ class Shape(NamedTuple):
     vocab: int
     max_length: int
     tied: bool
+    critic: bool = False
+
+    @property
+    def of_a_critic(self) -> Shape:
+        """The shape of a critic with the same trunk."""
+        return self._replace(tied=False, critic=True)
+
+    def rules(self) -> Iterator[Placed]:
+        """All parameters, in the order of the layers."""
+        return rules_of(self.family, int(self.sizes["num_layers"]), tied=self.tied, critic=self.critic)
 
     def dims(self, tensor_ranks: int) -> Dims:
         """What the rules need, where so many ranks share the vocabulary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 
 import torch
@@ -43,17 +44,21 @@ class Critic:
         Returns:
             value_loss, value_clipfrac, value_explained_variance; what both networks have, as critic_...
         """
-        metrics = self._learner.learn(batch)
-        told = {f"critic_{name}": metrics[name] for name in ("grad_norm", "lr", "skipped_steps")}
-        if "value_target" in metrics:
-            told["value_explained_variance"] = explained_variance(metrics)
-        return told | {name: metrics[name] for name in ("value_loss", "value_clipfrac") if name in metrics}
+        return critic_metrics(self._learner.learn(batch))
 
     def _outputs(self, network: PreTrainedModel, row: MicroBatch) -> TokenOutputs:
         values_N = values_of(network, row, bf16=self._bf16)
         # It says nothing of probabilities.
         nothing_N = torch.zeros_like(values_N)
         return TokenOutputs(nothing_N, nothing_N, values_N)
+
+
+def critic_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a step of the critic says, under names that are not the policy's."""
+    told = {f"critic_{name}": metrics[name] for name in ("grad_norm", "lr", "skipped_steps")}
+    if "value_target" in metrics:
+        told["value_explained_variance"] = explained_variance(metrics)
+    return told | {name: metrics[name] for name in ("value_loss", "value_clipfrac") if name in metrics}
 
 
 def critic_over(model: PreTrainedModel) -> PreTrainedModel:

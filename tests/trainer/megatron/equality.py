@@ -5,7 +5,7 @@ The oracle runs each sample by itself through transformers and differentiates a 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from agentrl.losses import LossOutput
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.families import rules_of
-from agentrl.trainer.megatron.rows import shared_out
-from agentrl.trainer.megatron.shape import shape_of
-from agentrl.trainer.torch.batch import micro_batches
+from agentrl.trainer.megatron.rows import filled_up
+from agentrl.trainer.megatron.shape import Shape, shape_of
+from agentrl.trainer.megatron.sharing import shares_of
+from agentrl.trainer.torch.batch import MicroBatch, micro_batches
 from agentrl.types import Sample
 from tests.trainer.megatron.models import SIZES, VOCAB, model_of
 
@@ -63,21 +63,18 @@ def weights() -> list[np.ndarray]:
     return [draw.normal(size=len(sample)).astype(np.float32) for sample in samples()]
 
 
-def part_of(layout: MegatronConfig, _rank: int, kind: str) -> Part:
+def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -> Part:
     """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies."""
-    from megatron.core import parallel_state
-
     from agentrl.trainer.megatron.device import asked
     from agentrl.trainer.megatron.network import Network
+    from agentrl.trainer.megatron.outputs import logprobs_of
     from agentrl.trainer.megatron.passes import Passes
 
     model = model_of(kind)
-    network = Network(shape_of(model.config), layout, bf16=False)
+    network = Network(shape_of(model.config), layout, bf16=bf16)
     network.load(model.state_dict().__getitem__)
-    rows = micro_batches(samples(), [sample.loss_mask for sample in samples()], MAX_TOKENS)
-    share = shared_out(rows, layout.data_parallel_size, count_multiple=layout.row_count_multiple)
-    mine = share[parallel_state.get_data_parallel_rank()]
-    passes = Passes(network, entropy_gradient=True)
+    mine = share_of(layout, samples())
+    passes = Passes(network, partial(logprobs_of, entropy_gradient=True))
 
     def loss(row, outputs):
         weight_N = torch.from_numpy(row.gather(weights())).to(outputs.logp_N.device)
@@ -87,17 +84,37 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str) -> Part:
     seen = passes.look(mine)
     told = passes.learn(mine, loss)
     return Part(
-        place=(
-            parallel_state.get_tensor_model_parallel_rank(),
-            parallel_state.get_pipeline_model_parallel_rank(),
-            parallel_state.get_data_parallel_rank(),
-            parallel_state.get_context_parallel_rank(),
-        ),
+        place=place(),
         logps=[(row.members, one.logp_N.cpu().numpy(), one.entropy_N.cpu().numpy()) for row, one in seen],
-        gradients=[(one.placed.megatron, one.parameter.main_grad.cpu().numpy()) for one in network.pieces()],
+        gradients=gradients_in(network),
         loss=sum(float(metrics["loss"]) for metrics in told),
         asked=dict(asked),
     )
+
+
+def share_of(layout: MegatronConfig, every: tuple[Sample, ...]) -> tuple[MicroBatch, ...]:
+    """The rows of this replica."""
+    from megatron.core import parallel_state
+
+    masks = [sample.loss_mask for sample in every]
+    shares = shares_of(masks, layout.data_parallel_size, SIZES["hidden_size"])
+    rows = micro_batches(every, shares[parallel_state.get_data_parallel_rank()], MAX_TOKENS)
+    return filled_up(rows, layout.row_count_multiple)
+
+
+def place() -> tuple[int, int, int, int]:
+    from megatron.core import parallel_state
+
+    return (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+    )
+
+
+def gradients_in(network) -> list[tuple[str, np.ndarray]]:
+    return [(one.placed.megatron, one.parameter.main_grad.cpu().numpy()) for one in network.pieces()]
 
 
 class Whole(NamedTuple):
@@ -128,20 +145,24 @@ def oracle(kind: str) -> Whole:
 
 def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Whole:
     """What all ranks have; where several have the same, they must agree."""
-    shape = shape_of(model_of(kind).config)
-    ranks = layout.tensor_model_parallel_size
-    gradients = {}
-    for placed in rules_of(shape.family, SIZES["num_hidden_layers"], tied=shape.tied):
-        whole = placed.rule.glue([_agreed(parts, placed.megatron, rank) for rank in range(ranks)])
-        gradients |= dict(zip(placed.hf, placed.rule.part(whole, shape.dims(ranks)), strict=True))
     last = layout.pipeline_model_parallel_size - 1
     telling = [part for part in parts if part.place[:2] == (0, last) and part.place[3] == 0]
     return Whole(
         _by_sample([(members, logp) for part in telling for members, logp, _ in part.logps]),
         _by_sample([(members, entropy) for part in telling for members, _, entropy in part.logps]),
-        gradients,
+        gradients_of(shape_of(model_of(kind).config), layout, parts),
         sum(part.loss for part in telling),
     )
+
+
+def gradients_of(shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
+    """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
+    ranks = layout.tensor_model_parallel_size
+    gradients = {}
+    for placed in shape.rules():
+        whole = placed.rule.glue([_agreed(parts, placed.megatron, rank) for rank in range(ranks)])
+        gradients |= dict(zip(placed.hf, placed.rule.part(whole, shape.dims(ranks)), strict=True))
+    return gradients
 
 
 def _agreed(parts: list[Part], name: str, tensor_rank: int) -> Tensor:

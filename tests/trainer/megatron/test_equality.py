@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from tests.trainer.megatron.equality import oracle, part_of, put_together
@@ -53,7 +54,8 @@ def four():
 
 
 def check(ranks: Ranks, kind: str, *, tolerance: float = 1e-5, **sizes) -> None:
-    layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, **sizes)
+    # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
+    layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
     found = put_together(kind, layout, ranks.run(part_of, layout, kind))
     expected = oracle(kind)
     assert found.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
@@ -104,3 +106,19 @@ def test_four_ranks_are_transformers(four, name, kind):
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_ranks_are_transformers_for_every_family(pair, name, kind):
     check(pair, kind, **PAIRS[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["TP2+SP", *(pytest.param(n, marks=pytest.mark.full) for n in ("PP2", "CP2"))]
+)
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("glm4", marks=pytest.mark.full)])
+def test_in_bf16_it_is_near_what_it_is_in_fp32_and_gradients_are_fp32(pair, name, kind):
+    layout = MegatronConfig(actor_num_gpus_per_node=2, use_distributed_optimizer=False, **PAIRS[name])
+    parts = pair.run(part_of, layout, kind, True)
+    found, expected = put_together(kind, layout, parts), oracle(kind)
+    logps = [np.concatenate([one.logps[number] for number in sorted(one.logps)]) for one in (found, expected)]
+    # Eight bits of mantissa, and weights so large that logits reach 30.
+    assert 1e-3 < np.abs(logps[0] - logps[1]).mean() < 0.1
+    for number, gradient in expected.gradients.items():
+        assert (found.gradients[number] - gradient).norm() <= 0.15 * gradient.norm(), number
+        assert found.gradients[number].dtype == torch.float32

@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import EngineError, TrainerError
-from agentrl.losses import KlTerm, PolicyLoss
+from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
-from agentrl.trainer.torch import Beside, TorchTrainer
+from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
 from agentrl.trainer.torch.checkpoint import save_model
 from tests.trainer.megatron.models import model_of
+from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, settings, tokenizer
 
 STEPS = {
@@ -54,18 +55,34 @@ class Breaks:
         raise RuntimeError("the loss has a mistake")
 
 
+CRITIC = ValueLoss(value_clip=0.3)
+
+
+def learns(**changes):
+    return settings(**{"weight_decay": 0.1, **STEPS, **changes})
+
+
 @contextmanager
 def trainer_on(
-    folder: Path, kind: str = "qwen3", loss=LOSSES["grpo"], ref: bool = True, changes=STEPS, ranks=2, **sizes
+    folder: Path,
+    kind: str = "qwen3",
+    loss=LOSSES["grpo"],
+    *,
+    ref=True,
+    critic=False,
+    ranks=2,
+    bf16=False,
+    **sizes,
 ):
     model = folder / "model"
     save_model(model_of(kind), tokenizer(), str(model))
+    told = loss if ref or isinstance(loss, Breaks) else PolicyLoss()
     plan = Plan(
         layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
-        config=settings(**{"weight_decay": 0.1, **changes}),
-        loss=loss if ref or isinstance(loss, Breaks) else PolicyLoss(),
+        policy=Learning(told, learns(bf16=bf16), 6),
         models={"old": str(model), **({"ref": str(model)} if ref else {})},
-        total_steps=6,
+        critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
+        alone=1,
     )
     trainer = MegatronTrainer(plan, folder / "ranks")
     try:
@@ -108,22 +125,24 @@ class Kept:
 
 async def both(folder, kind, loss, **sizes):
     """Three steps of both trainers; the reports of each, the scores, the weights at the end."""
-    told, model = batch(), model_of(kind)
+    told, model = with_returns(batch()), model_of(kind)
+    critic = Critic(critic_over(model_of(kind)), CRITIC, learns(lr=3e-2), total_steps=6, alone=1)
+    roles = ("old", "ref", "values") if sizes.get("critic") else ("old", "ref")
     plain = TorchTrainer(
         model,
         loss,
-        settings(**{"weight_decay": 0.1, **STEPS}),
+        learns(),
         tokenizer=tokenizer(),
         total_steps=6,
-        beside=Beside(ref=model_of(kind)),
+        beside=Beside(critic if sizes.get("critic") else None, ref=model_of(kind)),
     )
     found = []
     with trainer_on(folder, kind, loss, **sizes) as spread:
         for trainer in (plain, spread):
             reports, scores = [], []
             for _ in range(3):
-                scores.append(await trainer.score(told.samples, ("old", "ref")))
-                known = replace(scores[-1], old=told.scores.old)
+                scores.append(await trainer.score(told.samples, roles))
+                known = replace(told.scores, ref=scores[-1].ref, values=scores[-1].values)
                 reports.append(await trainer.update(replace(told, scores=known)))
             sink = Kept()
             published = await trainer.publish(sink, version=3)
@@ -139,8 +158,9 @@ def assert_same(plain, spread):
         for name, value in theirs.metrics.items():
             assert ours.metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
     for ours, theirs in zip(spread[1], plain[1], strict=True):
-        for role in ("old", "ref"):
-            for a, b in zip(getattr(ours, role), getattr(theirs, role), strict=True):
+        for role in ("old", "ref", "values"):
+            assert (getattr(ours, role) is None) == (getattr(theirs, role) is None)
+            for a, b in zip(getattr(ours, role) or (), getattr(theirs, role) or (), strict=True):
                 np.testing.assert_allclose(a, b, atol=2e-4)
     ours, theirs = spread[2], plain[2]
     assert {spec.name: spec for spec in ours.manifest} == {spec.name: spec for spec in theirs.manifest}
@@ -158,6 +178,31 @@ def assert_same(plain, spread):
 @pytest.mark.parametrize("loss", ["grpo", pytest.param("gspo", marks=pytest.mark.full)])
 async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
     assert_same(*await both(tmp_path, "qwen3", LOSSES[loss], **LAYOUTS[layout]))
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "TP2+SP" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
+)
+async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
+    plain, spread = await both(tmp_path, "qwen3", LOSSES["grpo"], critic=True, **LAYOUTS[layout])
+    assert_same(plain, spread)
+    # Alone in the first step, then beside the policy; and it has learned something.
+    assert "train/critic_grad_norm" in spread[0][0].metrics
+    assert "train/grad_norm" not in spread[0][0].metrics
+    assert {"train/grad_norm", "train/value_loss"} <= spread[0][1].metrics.keys()
+    assert all(not values.any() for values in spread[1][0].values)
+    assert any(values.any() for values in spread[1][2].values)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["DP2", "CP2"])
+async def test_the_optimizers_state_may_be_whole_on_every_rank(tmp_path, layout):
+    whole = {"use_distributed_optimizer": False, **LAYOUTS[layout]}
+    assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], **whole))
+
+
+async def test_networks_that_rest_are_as_they_were(tmp_path):
+    assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], critic=True, offload=True, **LAYOUTS["DP2"]))
 
 
 @pytest.mark.full

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.megatron.rows import Cut, pieces_of, row_of, shared_out
+from agentrl.trainer.megatron.rows import Cut, filled_up, pieces_of, row_of
+from agentrl.trainer.megatron.sharing import cost_of, shares_of
 from agentrl.trainer.torch.batch import micro_batches
 from tests.algorithms.episodes import sample
 
@@ -51,19 +50,44 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
         assert rows[0].longest == np.diff(rows[0].bounds).max()
 
 
-@given(masks, st.integers(1, 4), st.sampled_from([1, 2]))
-def test_replicas_share_all_rows_and_none_has_nothing(drawn, replicas, multiple):
+@given(masks, st.sampled_from([1, 2]))
+def test_rows_are_filled_up_with_nothing(drawn, multiple):
     rows = rows_of(drawn, max_tokens=8)
-    shares = shared_out(rows, replicas, count_multiple=multiple)
-    assert len(shares) == replicas
-    assert all(len(share) >= 1 and len(share) % multiple == 0 for share in shares)
-    told = Counter(id(row) for share in shares for row in share if len(row.targets_N))
-    assert told == Counter(id(row) for row in rows)
-    for empty in (row for share in shares for row in share if not len(row.targets_N)):
+    filled = filled_up(rows, multiple)
+    assert filled[: len(rows)] == rows
+    assert len(filled) >= 1
+    assert len(filled) % multiple == 0
+    for empty in filled[len(rows) :]:
         assert empty.gather([np.ones(3, np.float32)]).shape == (0,)
 
 
-def test_the_largest_rows_are_spread_first():
-    rows = rows_of([[True] * n for n in (9, 8, 2, 1)], max_tokens=10)
-    loads = [sum(len(row.input_ids_T) for row in share) for share in shared_out(rows, 2)]
-    assert max(loads) - min(loads) <= 2
+@given(masks, st.integers(1, 4))
+def test_replicas_share_all_samples(drawn, replicas):
+    told = [np.array([False, *mask]) for mask in drawn]
+    shares = shares_of(told, replicas, 8)
+    assert len(shares) == replicas
+    for number, mask in enumerate(told):
+        assert sum(share[number] for share in shares).tolist() == mask.tolist()
+        assert sum(bool(share[number].any()) for share in shares) == mask.any()
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(1, 4))
+def test_no_replica_has_much_more_to_do_than_the_others(lengths, replicas):
+    masks = [np.arange(length + 1) == length for length in lengths]
+    costs = [sum(cost_of(mask, 16) for mask in share) for share in shares_of(masks, replicas, 16)]
+    # Who has most got its last sample when it had least.
+    assert max(costs) <= min(costs) + max(cost_of(mask, 16) for mask in masks)
+    assert max(costs) <= sum(costs) / replicas * 4 / 3 + max(cost_of(mask, 16) for mask in masks)
+
+
+def test_a_long_sample_costs_more_than_its_tokens():
+    def mask(tokens):
+        return np.arange(tokens + 1) == tokens
+
+    # At 12 widths, looking back costs as much as the matrices.
+    assert cost_of(mask(12 * 64), 64) == 2 * 12 * 64
+    assert cost_of(mask(1000), 10**9) == pytest.approx(1000)
+    assert cost_of(np.zeros(5, bool), 64) == 0
+    # By tokens alone, three of the short ones would go to where the long one is.
+    shares = shares_of([mask(600), *[mask(100)] * 12], 2, 1)
+    assert [sum(bool(one.any()) for one in share) for share in shares] == [1, 12]

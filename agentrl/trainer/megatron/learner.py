@@ -1,0 +1,66 @@
+"""A network that learns, on this rank: one step over a batch, however it is shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from agentrl.losses import LossOutput, TokenOutputs
+from agentrl.trainer.megatron.network import Network
+from agentrl.trainer.megatron.optimizer import Optimizer
+from agentrl.trainer.megatron.outputs import Ask
+from agentrl.trainer.megatron.passes import Passes
+from agentrl.trainer.megatron.plan import Learning, Told
+from agentrl.trainer.torch.batch import MicroBatch
+from agentrl.trainer.torch.learner import loss_inputs
+from agentrl.types import TrainBatch
+
+
+class Learner:
+    """Trains `network` in place. ask: what it says of a row."""
+
+    def __init__(self, network: Network, ask: Ask, learning: Learning) -> None:
+        self._loss = learning.loss
+        self.passes = Passes(network, ask)
+        self.optimizer = Optimizer(
+            network, self.passes.stages, learning.config, total_steps=learning.total_steps
+        )
+
+    def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> Told:
+        """One optimizer step over the whole batch, of which `rows` are this replica's."""
+        return Told(self.backward(rows, batch), self.optimizer.step())
+
+    def backward(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> Mapping[str, float]:
+        """Leave the gradient of the whole batch in the parameters; loss and metrics as sums, if we tell."""
+
+        def loss(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
+            found = self._loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
+            return LossOutput(found.sum, {"loss": found.sum.detach(), **found.metrics})
+
+        told = self.passes.learn(rows, loss)
+        return _summed(told) if tells() else {}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it keeps between two steps."""
+        yield from self.passes.tensors()
+        for part in self.optimizer.parts():
+            yield part.main
+            yield from part.moments.values()
+
+
+def tells() -> bool:
+    """Of the ranks that know the same, one."""
+    last = parallel_state.get_pipeline_model_parallel_world_size() - 1
+    place = (
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+    )
+    return place == (last, 0, 0)
+
+
+def _summed(told: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    return {name: float(torch.stack([one[name] for one in told]).double().sum()) for name in told[0]}

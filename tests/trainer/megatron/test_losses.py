@@ -1,0 +1,179 @@
+"""Every layout gives policy and critic the gradients that the torch trainer gives them, under real losses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, token_mean
+from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.plan import Learning
+from agentrl.trainer.megatron.shape import shape_of
+from agentrl.trainer.torch import Critic, critic_over
+from agentrl.trainer.torch.forward import token_outputs
+from agentrl.trainer.torch.learner import Learner as TorchLearner
+from agentrl.types import Credit, Scores, TrainBatch
+from tests.trainer.megatron import equality
+from tests.trainer.megatron.models import SIZES, model_of
+from tests.trainer.megatron.test_equality import FOURS, PAIRS
+from tests.trainer.megatron.together import Ranks
+from tests.trainer.tiny import gradients_of, settings
+
+WEIGHTINGS = {
+    "token mean": token_mean,
+    "sample mean": sample_mean,
+    "rollout mean": rollout_mean,
+    "constant": partial(constant, max_length=40),
+}
+LOSSES = {
+    "grpo": PolicyLoss(kl=KlTerm(0.1)),
+    "gspo": PolicyLoss(objective="gspo", eps_clip=3e-4, eps_clip_high=4e-4),
+    "ppo": PolicyLoss(entropy_coef=0.01),
+}
+VALUE_LOSS = ValueLoss(value_clip=0.3)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+@lru_cache
+def batch(weighting: str, *, one: bool = False) -> TrainBatch:
+    """Episodes of up to three samples each; old logprobs so near that some ratios are clipped.
+
+    one: only the first has tokens to learn from, so a second replica, or a second row, has none.
+    """
+    draw = np.random.default_rng(11)
+    samples = tuple(replace(s, rollout_id=f"r{n // 3}") for n, s in enumerate(equality.samples()))
+    if one:
+        samples = samples[:1] + tuple(replace(s, loss_mask=s.loss_mask & False) for s in samples[1:])
+
+    def near(by_sample, spread: float):
+        found = []
+        for number, sample in enumerate(samples):
+            values = np.zeros(len(sample), np.float32)
+            at = equality.samples()[number].loss_mask
+            values[at] = by_sample[number] + draw.normal(0, spread, at.sum())
+            found.append((values * sample.loss_mask).astype(np.float32))
+        return tuple(found)
+
+    known, unknown = equality.oracle("qwen3").logps, dict.fromkeys(range(len(samples)), 0.0)
+    scores = Scores(near(known, 0.2), ref=near(known, 0.5), values=near(unknown, 0.5))
+    credit = Credit(near(unknown, 1.0), WEIGHTINGS[weighting](samples), near(unknown, 1.0))
+    return TrainBatch(samples, scores, credit)
+
+
+def head_weight() -> torch.Tensor:
+    """A critic that begins with 0 would have no gradient below its head."""
+    return 0.3 * torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(9))
+
+
+def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, told: TrainBatch):
+    """Runs in a rank: the gradients of policy and critic, and what they say."""
+    from agentrl.trainer.megatron.families import VALUE_HEAD
+    from agentrl.trainer.megatron.learner import Learner
+    from agentrl.trainer.megatron.network import Network
+    from agentrl.trainer.megatron.outputs import logprobs_of, values_of
+
+    model = model_of(kind)
+    shape, weights = shape_of(model.config), {**model.state_dict(), VALUE_HEAD: head_weight()}
+    asks = {"policy": partial(logprobs_of, entropy_gradient=loss == "ppo"), "critic": values_of}
+    found = {}
+    for name, ask in asks.items():
+        network = Network(shape if name == "policy" else shape.of_a_critic, layout, bf16=False)
+        network.load(weights.__getitem__)
+        used = LOSSES[loss] if name == "policy" else VALUE_LOSS
+        learner = Learner(network, ask, Learning(used, settings(), 10))
+        sums = learner.backward(equality.share_of(layout, told.samples), told)
+        gradients = equality.gradients_in(network)
+        found[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums
+    return found
+
+
+@lru_cache
+def expected(kind: str, loss: str, weighting: str, one: bool):
+    """What the torch trainer's learners do: by network, gradients by name and metrics."""
+    told, found = batch(weighting, one=one), {}
+    policy = model_of(kind)
+    forward = partial(token_outputs, bf16=False, entropy_gradient=loss == "ppo")
+    learner = TorchLearner(policy, forward, LOSSES[loss], settings(), 10)
+    with gradients_of(policy) as gradients:
+        found["policy"] = gradients, learner.learn(told)
+    network = critic_over(model_of(kind))
+    with torch.no_grad():
+        network.get_output_embeddings().weight.copy_(head_weight())
+    critic = Critic(network, VALUE_LOSS, settings(), total_steps=10)
+    with gradients_of(network) as gradients:
+        found["critic"] = gradients, critic.learn(told)
+    gradients["score.weight"] = gradients.pop("lm_head.weight")
+    return found
+
+
+def check(ranks: Ranks, loss: str, weighting: str, *, one: bool = False, kind: str = "qwen3", **sizes):
+    # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
+    layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
+    told, shape = batch(weighting, one=one), shape_of(model_of(kind).config)
+    parts = ranks.run(part_of, layout, kind, loss, told)
+    for name, (gradients, metrics) in expected(kind, loss, weighting, one).items():
+        of = shape if name == "policy" else shape.of_a_critic
+        found = equality.gradients_of(of, layout, [part[name][0] for part in parts])
+        assert found.keys() == gradients.keys()
+        for parameter, gradient in gradients.items():
+            assert gradient.norm() > 0, f"{parameter} is not in play"
+            # A norm alone would hide shards that changed places.
+            assert (found[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), (name, parameter)
+        sums = [part[name][1] for part in parts]
+        for metric in metrics.keys() & sums[-1].keys():
+            total = sum(one.get(metric, 0.0) for one in sums)
+            mean = total if metric == "loss" else total / told.num_loss_tokens
+            assert mean == pytest.approx(metrics[metric], rel=1e-4, abs=1e-5), (name, metric)
+
+
+# Every loss and every weighting on two ranks; all of their pairs on all layouts in the longer tier.
+QUICK = {
+    "DP2": ("grpo", "rollout mean"),
+    "TP2": ("ppo", "constant"),
+    "TP2+SP": ("gspo", "token mean"),
+    "PP2": ("ppo", "sample mean"),
+    "PP2, virtual": ("grpo", "token mean"),
+    "CP2": ("gspo", "rollout mean"),
+}
+
+
+@pytest.mark.parametrize("layout", PAIRS)
+def test_two_ranks_learn_as_one_does(pair, layout):
+    check(pair, *QUICK[layout], **PAIRS[layout])
+
+
+@pytest.mark.parametrize("layout", ["DP2", "CP2", "PP2, virtual"])
+def test_where_one_rank_has_nothing_to_learn_from(pair, layout):
+    check(pair, "grpo", "token mean", one=True, **PAIRS[layout])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("layout", PAIRS)
+def test_two_ranks_learn_under_every_loss_and_weighting(pair, layout, loss, weighting):
+    check(pair, loss, weighting, **PAIRS[layout])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("layout", FOURS)
+def test_four_ranks_learn_under_every_loss_and_weighting(four, layout, loss, weighting):
+    check(four, loss, weighting, **FOURS[layout])
