@@ -15,7 +15,8 @@ from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.megatron.guests import Guests
+from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.shape import check_layout, shape_of
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
@@ -53,17 +54,19 @@ def check_trainable(model: Model, config: RunConfig) -> None:
     check_layout(shape_of(model.network.config), config.megatron)
 
 
-def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside, folder: Path) -> Trainer:
+def build_trainer(
+    model: Model, config: RunConfig, loss: Loss, opened: Beside, folder: Path, guests: Guests | None = None
+) -> Trainer:
     """The RL trainer: on the model's own weights, with the networks that the algorithm asks.
 
     opened: by `opened_beside`. A critic, and a reference that was not opened, begin as the policy is now.
-    folder: for what processes of the trainer read and print.
+    folder: for what processes of the trainer read and print. guests: those that a launcher started.
 
     Raises:
         TrainerError: a process of the trainer does not come up.
     """
     if config.trainer.trainer == "megatron":
-        return _over_ranks(model, config, loss, folder)
+        return _over_ranks(model, config, loss, folder, guests)
     return TorchTrainer(
         model.network,
         loss,
@@ -74,9 +77,10 @@ def build_trainer(model: Model, config: RunConfig, loss: Loss, opened: Beside, f
     )
 
 
-def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path) -> Trainer:
+def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path, guests: Guests | None) -> Trainer:
     algorithm, rollout = config.algorithm, config.rollout
-    policy = str(folder / "policy")
+    # Ranks of other machines find it under the same path.
+    policy = str((folder / "policy").resolve())
     # Ranks read tensors from files, each only its own; none is sent a whole model.
     save_model(model.network, model.tokenizer, policy)
     models: dict[ScoreRole, str] = {"old": policy}
@@ -84,14 +88,17 @@ def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path) -> Tr
         models["ref"] = algorithm.ref_load or policy
     if algorithm.opd_teacher_load is not None:
         models["teacher"] = algorithm.opd_teacher_load
+    steps = rollout.num_rollout * rollout.num_steps_per_rollout
     plan = Plan(
         layout=config.megatron,
-        config=config.trainer,
-        loss=loss,
+        policy=Learning(loss, config.trainer, steps),
         models=models,
-        total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
+        critic=Learning(ValueLoss(algorithm.value_clip), _critic_settings(config), steps)
+        if algorithm.advantage_estimator == "ppo"
+        else None,
+        alone=algorithm.num_critic_only_steps,
     )
-    return MegatronTrainer(plan, folder)
+    return MegatronTrainer(plan, folder, guests)
 
 
 def _completed(opened: Beside, model: Model, config: RunConfig) -> Beside:
@@ -101,13 +108,17 @@ def _completed(opened: Beside, model: Model, config: RunConfig) -> Beside:
         critic = Critic(
             critic_over(model.network),
             ValueLoss(algorithm.value_clip),
-            config.trainer.model_copy(update={"lr": algorithm.critic_lr or config.trainer.lr}),
+            _critic_settings(config),
             total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
             alone=algorithm.num_critic_only_steps,
         )
     if algorithm.has_reference and ref is None:
         ref = deepcopy(model.network)
     return Beside(critic, ref, opened.teacher)
+
+
+def _critic_settings(config: RunConfig) -> TrainerConfig:
+    return config.trainer.model_copy(update={"lr": config.algorithm.critic_lr or config.trainer.lr})
 
 
 def _frozen(directory: str, model: Model) -> PreTrainedModel:

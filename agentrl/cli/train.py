@@ -6,6 +6,7 @@ import rich_click as click
 
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
+from agentrl.build.ranks import be_rank, seat_of
 from agentrl.cli.flags import EngineFlags, config_flags, given
 
 
@@ -18,12 +19,17 @@ def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None)
 
     Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
 
+    Under a launcher such as torchrun, which starts it for every rank (trainer = megatron), rank 0 is the run.
+
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
     """
     settings = given(flags, RunConfig)
     # A mistake is told at once, not after the seconds that importing torch takes.
-    load_config(run_file, settings)
+    seat = seat_of(load_config(run_file, settings))
+    if seat is not None and seat.number:
+        be_rank(seat)
+        return
     from agentrl.run import train
 
     result = train(run_file, quiet=quiet, **settings)

@@ -10,11 +10,13 @@ from pathlib import Path
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
 from agentrl.build.models import served_models
+from agentrl.build.ranks import gathered_ranks
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
 from agentrl.run.stages import Stage
 from agentrl.run.summary import show, write_page, write_summary
+from agentrl.trainer.megatron.guests import Guests
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -47,15 +49,16 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
         UserError: one sentence about what is wrong and what to do next.
     """
     config = load_config(run_file, settings)
-    folder = RunFolder.create(config)
-    console = RunConsole(quiet=quiet)
-    for warning in config.warnings:
-        console.line(f"Warning: {warning}")
-    try:
-        session = asyncio.run(_stages(config, folder, console))
-    except KeyboardInterrupt:
-        console.line(f"Stopped. What was finished is in {folder.path}.")
-        raise
+    with gathered_ranks(config) as guests:
+        folder = RunFolder.create(config)
+        console = RunConsole(quiet=quiet)
+        for warning in config.warnings:
+            console.line(f"Warning: {warning}")
+        try:
+            session = asyncio.run(_stages(config, folder, console, guests))
+        except KeyboardInterrupt:
+            console.line(f"Stopped. What was finished is in {folder.path}.")
+            raise
     write_summary(session)
     write_page(session)
     show(session)
@@ -66,9 +69,12 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
     return TrainResult(folder.path, config.env.env, reports, session.watch.stages)
 
 
-async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole) -> Session:
+async def _stages(
+    config: RunConfig, folder: RunFolder, console: RunConsole, guests: Guests | None
+) -> Session:
     async with served_models(config.engine, folder.engine, console.line) as addresses:
         session = await Session.build(config, folder, console, addresses)
+        session.guests = guests
         try:
             await session.evaluate("before")
             if config.warm_start.warm_start_steps:

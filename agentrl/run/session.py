@@ -32,6 +32,7 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
+from agentrl.trainer.megatron.guests import Guests
 from agentrl.trainer.torch import Beside
 from agentrl.types import Limits
 from agentrl.view.console import RunConsole
@@ -60,6 +61,7 @@ class Session:
     """The state of a run: its parts, built once, and what it has seen so far.
 
     sink: where new weights go: the engine's own, unless someone put another before it.
+    guests: the trainer's ranks that a launcher started.
     """
 
     config: RunConfig
@@ -79,6 +81,7 @@ class Session:
     milestones: list[Milestone] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
     trainer: Trainer | None = None
+    guests: Guests | None = None
     step: int = 0
 
     @classmethod
@@ -167,7 +170,7 @@ class Session:
         """The RL iterations; the producer is closed however they end."""
         config = self.config
         self.trainer = build_trainer(
-            self.model, config, self.algorithm.loss, self.opened, self.folder.trainer
+            self.model, config, self.algorithm.loss, self.opened, self.folder.trainer, self.guests
         )
         producer = self._producer()
         loop = Loop(

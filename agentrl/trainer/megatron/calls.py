@@ -6,19 +6,22 @@ closed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Generator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-
-class Part(NamedTuple):
-    """One of several things that a rank answers with."""
-
-    value: object
+from agentrl.trainer.megatron.seats import is_loopback
 
 
-def serve(pipe: Connection) -> None:
-    """Be a rank until the driver has gone.
+class Failed(NamedTuple):
+    """The last thing that a rank says."""
+
+    why: str
+
+
+def serve(pipe: Connection, local: int) -> None:
+    """Be a rank until the driver has gone. local: its number among the ranks of its machine.
 
     Raises:
         EOFError: it has.
@@ -26,19 +29,19 @@ def serve(pipe: Connection) -> None:
     import torch
 
     from agentrl.trainer.megatron.ranks import joined
+    from agentrl.trainer.megatron.rooms import sent
     from agentrl.trainer.megatron.worker import Worker
 
     plan, number, meeting = pipe.recv()
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
-    with joined(plan.layout, number, meeting=meeting):
+    if is_loopback(meeting.host):
+        # Otherwise gloo listens where the machine's name leads.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with joined(plan.layout, number, store=meeting.store(), local=local):
         worker = Worker(plan)
         pipe.send(None)
         while True:
             method, args = pipe.recv()
             answer = getattr(worker, method)(*args)
-            if isinstance(answer, Iterator):
-                for part in answer:
-                    pipe.send(Part(part))
-                answer = None
-            pipe.send(answer)
+            pipe.send(sent(pipe, answer) if isinstance(answer, Generator) else answer)

@@ -28,12 +28,23 @@ class MegatronConfig(Section):
     """Ranks that share every sequence (count)."""
     sequence_parallel: bool = False
     """Spread also what lies between the matrices over the tensor ranks; needs more than one of them."""
+    actor_num_nodes: Size = 1
+    """Machines; more than 1 needs a launcher that starts the command for every rank (count)."""
     actor_num_gpus_per_node: Size = 1
-    """Ranks in all (count)."""
+    """Ranks of each machine (count)."""
+    use_distributed_optimizer: bool = True
+    """Spread the optimizer's state over the replicas and context ranks, each with a part of it."""
+    offload: bool = False
+    """Keep the networks that have nothing to do right now in the memory of the CPU."""
     recompute_granularity: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass: layers (full) or attention (selective); None = nothing."""
     megatron_config: dict[str, JSON] = Field(default_factory=dict)
     """Fields of Megatron's TransformerConfig, laid over the checkpoint's (a table; as a flag: JSON)."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.actor_num_nodes * self.actor_num_gpus_per_node
 
     @property
     def model_parallel_size(self) -> int:
@@ -45,7 +56,12 @@ class MegatronConfig(Section):
     @property
     def data_parallel_size(self) -> int:
         """Replicas."""
-        return self.actor_num_gpus_per_node // self.model_parallel_size
+        return self.world_size // self.model_parallel_size
+
+    @property
+    def shares_the_optimizer(self) -> bool:
+        """Whether several ranks have one optimizer's state between them."""
+        return self.use_distributed_optimizer and self.data_parallel_size * self.context_parallel_size > 1
 
     @property
     def sequence_multiple(self) -> int:
@@ -65,10 +81,10 @@ class MegatronConfig(Section):
 
     @model_validator(mode="after")
     def _ranks_come_out_even(self) -> MegatronConfig:
-        if self.actor_num_gpus_per_node % self.model_parallel_size:
+        if self.world_size % self.model_parallel_size:
             raise ValueError(
-                f"actor_num_gpus_per_node = {self.actor_num_gpus_per_node} must be a multiple of tensor x "
-                f"pipeline x context = {self.model_parallel_size}; change one of them."
+                f"actor_num_nodes x actor_num_gpus_per_node = {self.world_size} must be a multiple of "
+                f"tensor x pipeline x context = {self.model_parallel_size}; change one of them."
             )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ValueError(

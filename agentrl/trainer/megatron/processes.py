@@ -1,4 +1,4 @@
-"""The trainer's ranks as processes on this machine: all of them, or none.
+"""The trainer's ranks as processes: all of them, or none.
 
 consumes: calls, one at a time, the same for all ranks. waits for: every rank's answer. unblocked by: the
 answers, or the end of any rank, which ends the others. on shutdown: `close` asks them to end, and kills those
@@ -7,48 +7,47 @@ that do not. A rank whose driver dies finds its pipe closed, and ends.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections import deque
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
+from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
-from agentrl.trainer.megatron.calls import Part
+from agentrl.protocols import Bucket
+from agentrl.trainer.megatron.calls import Failed
+from agentrl.trainer.megatron.guests import Guests
+from agentrl.trainer.megatron.meeting import Meeting, kept
+from agentrl.trainer.megatron.members import Child, Member
 from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.megatron.rooms import Bytes, heard
 
-_END_S = 5.0
-
-
-class _Rank(NamedTuple):
-    """inbox: what it has said and nobody has asked for yet."""
-
-    process: subprocess.Popen[bytes]
-    pipe: Connection
-    inbox: deque[object]
-    log: Path
+_LAST_WORDS_S = 1.0
 
 
 class Processes:
     """One process for each rank of the plan. folder: for what they print, rank-0.log and so on.
 
+    guests: the ranks that a launcher started, all but rank 0; without, all are processes on this machine.
+
     Raises:
         TrainerError: a rank does not come up.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, guests: Guests | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._meeting = tempfile.TemporaryDirectory(prefix="agentrl-ranks-")
-        meeting = f"file://{Path(self._meeting.name) / 'meeting'}"
-        self._ranks = [
-            _started(folder / f"rank-{number}.log") for number in range(plan.layout.actor_num_gpus_per_node)
+        self._failure: str | None = None
+        self._seen: ReferenceType[Bytes] | None = None
+        first, others = (0, ()) if guests is None else (guests.seat.local, guests.members)
+        if guests is None:
+            self._store = kept("127.0.0.1", 0)
+        meeting = Meeting("127.0.0.1", self._store.port, "ranks") if guests is None else guests.meeting
+        number_of_children = plan.layout.world_size - len(others)
+        self._ranks: Sequence[Member] = [
+            *(Child(folder / f"rank-{n}.log", first + n) for n in range(number_of_children)),
+            *others,
         ]
         for number in range(len(self._ranks)):
             self._send(number, (plan, number, meeting))
@@ -58,43 +57,59 @@ class Processes:
     @property
     def pids(self) -> list[int]:
         """The processes, in the order of the ranks."""
-        return [rank.process.pid for rank in self._ranks]
+        return [rank.pid for rank in self._ranks]
 
     def call(self, method: str, *args: object) -> list[object]:
         """Call a method of every rank's `Worker`; what each answers, in the order of the ranks.
 
         Raises:
-            TrainerError: a rank failed or died; the others have been ended.
+            TrainerError: a rank failed or died, now or before; the others have been ended.
         """
-        for number in range(len(self._ranks)):
-            self._send(number, (method, args))
+        self._ask(method, args)
         return [self._next(number) for number in range(len(self._ranks))]
 
-    def stream(self, method: str, *args: object) -> Iterator[object]:
-        """What a method of rank 0 yields, one at a time, while all others go along; take it to its end.
+    def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
+        """Buckets of rank 0, one at a time, while all others go along; take it to its end.
+
+        A bucket that was let go of before the next is asked for leaves its memory to a later one.
+
+        Returns:
+            what the method of rank 0 returned.
 
         Raises:
             TrainerError: a rank failed or died; the others have been ended.
         """
-        for number in range(len(self._ranks)):
-            self._send(number, (method, args))
-        while isinstance(part := self._next(0), Part):
-            yield part.value
+        self._ask(method, args)
+        while isinstance(bucket := self._next(0), Bucket):
+            yield bucket
+            del bucket
         for number in range(1, len(self._ranks)):
-            while isinstance(self._next(number), Part):
-                pass
+            self._next(number)
+        return bucket
 
     def close(self) -> None:
         """End all ranks."""
         for rank in self._ranks:
             rank.pipe.close()
         for rank in self._ranks:
-            with suppress(subprocess.TimeoutExpired):
-                rank.process.wait(_END_S)
-        self._end_all()
-        self._meeting.cleanup()
+            rank.wait()
+            rank.kill()
+
+    def _ask(self, method: str, args: tuple[object, ...]) -> None:
+        if self._failure is not None:
+            raise TrainerError(self._failure)
+        # Whoever was interrupted in a call has left its answers.
+        for number in range(len(self._ranks)):
+            self._settle(number)
+        for number in range(len(self._ranks)):
+            self._send(number, (method, args))
+
+    def _settle(self, number: int) -> None:
+        while self._ranks[number].owes:
+            self._next(number)
 
     def _send(self, number: int, said: object) -> None:
+        self._ranks[number].owes += 1
         try:
             self._ranks[number].pipe.send(said)
         except OSError:
@@ -102,54 +117,63 @@ class Processes:
 
     def _next(self, number: int) -> object:
         """What a rank says next. All are listened to: any may fail, and leave the others waiting."""
-        inbox = self._ranks[number].inbox
-        while not inbox:
-            ready = wait([rank.pipe for rank in self._ranks])
-            for speaker, rank in enumerate(self._ranks):
-                if rank.pipe not in ready:
-                    continue
-                try:
-                    rank.inbox.append(rank.pipe.recv())
-                except (EOFError, OSError):
-                    self._give_up(speaker)
-        return inbox.popleft()
+        rank = self._ranks[number]
+        self._through_with_a_bucket()
+        while not rank.inbox:
+            for failed in self._listen():
+                self._give_up(failed)
+        said = rank.inbox.popleft()
+        if isinstance(said, Bucket):
+            self._seen = ref(said.data)
+        else:
+            rank.owes -= 1
+        return said
+
+    def _through_with_a_bucket(self) -> None:
+        """Tell rank 0, which waits for it, whether anybody keeps the last bucket."""
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            # Whether it is still there shows when it is listened to.
+            with suppress(OSError):
+                self._ranks[0].pipe.send(seen() is None)
+
+    def _listen(self, timeout_s: float | None = None) -> list[int]:
+        """Hear what some ranks say; those who will say no more."""
+        ready = wait([rank.pipe for rank in self._ranks if not rank.gone], timeout_s)
+        failed = []
+        for number, rank in enumerate(self._ranks):
+            if rank.pipe not in ready:
+                continue
+            try:
+                said = heard(rank.pipe)
+            except (EOFError, OSError):
+                rank.gone = True
+                failed.append(number)
+                continue
+            if isinstance(said, Failed):
+                rank.word = said.why
+                failed.append(number)
+            else:
+                rank.inbox.append(said)
+        return failed
 
     def _give_up(self, number: int) -> NoReturn:
-        with suppress(subprocess.TimeoutExpired):
-            self._ranks[number].process.wait(_END_S)
-        # A rank may have failed only because it waited for one that was killed.
-        killed = [n for n, rank in enumerate(self._ranks) if (rank.process.poll() or 0) < 0]
-        number = killed[0] if killed else number
-        process, log = self._ranks[number].process, self._ranks[number].log
-        self._end_all()
-        code = process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        last = f": {said[-1].strip().removeprefix(f'[rank{number}]: ')[:300]}" if said and code > 0 else ""
-        raise TrainerError(
-            f"rank {number} of the trainer (process {process.pid}) {how}{last}; the others were ended, "
-            f"too (see {log})."
+        """End all of them, and name the one that began it."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        # A rank may have failed only because it waited for one that was killed, and said nothing.
+        while (silent := self._silent()) is None and (left_s := deadline - time.monotonic()) > 0:
+            self._listen(left_s)
+        culprit = number if silent is None else silent
+        rank = self._ranks[culprit]
+        why = f": {rank.word}" if rank.word else ""
+        self._failure = (
+            f"rank {culprit} of the trainer ({rank.where}) {rank.fate()}{why}; the others were ended, "
+            f"too (see {rank.log})."
         )
+        for one in self._ranks:
+            one.kill()
+        raise TrainerError(self._failure)
 
-    def _end_all(self) -> None:
-        for rank in self._ranks:
-            rank.process.kill()
-        for rank in self._ranks:
-            rank.process.wait()
-
-
-def _started(log: Path) -> _Rank:
-    ours, theirs = Pipe()
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "agentrl.trainer.megatron.rank", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-        )
-    # The rank alone holds its end: when it is gone, ours tells.
-    theirs.close()
-    return _Rank(process, ours, deque(), log)
+    def _silent(self) -> int | None:
+        """The first that has gone without a word."""
+        return next((n for n, rank in enumerate(self._ranks) if rank.gone and not rank.word), None)

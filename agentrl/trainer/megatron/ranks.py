@@ -10,28 +10,31 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from torch._C._distributed_c10d import Store
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import pretend
 
 
 @contextmanager
-def joined(layout: MegatronConfig, rank: int, *, meeting: str, timeout_s: float = 600.0) -> Iterator[None]:
+def joined(
+    layout: MegatronConfig, rank: int, *, store: Store, local: int, timeout_s: float = 600.0
+) -> Iterator[None]:
     """Be rank `rank` of the layout while the block runs.
 
-    meeting: where all ranks meet, as torch.distributed says it: "tcp://127.0.0.1:29500", "file:///tmp/x".
+    store: where all ranks meet. local: its number among the ranks of its machine.
     timeout_s: for one collective; a rank that waits longer for another one fails.
     """
     on_the_cpu = pretend()
     dist.init_process_group(
         "gloo" if on_the_cpu else "nccl",
-        init_method=meeting,
+        store=store,
         rank=rank,
-        world_size=layout.actor_num_gpus_per_node,
+        world_size=layout.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     if not on_the_cpu:
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(local % torch.cuda.device_count())
     virtual = layout.num_virtual_stages_per_pipeline_rank
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_model_parallel_size,

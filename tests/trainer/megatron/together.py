@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch.distributed import FileStore
 
 from agentrl.trainer.megatron.config import MegatronConfig
 
@@ -35,7 +36,7 @@ class Ranks:
     def run(self, work: Callable[..., object], layout: MegatronConfig, *args: object) -> list:
         """work(layout, rank, *args) inside every rank; what each gave, in the order of the ranks."""
         self._meetings += 1
-        meeting = f"file://{Path(self._folder.name) / str(self._meetings)}"
+        meeting = str(Path(self._folder.name) / str(self._meetings))
         running = [
             self._pool.submit(_as_rank, work, layout, rank, meeting, args) for rank in range(self.count)
         ]
@@ -56,5 +57,6 @@ def _prepare() -> None:
 def _as_rank(work, layout, rank, meeting, args):
     from agentrl.trainer.megatron.ranks import joined
 
-    with joined(layout, rank, meeting=meeting, timeout_s=60):
+    store = FileStore(meeting, layout.world_size)
+    with joined(layout, rank, store=store, local=rank, timeout_s=60):
         return work(layout, rank, *args)

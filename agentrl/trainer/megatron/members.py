@@ -1,0 +1,118 @@
+"""A rank as the driver sees it: a process of its own, or one that a launcher started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_END_S = 5.0
+
+
+class Member(ABC):
+    """inbox: what it has said and nobody has asked for yet. owes: calls that it has not answered to the end.
+
+    word: what it said was wrong; gone: it is not at the other end of the pipe any more.
+    """
+
+    def __init__(self, pipe: Connection, pid: int) -> None:
+        self.pipe = pipe
+        self.pid = pid
+        self.inbox: deque[object] = deque()
+        self.owes = 0
+        self.word = ""
+        self.gone = False
+
+    @property
+    def where(self) -> str:
+        """Its process, as a person finds it."""
+        return f"process {self.pid}"
+
+    def fate(self) -> str:
+        """What became of it, when it has gone or said that it will."""
+        return "has failed" if self.word else "has gone"
+
+    @property
+    @abstractmethod
+    def log(self) -> str:
+        """Where to read on."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Give it time to end by itself."""
+
+    def kill(self) -> None:
+        """See to it that it ends."""
+        self.pipe.close()
+
+
+class Guest(Member):
+    """A rank that a launcher started, on some machine. It ends when the pipe is closed."""
+
+    def __init__(self, pipe: Connection, pid: int, host: str) -> None:
+        super().__init__(pipe, pid)
+        self._host = host
+
+    @property
+    def where(self) -> str:
+        """Its process and its machine."""
+        return f"process {self.pid} on {self._host}"
+
+    @property
+    def log(self) -> str:
+        """The launcher has it."""
+        return "its output"
+
+    def wait(self) -> None:
+        """Nobody here can know when it has ended."""
+
+
+class Child(Member):
+    """A process on this machine. log: for what it prints; local: its number among this machine's ranks."""
+
+    def __init__(self, log: Path, local: int) -> None:
+        ours, theirs = Pipe()
+        self._log = log
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "agentrl.trainer.megatron.rank", str(theirs.fileno()), str(local)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=[theirs.fileno()],
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+            )
+        # The rank alone holds its end: when it is gone, ours tells.
+        theirs.close()
+        super().__init__(ours, self._process.pid)
+
+    @property
+    def log(self) -> str:
+        """The file."""
+        return str(self._log)
+
+    def fate(self) -> str:
+        """How it ended; it is given time to."""
+        self.wait()
+        code = self._process.poll()
+        if code is None:
+            return super().fate()
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def wait(self) -> None:
+        """Until it has ended, but not longer than that may take."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+
+    def kill(self) -> None:
+        """It is gone when this returns."""
+        super().kill()
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,90 @@
+"""The place that a launcher, torchrun say, gave this process among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from agentrl.errors import ConfigError
+from agentrl.trainer.megatron.config import MegatronConfig
+
+
+class Seat(NamedTuple):
+    """Rank `number` of `size`.
+
+    local: its number among the ranks of its machine. host, port: where all ranks find a store. kept: the
+    launcher keeps that store; otherwise rank 0 does. attempt: how often the launcher has started all of them
+    again.
+    """
+
+    number: int
+    size: int
+    local: int
+    host: str
+    port: int
+    kept: bool
+    attempt: int
+
+
+def taken_seat(layout: MegatronConfig, environment: Mapping[str, str]) -> Seat | None:
+    """What RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say; None = nobody launched ranks.
+
+    Raises:
+        ConfigError: they are incomplete, or say something else than the layout.
+    """
+    count = _number(environment, "WORLD_SIZE", "1")
+    if count < 2:
+        if layout.actor_num_nodes > 1:
+            raise ConfigError(
+                f"actor_num_nodes = {layout.actor_num_nodes} needs a launcher that starts this command for "
+                "every rank, such as torchrun (docs/megatron.md, `Several machines`); start it with one."
+            )
+        return None
+    if count != layout.world_size:
+        raise ConfigError(
+            f"WORLD_SIZE = {count} is not actor_num_nodes x actor_num_gpus_per_node = "
+            f"{layout.actor_num_nodes} x {layout.actor_num_gpus_per_node}; start as many "
+            "processes, or change these."
+        )
+    number = _number(environment, "RANK")
+    if number >= count:
+        raise ConfigError(f"RANK = {number} must be less than WORLD_SIZE = {count}; number the ranks from 0.")
+    if not environment.get("MASTER_ADDR"):
+        raise ConfigError(_missing("MASTER_ADDR"))
+    return Seat(
+        number,
+        count,
+        _number(environment, "LOCAL_RANK", str(number % layout.actor_num_gpus_per_node)),
+        environment["MASTER_ADDR"],
+        _number(environment, "MASTER_PORT"),
+        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        _number(environment, "TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name means this machine to whoever reads it.
+
+    A machine's own name does not, though it may find itself under a loopback address.
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = environment.get(name, default)
+    if text is None:
+        raise ConfigError(_missing(name))
+    if not text.isdecimal():
+        raise ConfigError(f"{name} = {text!r} in the environment must be a whole number; set it to one.")
+    return int(text)
+
+
+def _missing(name: str) -> str:
+    return (
+        f"WORLD_SIZE is in the environment, but {name} is not; set both (torchrun does), or unset WORLD_SIZE "
+        "to have the ranks started on this machine."
+    )

@@ -1,0 +1,374 @@
+"""Ranks that a launcher starts, torchrun or any other: they find rank 0, train as ours do, end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.errors import ConfigError, TrainerError
+from agentrl.observe import reconcile
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.guests import be_guest, gathered
+from agentrl.trainer.megatron.meeting import Meeting
+from agentrl.trainer.megatron.seats import Seat, is_loopback, taken_seat
+from tests.flow.runs import HEARING
+from tests.trainer.megatron.launching import (
+    END_S,
+    ENDLESS,
+    alive,
+    descendants,
+    flags,
+    free_port,
+    ranks_of,
+    running,
+    told,
+    train_command,
+    wait_for_training,
+    wait_until,
+    words_of,
+)
+
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
+SHORT = {"num_rollout": 2, "eval_interval": 100, "eval_episodes": 8}
+TWO_BY_TWO = {"actor_num_nodes": 2, "tensor_model_parallel_size": 2}
+
+
+def torchrun(folder, *, nodes=1, node=0, port, **settings):
+    """The command line of one node; a run on the `nodes` x 2 ranks of all."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={node}"]
+    place = ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    command = folder / "hearing.py"
+    command.write_text(HEARING)
+    return [*launcher, *place, str(command), *flags(folder, **settings)]
+
+
+@contextmanager
+def launched(folder, size, **settings):
+    """A process for every rank, each told its place by nothing but its environment; rank 0 hears Ctrl-C."""
+    port = free_port()
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                running(
+                    train_command(folder, **settings),
+                    folder,
+                    number,
+                    RANK=number,
+                    WORLD_SIZE=size,
+                    LOCAL_RANK=number % 2,
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=port,
+                )
+            )
+            for number in range(size)
+        ]
+
+
+def weights_of(folder):
+    return load_file(folder / "x" / "checkpoint" / "model.safetensors")
+
+
+def assert_same_weights(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def alone(folder, **settings):
+    """The weights that a run comes to whose ranks we have started."""
+    with running(train_command(folder, **SHORT, **settings), folder) as process:
+        assert process.wait(200) == 0, told(folder)
+    return weights_of(folder)
+
+
+def test_a_place_is_what_a_launcher_says():
+    layout = MegatronConfig(actor_num_nodes=2, actor_num_gpus_per_node=2)
+    assert layout.world_size == 4
+    assert layout.data_parallel_size == 4
+    assert taken_seat(layout, LAUNCHED) == Seat(1, 4, 1, "10.0.0.7", 29500, kept=False, attempt=0)
+    # Where nobody says otherwise, the ranks of a machine follow each other.
+    assert taken_seat(layout, {**LAUNCHED, "RANK": "3"}).local == 1
+    torchruns = {"LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert taken_seat(layout, {**LAUNCHED, **torchruns}) == Seat(1, 4, 0, "10.0.0.7", 29500, True, 2)
+    here = MegatronConfig(actor_num_gpus_per_node=2)
+    assert taken_seat(here, {}) is taken_seat(here, {"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "10.0.0.7", "node-1")] == [
+        *(True, True, True),
+        *(False, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        (
+            {},
+            "actor_num_nodes = 2 needs a launcher that starts this command for every rank, such as torchrun",
+        ),
+        (
+            {"WORLD_SIZE": "3"},
+            "WORLD_SIZE = 3 is not actor_num_nodes x actor_num_gpus_per_node = 2 x 2; start",
+        ),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE is in the environment, but RANK is not; set both"),
+        ({**LAUNCHED, "RANK": "4"}, "RANK = 4 must be less than WORLD_SIZE = 4; number the ranks from 0"),
+        ({**LAUNCHED, "MASTER_ADDR": ""}, "but MASTER_ADDR is not; set both"),
+        (
+            {**LAUNCHED, "MASTER_PORT": "x"},
+            "MASTER_PORT = 'x' in the environment must be a whole number; set",
+        ),
+        (
+            {**LAUNCHED, "WORLD_SIZE": "-4"},
+            "WORLD_SIZE = '-4' in the environment must be a whole number; set",
+        ),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_told(environment, says):
+    with pytest.raises(ConfigError, match=says):
+        taken_seat(MegatronConfig(actor_num_nodes=2, actor_num_gpus_per_node=2), environment)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_it_is_told_before_anything_is_made(tmp_path, nodes):
+    variables = (
+        {"WORLD_SIZE": 4, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1} if nodes == 1 else {}
+    )
+    with running(train_command(tmp_path, actor_num_nodes=nodes), tmp_path, **variables) as process:
+        assert process.wait(END_S * 2) == 2
+    says = "WORLD_SIZE = 4 is not" if nodes == 1 else "actor_num_nodes = 2 needs a launcher"
+    assert told(tmp_path).startswith(f"agentrl: {says}")
+    assert told(tmp_path).count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def seat(number, size, port):
+    return Seat(number, size, number, "127.0.0.1", port, kept=False, attempt=0)
+
+
+def driver_at(port):
+    """Where rank 0 waits for the others, and what they have to say first."""
+    with socket.create_connection(("127.0.0.1", port), timeout=1):
+        pass
+    found = Meeting("127.0.0.1", port, "agentrl-0").store().get("driver")
+    return json.loads(found)
+
+
+def come(port, token, number):
+    caller = socket.create_connection(("127.0.0.1", port))
+    pipe = Connection(caller.detach())
+    pipe.send_bytes(json.dumps([token, number, os.getpid(), "here"]).encode())
+    return pipe
+
+
+@contextmanager
+def coming(work):
+    """Somebody who comes in another thread while this one waits for everybody."""
+    failures = []
+
+    def run():
+        try:
+            work()
+        except (OSError, AssertionError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join()
+    assert failures == []
+
+
+def wait_for_port(port):
+    def there():
+        with socket.socket() as knocker:
+            return knocker.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(there)
+
+
+def test_ranks_are_in_order_and_strangers_stay_outside():
+    port, pipes = free_port(), {}
+
+    def everybody():
+        wait_for_port(port)
+        door, token = driver_at(port)
+        socket.create_connection(("127.0.0.1", door)).sendall(b"\0\0\0\4what")
+        come(door, "a guess", 1)
+        for number in (2, 1):
+            pipes[number] = come(door, token, number)
+
+    with coming(everybody), gathered(seat(0, 3, port), patience_s=30) as guests:
+        for number, guest in enumerate(guests.members, start=1):
+            guest.pipe.send(number)
+        assert [pipes[number].recv() for number in (1, 2)] == [1, 2]
+    with pytest.raises(EOFError):
+        pipes[1].recv()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ((1, 1), "two processes have RANK = 1; give"),
+        ((1, 3), "RANK = 3 came to the run of RANK = 0, which has WORLD_SIZE = 3; start"),
+    ],
+)
+def test_a_number_that_is_nobodys_is_told(numbers, says):
+    port, pipes = free_port(), []
+
+    def both():
+        wait_for_port(port)
+        door, token = driver_at(port)
+        pipes.extend(come(door, token, number) for number in numbers)
+
+    with (
+        coming(both),
+        pytest.raises(ConfigError, match=says),
+        gathered(seat(0, 3, port), patience_s=30),
+    ):
+        raise AssertionError("it came so far")
+
+
+def test_a_rank_that_goes_before_all_are_there_is_named():
+    port = free_port()
+
+    def leave():
+        wait_for_port(port)
+        come(*driver_at(port), 2).close()
+
+    with (
+        coming(leave),
+        pytest.raises(TrainerError, match=rf"rank 2 .*process {os.getpid()} on here\) has gone"),
+        gathered(seat(0, 3, port), patience_s=30),
+    ):
+        raise AssertionError("it came so far")
+
+
+def test_nobody_waits_forever():
+    port = free_port()
+    with (
+        pytest.raises(ConfigError, match=f"number 1, 2 did not come to 127.0.0.1:{port} in time; start"),
+        gathered(seat(0, 3, port), patience_s=0.2),
+    ):
+        raise AssertionError("it came so far")
+    with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
+        be_guest(seat(1, 3, port), patience_s=0.2)
+
+
+def test_torchrun_trains_to_the_same_weights_as_we_do(tmp_path):
+    ours, theirs = (tmp_path / name for name in ("ours", "theirs"))
+    ours.mkdir()
+    theirs.mkdir()
+    with running(torchrun(theirs, port=free_port(), **SHORT), theirs) as process:
+        assert process.wait(200) == 0, told(theirs)
+    # One run, one bar, one table.
+    assert told(theirs).count("Report: ") == 1
+    assert reconcile(theirs / "x").problems == ()
+    assert sorted(path.name for path in (theirs / "x" / "trainer").glob("*.log")) == ["rank-0.log"]
+    assert_same_weights(weights_of(theirs), alone(ours))
+
+
+@pytest.mark.full
+def test_two_nodes_train_to_the_same_weights_as_one(tmp_path):
+    ours, theirs = (tmp_path / name for name in ("ours", "theirs"))
+    ours.mkdir()
+    theirs.mkdir()
+    port = free_port()
+    settings = {**SHORT, **TWO_BY_TWO, "nodes": 2, "port": port}
+    with (
+        running(torchrun(theirs, node=0, **settings), theirs, 0) as first,
+        running(torchrun(theirs, node=1, **settings), theirs, 1) as second,
+    ):
+        assert [first.wait(300), second.wait(60)] == [0, 0], told(theirs) + told(theirs, 1)
+    assert "Report: " not in told(theirs, 1)
+    assert_same_weights(weights_of(theirs), alone(ours, actor_num_gpus_per_node=4))
+
+
+def test_a_rank_of_a_launcher_that_dies_is_named_and_all_end(tmp_path):
+    with launched(tmp_path, 2, world="Slow", **ENDLESS) as (driver, other):
+        wait_for_training(driver, tmp_path)
+        ours = ranks_of(driver.pid)
+        assert len(ours) == 1
+        other.kill()
+        assert driver.wait(2 * END_S) == 1
+        assert not any(map(alive, ours))
+    says = (
+        f"agentrl: rank 1 of the trainer (process {other.pid} on {socket.gethostname()}) has gone; the others"
+    )
+    assert says in told(tmp_path)
+    assert "Traceback" not in told(tmp_path)
+    assert reconcile(tmp_path / "x").problems == ()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_any_of_four_may_die(tmp_path, number):
+    with launched(tmp_path, 4, world="Slow", **TWO_BY_TWO, **ENDLESS) as processes:
+        driver = processes[0]
+        wait_for_training(driver, tmp_path)
+        victim = ranks_of(driver.pid)[0] if number == 0 else processes[number].pid
+        os.kill(victim, signal.SIGKILL)
+        began = time.monotonic()
+        assert driver.wait(2 * END_S) == 1
+        for process in processes[1:]:
+            process.wait(2 * END_S)
+        assert time.monotonic() - began < 2 * END_S
+    assert f"agentrl: rank {number} of the trainer (process {victim}" in told(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=lambda sign: sign.name)
+def test_ranks_of_a_launcher_end_with_the_driver(tmp_path, sign):
+    with launched(tmp_path, 2, world="Slow", **ENDLESS) as (driver, other):
+        wait_for_training(driver, tmp_path)
+        ours = ranks_of(driver.pid)
+        driver.send_signal(sign)
+        assert driver.wait(2 * END_S) == (-9 if sign is signal.SIGKILL else 130)
+        assert other.wait(END_S) == 0, told(tmp_path, 1)
+        wait_until(lambda: not any(map(alive, ours)), END_S)
+    if sign is signal.SIGINT:
+        assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
+
+
+@pytest.mark.full
+def test_torchrun_ends_all_when_one_dies(tmp_path):
+    with running(torchrun(tmp_path, port=free_port(), world="Slow", **ENDLESS), tmp_path) as process:
+        wait_for_training(process, tmp_path)
+        everyone = descendants(process.pid)
+        workers = [pid for pid in everyone if str(tmp_path / "hearing.py").encode() in words_of(pid)]
+        assert len(workers) == 2
+        other = next(pid for pid in workers if not ranks_of(pid))
+        os.kill(other, signal.SIGKILL)
+        assert process.wait(3 * END_S) == 1
+        wait_until(lambda: not any(map(alive, everyone)), END_S)
+    assert f"pid: {other}" in told(tmp_path)
+
+
+@pytest.mark.full
+def test_ctrl_c_in_torchruns_terminal_ends_the_run_in_good_order(tmp_path):
+    with running(torchrun(tmp_path, port=free_port(), world="Slow", **ENDLESS), tmp_path) as process:
+        wait_for_training(process, tmp_path)
+        everyone = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.wait(3 * END_S)
+        wait_until(lambda: not any(map(alive, everyone)), END_S)
+    assert "Stopped. What was finished is in" in told(tmp_path)
+    assert reconcile(tmp_path / "x").problems == ()
+    assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
+
+
+def test_the_call_belongs_to_rank_0(tmp_path):
+    call = "import agentrl; agentrl.train(trainer='megatron', actor_num_gpus_per_node=2, output_dir='x')"
+    place = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    with running([sys.executable, "-c", call], tmp_path, **place) as process:
+        assert process.wait(2 * END_S) == 1
+    assert "this process is rank 1 of a run; start it as `agentrl train`." in told(tmp_path)
