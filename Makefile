@@ -54,6 +54,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/agentrl bench search --json
 	$(BIN)/agentrl bench engine --json
 	$(BIN)/agentrl bench engines --json --sglang-python $(SGLANG_VENV)/bin/python
+	$(BIN)/agentrl bench megatron --json
 	$(BIN)/agentrl bench quickstart --json
 	$(BIN)/agentrl bench algorithms --json
 

@@ -90,6 +90,20 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
     _print(bench_engines(Path(python), only=names, say=partial(click.echo, err=True)), as_json)
 
 
+@bench.command("megatron")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")
+def megatron_command(as_json: bool, only: str) -> None:
+    """The Megatron trainer on CPUs: steps and publishing, against the torch trainer and a plain copy.
+
+    Sections: step, publish, layouts (two ranks against one). It starts ranks, and ends them.
+    """
+    from agentrl.bench.megatron.everything import bench_megatron
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    _print(bench_megatron(only=names, say=partial(click.echo, err=True)), as_json)
+
+
 @bench.command("envs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def envs_command(as_json: bool) -> None:

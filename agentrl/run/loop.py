@@ -84,7 +84,7 @@ class Loop:
             for (chunk, samples), known in zip(steps, scores, strict=True)
         ]
         updated = self.clock()
-        await self.trainer.publish(self.sink, version=step + 1)
+        published = await self.trainer.publish(self.sink, version=step + 1)
         self.producer.published(step + 1)
         ended = self.clock()
         metrics = rollout_metrics(outcomes, dropped) | _averaged(reports)
@@ -93,6 +93,7 @@ class Loop:
             "perf/log_probs_time": scored - played,
             "perf/actor_train_time": updated - scored,
             "perf/update_weights_time": ended - updated,
+            "perf/update_weights_bytes": float(published.num_bytes),
             "perf/step_time": ended - started,
             "perf/rollout_tok_per_s": _sampled_tokens(groups) / max(played - started, 1e-9),
             "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),

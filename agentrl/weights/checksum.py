@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.codec import NamedTensors, bytes_of, manifest_of, slices
+
+_THREADS = min(os.cpu_count() or 1, 4)
+_WORTH_A_THREAD = 1 << 20
 
 
 def checksum(named_tensors: NamedTensors) -> int:
@@ -17,8 +26,8 @@ def checksum(named_tensors: NamedTensors) -> int:
     are added up. CRCs alone are linear: two tensors of one shape could trade their contents
     without a trace.
     """
-    named = ((manifest_of([(name, tensor)])[0], tensor) for name, tensor in named_tensors)
-    return added_up(digest(spec, zlib.crc32(bytes_of(tensor).data)) for spec, tensor in named)
+    named = ((manifest_of([(name, tensor)])[0], bytes_of(tensor)) for name, tensor in named_tensors)
+    return added_up(_digests(named))
 
 
 def digest(spec: TensorSpec, crc: int) -> int:
@@ -38,4 +47,22 @@ def digests_of(bucket: Bucket) -> list[int]:
     Raises:
         ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
     """
-    return [digest(spec, zlib.crc32(data.data)) for spec, data in slices(bucket)]
+    return list(_digests(slices(bucket)))
+
+
+def _digests(named: Iterable[tuple[TensorSpec, npt.NDArray[np.uint8]]]) -> Iterator[int]:
+    """Large tensors on several threads, as many of them at a time: a CRC lets other threads run."""
+    running: deque[Future[int]] = deque()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for spec, data in named:
+            if data.nbytes < _WORTH_A_THREAD:
+                yield _digest(spec, data)
+                continue
+            running.append(threads.submit(_digest, spec, data))
+            if len(running) > _THREADS:
+                yield running.popleft().result()
+        yield from (found.result() for found in running)
+
+
+def _digest(spec: TensorSpec, data: npt.NDArray[np.uint8]) -> int:
+    return digest(spec, zlib.crc32(data.data))

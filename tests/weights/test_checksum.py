@@ -1,7 +1,11 @@
+import zlib
+
 import pytest
 import torch
 
-from agentrl.weights import checksum
+from agentrl.weights import checksum, manifest_of, pack_buckets
+from agentrl.weights.checksum import added_up, digest
+from agentrl.weights.delta import checksum_of
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)
 B = torch.arange(12, 24, dtype=torch.float32).reshape(3, 4)
@@ -33,3 +37,10 @@ def test_it_is_a_64_bit_number_that_reproduces():
     assert 0 <= number < 2**64
     assert number == checksum([("a", A.clone()), ("b", B.clone())])
     assert number == checksum([("a", A.T.contiguous().T), ("b", B)])
+
+
+def test_large_tensors_among_small_ones_count_like_any_other():
+    named = [(f"{n}", torch.arange(n, n + size)) for n, size in enumerate([3, 300_000, 5, *[200_000] * 9, 2])]
+    crcs = [zlib.crc32(tensor.numpy().tobytes()) for _, tensor in named]
+    wanted = added_up(digest(spec, crc) for spec, crc in zip(manifest_of(named), crcs, strict=True))
+    assert checksum(named) == checksum_of(pack_buckets(named, 4_000_000)) == wanted

@@ -83,13 +83,14 @@ def _layer(
 ) -> LayerParameters:
     prefix = f"model.layers.{index}."
 
-    def copy(name: str) -> Tensor:
-        return named[prefix + name].detach().to("cpu", dtype, copy=True)
+    def cast(name: str) -> Tensor:
+        return _cast(named, prefix + name, dtype)
 
     def fuse(names: tuple[str, ...]) -> Linear:
-        weight = torch.cat([turned(name, copy(f"{name}.weight")) for name in names])
+        # What is put together is a copy, also of one alone.
+        weight = torch.cat([turned(name, cast(f"{name}.weight")) for name in names])
         biased = prefix + f"{names[0]}.bias" in named
-        bias = torch.cat([turned(name, copy(f"{name}.bias")) for name in names]) if biased else None
+        bias = torch.cat([turned(name, cast(f"{name}.bias")) for name in names]) if biased else None
         return Linear(weight, bias)
 
     def turned(name: str, tensor: Tensor) -> Tensor:

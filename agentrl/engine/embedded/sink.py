@@ -38,10 +38,10 @@ class EmbeddedSink:
 
     def _swap(self, staged: Mapping[str, Tensor], expected: int, version: int) -> None:
         parameters = Parameters.load(self._architecture, staged, self._dtype)
-        loaded = dict(parameters.named())
+        loaded = ((name, tensor) for name, tensor in parameters.named() if name in staged)
         # Weights of another dtype were cast while loading: of those only the arrival can be checked.
         got = checksum(
-            (name, loaded[name] if sent.dtype == self._dtype else sent) for name, sent in staged.items()
+            (name, tensor if staged[name].dtype == self._dtype else staged[name]) for name, tensor in loaded
         )
         if got != expected:
             raise EngineError(

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from agentrl.losses import LossOutput, TokenOutputs
-from agentrl.protocols import Bucket
+from agentrl.protocols import TensorSpec
+from agentrl.trainer.megatron import saving
 from agentrl.trainer.megatron.checkpoint import Checkpoint
+from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.families import VALUE_HEAD
 from agentrl.trainer.megatron.gather import gathered
+from agentrl.trainer.megatron.kernels import fastest
+from agentrl.trainer.megatron.learner import Learner, tells
 from agentrl.trainer.megatron.network import Network
-from agentrl.trainer.megatron.optimizer import Optimizer
+from agentrl.trainer.megatron.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.megatron.plan import Plan, Told
-from agentrl.trainer.megatron.rows import shared_out
+from agentrl.trainer.megatron.plan import Done, Plan, Told, scored_tokens
+from agentrl.trainer.megatron.resting import Resting
+from agentrl.trainer.megatron.rooms import Filled
+from agentrl.trainer.megatron.rows import filled_up
+from agentrl.trainer.megatron.saved import FOLDERS
+from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
-from agentrl.trainer.torch.learner import loss_inputs
-from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
-from agentrl.weights import pack_buckets
+from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 
-BUCKET_BYTES = 64 << 20
+_log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -31,64 +41,98 @@ class Worker:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        bonus = bool(getattr(plan.loss, "entropy_coef", 0.0))
-        self._policy = Passes(_network(plan, "old"), entropy_gradient=bonus)
-        self._frozen = {
-            role: Passes(_network(plan, role), learns=False) for role in plan.models if role != "old"
-        }
-        self._optimizer = Optimizer(self._policy.stages, plan.config, total_steps=plan.total_steps)
+        self._step = 0
+        self._passes: dict[ScoreRole, Passes] = {}
+        self._learners: dict[ScoreRole, Learner] = {}
+        self._resting: dict[ScoreRole, Resting] = {}
+        bonus = bool(getattr(plan.policy.loss, "entropy_coef", 0.0))
+        self._learn("old", Learner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy))
+        if plan.critic is not None:
+            self._learn("values", Learner(_critic(plan), values_of, plan.critic))
+        for role in plan.models.keys() - {"old"}:
+            passes = Passes(_network(plan, role), learns=False)
+            self._add(role, passes, passes.tensors)
+        _log.info("attention: %s", fastest(here(), self._passes["old"].network.config.params_dtype).name)
 
     def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
-        """Logprobs of every token but the first, by sample: those that this rank is the one to tell."""
-        passes = self._policy if role == "old" else self._frozen[role]
-        seen = passes.look(self._rows(samples, whole=True))
+        """Logprobs, or values, of the tokens that the role says something of, by sample.
+
+        Returns:
+            those that this rank is the one to tell.
+        """
+        with self._awake(role):
+            seen = self._passes[role].look(self._rows(samples, [scored_tokens(s, role) for s in samples]))
         found: dict[int, FloatArray] = {}
-        for row, outputs in seen if _tells() else []:
+        for row, outputs in seen if tells() else []:
+            told_N = outputs.logp_N if outputs.values_N is None else outputs.values_N
             ends = np.cumsum([len(at) for at in row.positions])
-            parts = np.split(outputs.logp_N.float().cpu().numpy(), ends[:-1])
+            parts = np.split(told_N.float().cpu().numpy(), ends[:-1])
             found |= {m: part for m, part in zip(row.members, parts, strict=True) if len(part)}
         return found
 
-    def update(self, batch: TrainBatch) -> Told:
-        """One optimizer step over the whole batch."""
+    def update(self, batch: TrainBatch) -> dict[ScoreRole, Told]:
+        """One optimizer step over the whole batch, of every network that learns now."""
+        rows = self._rows(batch.samples, [sample.loss_mask for sample in batch.samples])
+        waits = self._plan.critic is not None and self._step < self._plan.alone
+        told: dict[ScoreRole, Told] = {}
+        for role, learner in self._learners.items():
+            if role == "values" or not waits:
+                with self._awake(role):
+                    told[role] = learner.learn(rows, batch)
+        self._step += 1
+        return told
 
-        def loss(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
-            found = self._plan.loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
-            return LossOutput(found.sum, {"loss": found.sum.detach(), **found.metrics})
-
-        told = self._policy.learn(self._rows(batch.samples), loss)
-        return Told(_summed(told) if _tells() else {}, self._optimizer.step())
-
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; rank 0 alone has any, and all must come along."""
-        yield from pack_buckets(gathered(self._policy.network), BUCKET_BYTES)
+        with self._awake("old"):
+            return (yield from gathered(self._passes["old"].network, manifest, bucket_bytes))
 
-    def _rows(self, samples: Sequence[Sample], *, whole: bool = False) -> tuple[MicroBatch, ...]:
-        masks = [np.arange(len(s)) > 0 if whole else s.loss_mask for s in samples]
-        rows = micro_batches(samples, masks, self._plan.config.max_tokens_per_gpu)
-        layout = self._plan.layout
-        shares = shared_out(rows, layout.data_parallel_size, count_multiple=layout.row_count_multiple)
-        rank: int = parallel_state.get_data_parallel_rank()
-        return shares[rank]
+    def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
+        """Write this rank's part of all that the trainer knows; its updates, and what the optimizers did."""
+        for role, learner in self._learners.items():
+            with self._awake(role):
+                saving.write(folder / FOLDERS[role], learner)
+        return self._step, {role: learner.optimizer.done for role, learner in self._learners.items()}
+
+    def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
+        """Go on from what was saved."""
+        self._step = step
+        for role, learner in self._learners.items():
+            with self._awake(role):
+                saving.read(folder / FOLDERS[role], learner, done[role])
+
+    def _learn(self, role: ScoreRole, learner: Learner) -> None:
+        self._learners[role] = learner
+        self._add(role, learner.passes, learner.tensors)
+
+    def _add(self, role: ScoreRole, passes: Passes, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self._passes[role] = passes
+        if self._plan.layout.offload:
+            self._resting[role] = Resting(tensors)
+
+    def _awake(self, role: ScoreRole) -> AbstractContextManager[None]:
+        return self._resting[role].awake() if role in self._resting else nullcontext()
+
+    def _rows(self, samples: Sequence[Sample], masks: Sequence[BoolArray]) -> tuple[MicroBatch, ...]:
+        layout, width = self._plan.layout, self._passes["old"].network.config.hidden_size
+        replica: int = parallel_state.get_data_parallel_rank()
+        mine = shares_of(masks, layout.data_parallel_size, width)[replica]
+        rows = micro_batches(samples, mine, self._plan.config.max_tokens_per_gpu)
+        return filled_up(rows, layout.row_count_multiple)
 
 
-def _network(plan: Plan, role: ScoreRole) -> Network:
+def _network(plan: Plan, role: ScoreRole = "old") -> Network:
     with Checkpoint(plan.models[role]) as checkpoint:
         network = Network(checkpoint.shape, plan.layout, bf16=plan.config.bf16)
         network.load(checkpoint.read)
     return network
 
 
-def _tells() -> bool:
-    """Of the ranks that know the same, one."""
-    last = parallel_state.get_pipeline_model_parallel_world_size() - 1
-    place = (
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_context_parallel_rank(),
-    )
-    return place == (last, 0, 0)
-
-
-def _summed(told: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    return {name: float(torch.stack([one[name] for one in told]).double().sum()) for name in told[0]}
+def _critic(plan: Plan) -> Network:
+    """A critic that begins with the policy's trunk, and expects 0 everywhere."""
+    with Checkpoint(plan.models["old"]) as checkpoint:
+        shape = checkpoint.shape.of_a_critic
+        nothing = torch.zeros(1, int(shape.sizes["hidden_size"]))
+        network = Network(shape, plan.layout, bf16=plan.config.bf16)
+        network.load(lambda name: nothing if name == VALUE_HEAD else checkpoint.read(name))
+    return network

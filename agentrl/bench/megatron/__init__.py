@@ -1,0 +1,1 @@
+"""The Megatron trainer against the torch trainer, side by side."""

@@ -1,0 +1,96 @@
+"""The trainers under test, and what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from agentrl.bench.engines.place import save, seeded, tokenizer_of
+from agentrl.bench.megatron.settings import Settings, Workload
+from agentrl.losses import PolicyLoss
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.plan import Learning, Plan
+from agentrl.trainer.megatron.trainer import MegatronTrainer
+from agentrl.trainer.torch import TorchTrainer
+from agentrl.types import Credit, Sample, Scores, TrainBatch
+
+_STEPS = 1_000_000
+PAIRS: dict[str, dict[str, int]] = {
+    "TP2": {"tensor_model_parallel_size": 2},
+    "PP2": {"pipeline_model_parallel_size": 2},
+    "CP2": {"context_parallel_size": 2},
+    "DP2": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """folder: for models and logs. say: is told what goes on."""
+
+    folder: Path
+    settings: Settings
+    say: Callable[[str], None]
+
+    def plain(self, make: Callable[[], PreTrainedModel], row_tokens: int) -> TorchTrainer:
+        """The torch trainer, in this process."""
+        network = seeded(make)
+        return TorchTrainer(
+            network,
+            PolicyLoss(),
+            _config(row_tokens),
+            tokenizer=tokenizer_of(network),
+            total_steps=_STEPS,
+        )
+
+    @contextmanager
+    def spread(
+        self, make: Callable[[], PreTrainedModel], row_tokens: int, *, ranks: int = 1, **sizes: int
+    ) -> Iterator[MegatronTrainer]:
+        """The Megatron trainer over as many processes, one thread each."""
+        model = self.folder / make.__name__
+        if not model.exists():
+            save(seeded(make), model)
+        plan = Plan(
+            layout=MegatronConfig.model_validate({"actor_num_gpus_per_node": ranks, **sizes}),
+            policy=Learning(PolicyLoss(), _config(row_tokens), _STEPS),
+            models={"old": str(model)},
+        )
+        trainer = MegatronTrainer(plan, self.folder / "ranks")
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def _config(row_tokens: int) -> TrainerConfig:
+    return TrainerConfig(lr=1e-5, max_tokens_per_gpu=row_tokens)
+
+
+def batch_of(workload: Workload, vocab: int) -> TrainBatch:
+    """Random tokens; the second half of every sample is trained on."""
+    rng = np.random.default_rng(0)
+    samples = tuple(_sample(rng, length, vocab) for length in workload.lengths)
+    share = 1 / sum(int(sample.loss_mask.sum()) for sample in samples)
+    advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
+    weights = tuple((s.loss_mask * share).astype(np.float32) for s in samples)
+    return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(advantages, weights))
+
+
+def _sample(rng: np.random.Generator, length: int, vocab: int) -> Sample:
+    mask = np.arange(length) >= length // 2
+    return Sample(
+        token_ids=rng.integers(0, vocab, length).astype(np.int32),
+        author=mask.astype(np.int8),
+        loss_mask=mask,
+        logprobs=np.where(mask, -np.log(vocab), 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=np.zeros(length, np.int32),
+        temperature=1.0,
+        rollout_id="bench",
+    )

@@ -1,0 +1,83 @@
+"""The benchmark of the Megatron trainer runs all sides on the same work, and tells of every row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from agentrl.bench.megatron import everything
+from agentrl.bench.megatron.everything import bench_megatron
+from agentrl.bench.megatron.place import batch_of
+from agentrl.bench.megatron.settings import SETTINGS, Settings, Workload
+from agentrl.errors import UserError
+
+
+def tiny() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+SMALL = Settings(
+    trained=tiny,
+    published=tiny,
+    workloads=(Workload("equal", (16, 16)), Workload("short", (3, 2), target=None)),
+    row_tokens=32,
+    layout_row_tokens=16,
+    repeats=2,
+)
+ROWS = {
+    "step": {"update, equal", "score, equal", "update, short", "score, short"},
+    "publish": {"publish, one rank", "publish, TP2"},
+    "layouts": {f"update, {name} by one rank" for name in ("TP2", "PP2", "CP2", "DP2")},
+}
+
+
+@pytest.mark.parametrize(
+    "section", [x if x == "publish" else pytest.param(x, marks=pytest.mark.full) for x in ROWS]
+)
+def test_every_row_is_told_with_all_its_repeats(section):
+    threads, said = torch.get_num_threads(), []
+    result = bench_megatron(only=[section], settings=SMALL, say=said.append)
+    assert torch.get_num_threads() == threads
+    assert json.loads(json.dumps(result)) == result
+    assert set(result["summary"]) == ROWS[section] == {row["name"] for row in result["rows"]}
+    assert len(said) == len(result["rows"])
+    for row in result["rows"]:
+        medians = [side["median"] for side in row["sides"].values()]
+        assert all(len(side.get("seconds") or side["tokens_per_s"]) == 2 for side in row["sides"].values())
+        if section == "publish":
+            assert row["ratio_to_torch"] == pytest.approx(medians[0] / medians[1])
+            assert row["ratio_to_copy"] == pytest.approx(medians[0] / medians[2])
+            assert row["num_bytes"] == sum(p.nbytes for p in tiny().parameters())
+        else:
+            assert row["ratio"] == pytest.approx(medians[0] / medians[1])
+
+
+def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
+    for workload in SETTINGS.workloads:
+        batch = batch_of(workload, 100)
+        assert sum(workload.lengths) == pytest.approx(SETTINGS.row_tokens, abs=16)
+        assert sum(workload.lengths) <= SETTINGS.row_tokens
+        assert sum(weights.sum() for weights in batch.credit.weights) == pytest.approx(1, abs=1e-5)
+    assert {8 <= length <= 16 for length in SETTINGS.workloads[-1].lengths} == {True}
+
+
+def test_an_unknown_section_is_one_sentence():
+    with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts"):
+        bench_megatron(only=["stop"])
+    assert set(everything.SECTIONS) == set(ROWS)
