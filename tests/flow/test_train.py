@@ -98,7 +98,9 @@ def test_every_step_is_logged_once_under_the_fields_names(learned):
         "eval/sampled",
         "eval/greedy",
         "perf/step_time",
+        "perf/update_weights_bytes",
     }
+    assert all(row["perf/update_weights_bytes"] > 0 for row in rows if "perf/step_time" in row)
 
 
 def test_the_journal_of_a_sound_run_holds_every_episode_once(learned):

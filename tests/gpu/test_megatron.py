@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentrl.trainer.megatron.kernels import fastest
 from tests.trainer.megatron.models import CONFIGS
 from tests.trainer.megatron.test_equality import PAIRS, check
+from tests.trainer.megatron.test_kernels import SCALE, alone, drawn
 from tests.trainer.megatron.together import Ranks
 
 pytestmark = pytest.mark.gpu
@@ -18,6 +20,14 @@ TOLERANCE = 1e-4
 def ranks():
     with Ranks(min(torch.cuda.device_count(), 2)) as ranks:
         yield ranks
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_fastest_attention_is_each_sequence_by_itself(dtype):
+    row = drawn(dtype, "cuda")
+    kernel = fastest(torch.device("cuda"), dtype)
+    print(kernel.name)
+    torch.testing.assert_close(kernel.attend(*row, SCALE).double(), alone(*row, SCALE), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

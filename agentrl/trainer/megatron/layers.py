@@ -31,7 +31,9 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.families import Family
+from agentrl.trainer.megatron.kernels import Ends, fastest
 from agentrl.trainer.megatron.rows import pieces_of
 
 
@@ -52,16 +54,17 @@ class RMSNorm(nn.Module):
 
 
 class PackedAttention(nn.Module):
-    """Causal attention inside each sequence of a packed row: one call of SDPA a sequence.
+    """Causal attention inside each sequence of a packed row.
 
-    Under context parallelism every rank has two pieces of each sequence, one from each end (so that all have
-    as much to do), asks with their queries, and sees the keys and values of all ranks.
+    Under context parallelism every rank has two pieces of each, one from either end (so that all have as much
+    to do), asks with their queries, and sees the keys and values of all ranks, in one call a sequence.
     """
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: object) -> None:
         super().__init__()
         self.config = config
         self.scale = softmax_scale
+        self.kernel = fastest(here(), config.params_dtype)
 
     def forward(
         self,
@@ -76,24 +79,24 @@ class PackedAttention(nn.Module):
         """[T, H, D] -> [T, H x D]."""
         if packed_seq_params is None:
             raise ValueError("attention needs the lengths of the packed sequences")
-        bounds = packed_seq_params.cu_seqlens_q.tolist()
-        lengths = [stop - start for start, stop in pairwise(bounds)]
+        bounds = packed_seq_params.cu_seqlens_q
         ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
-        if ranks > 1:
-            key, value = (_of_all_ranks(x, lengths, ranks) for x in (key, value))
+        if ranks == 1:
+            ends = Ends(bounds, packed_seq_params.max_seqlen_q)
+            return self.kernel.attend(query, key, value, ends, self.scale).flatten(1)
+        lengths = [stop - start for start, stop in pairwise(bounds.tolist())]
+        key, value = (_of_all_ranks(x, lengths, ranks) for x in (key, value))
         queries = query.split([length // ranks for length in lengths])
-        outputs = []
-        for q, k, v in zip(queries, key.split(lengths), value.split(lengths), strict=True):
-            mask = None if ranks == 1 else _seen(len(k), ranks, rank, q.device)
-            outputs.append(self._attend(q, k, v, mask))
+        outputs = [
+            self._attend(q, k, v, _seen(len(k), ranks, rank, q.device))
+            for q, k, v in zip(queries, key.split(lengths), value.split(lengths), strict=True)
+        ]
         return torch.cat(outputs).flatten(1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
         shared = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=shared
-        )
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=shared)
         return out[0].transpose(0, 1)
 
 

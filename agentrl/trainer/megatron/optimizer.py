@@ -45,11 +45,14 @@ class Optimizer:
                 clip_grad=config.clip_grad,
                 bf16=config.bf16,
                 params_dtype=network.config.params_dtype,
-                use_distributed_optimizer=network.layout.use_distributed_optimizer,
+                use_distributed_optimizer=network.layout.shares_the_optimizer,
             ),
             list(stages),
             use_gloo_process_groups=False,
         )
+        for group in self._inner.param_groups:
+            # Megatron has no setting for it. One kernel takes a third of the time that its parts do.
+            group["fused"] = True
 
     def step(self) -> dict[str, float]:
         """Apply the gradients; one that is not finite is thrown away, and the schedule goes on.

@@ -43,7 +43,7 @@ class Passes:
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=False,
-            use_distributed_optimizer=self.network.layout.use_distributed_optimizer,
+            use_distributed_optimizer=self.network.layout.shares_the_optimizer,
         )
         self.stages = [
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)

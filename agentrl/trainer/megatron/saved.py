@@ -31,7 +31,7 @@ _LAYOUT = (
     "num_virtual_stages_per_pipeline_rank",
     "context_parallel_size",
     "data_parallel_size",
-    "use_distributed_optimizer",
+    "shares_the_optimizer",
 )
 
 

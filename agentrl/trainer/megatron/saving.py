@@ -34,7 +34,7 @@ def write(folder: Path, learner: Learner) -> None:
     first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     if first_replica:
         write_shards(folder, parallel_state.get_tensor_model_parallel_rank(), dict(_shards(network)))
-    if first_replica or network.layout.use_distributed_optimizer:
+    if first_replica or network.layout.shares_the_optimizer:
         path = _path(folder, dist.get_rank())
         path.parent.mkdir(exist_ok=True)
         named = [one for part in learner.optimizer.parts() for one in _named(part)]
@@ -81,7 +81,7 @@ def _named(part: Part) -> Iterator[tuple[str, Tensor]]:
 
 def _owner(network: Network) -> int:
     """The rank whose file says what this one keeps: its own, or that of its first replica."""
-    if network.layout.use_distributed_optimizer:
+    if network.layout.shares_the_optimizer:
         return dist.get_rank()
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return dist.get_process_group_ranks(group)[0]

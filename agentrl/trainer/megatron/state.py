@@ -44,7 +44,7 @@ def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps
         main = _main_of(only, piece.parameter)
         if main is not None:
             moments = {name: torch.zeros_like(main) for name in MOMENTS}
-            only.optimizer.state[main] = {"step": torch.tensor(float(steps)), **moments}
+            only.optimizer.state[main] = {"step": torch.tensor(float(steps), device=main.device), **moments}
 
 
 def _main_of(optimizer: nn.Module, parameter: nn.Parameter) -> Tensor | None:

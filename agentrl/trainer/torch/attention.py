@@ -97,6 +97,24 @@ def segment_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
+def attention_within(
+    folds: Sequence[Fold], query: Tensor, key: Tensor, value: Tensor, *, scale: float | None
+) -> Tensor:
+    """Query, key and value [T, heads, head_dim] -> [T, heads, head_dim], on a CPU at least in fp32."""
+    # On CPU its backward pass takes several times as long in bfloat16 as in fp32.
+    least = torch.float32 if query.device.type == "cpu" else value.dtype
+    query, key, value = (x.to(torch.promote_types(value.dtype, least)) for x in (query, key, value))
+    shared = query.shape[1] != key.shape[1]
+    parts = []
+    for fold in folds:
+        q, k, v = (_folded(x, fold) for x in (query, key, value))
+        with torch.autocast(query.device.type, enabled=False):
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
+        flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
+        parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
 def _attend(
     _module: nn.Module,
     query: Tensor,
@@ -108,23 +126,13 @@ def _attend(
     **_: object,
 ) -> tuple[Tensor, None]:
     """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim], as transformers calls it."""
-    # On CPU its backward pass takes several times as long in bfloat16 as in fp32.
-    least = torch.float32 if query.device.type == "cpu" else value.dtype
-    query, key, value = (x.to(torch.promote_types(value.dtype, least)) for x in (query, key, value))
-    shared = query.shape[1] != key.shape[1]
-    parts = []
-    for fold in folds:
-        q, k, v = (_folded(x, fold) for x in (query, key, value))
-        with torch.autocast(query.device.type, enabled=False):
-            out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared)
-        flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
-        parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
-    return torch.cat(parts)[None], None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attention_within(folds, q, k, v, scale=scaling)[None], None
 
 
 def _folded(x: Tensor, fold: Fold) -> Tensor:
-    """[1, heads, T, head_dim] -> [count, heads, longest, head_dim]."""
-    run = x[0].transpose(0, 1)[fold.start : fold.stop]
+    """[T, heads, head_dim] -> [count, heads, longest, head_dim]."""
+    run = x[fold.start : fold.stop]
     if fold.fold is not None:
         run = run.index_select(0, fold.fold)
     return run.reshape(fold.count, fold.longest, *run.shape[1:]).transpose(1, 2)

@@ -285,6 +285,7 @@ async def test_a_rank_that_fails_says_why(tmp_path):
 
 async def test_nobody_scores_in_a_role_that_nobody_has(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
+        assert "attention: torch" in (tmp_path / "ranks" / "rank-0.log").read_text()
         with pytest.raises(ValueError, match="no network in the role `ref`"):
             await trainer.score(batch().samples, ("ref",))
         empty = replace(
