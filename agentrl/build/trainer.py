@@ -15,9 +15,9 @@ from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.megatron.guests import Guests
+from agentrl.trainer.megatron.launch.guests import Guests
+from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.shape import check_layout, shape_of
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
 from agentrl.trainer.torch.checkpoint import save_model

@@ -14,7 +14,7 @@ import rich_click as click
 from agentrl.errors import UserError
 
 if TYPE_CHECKING:
-    from agentrl.trainer.megatron.convert import Converted
+    from agentrl.trainer.megatron.files.convert import Converted
 
 
 @click.command("convert")
@@ -50,7 +50,7 @@ def convert_command(
 
     agentrl convert Qwen3-8B-tp4 Qwen3-8B-again
     """
-    from agentrl.trainer.megatron.convert import Wish, convert
+    from agentrl.trainer.megatron.files.convert import Wish, convert
     from agentrl.view.console import RunConsole
 
     console = RunConsole(quiet=as_json)

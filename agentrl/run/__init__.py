@@ -16,7 +16,7 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
 from agentrl.run.stages import Stage
 from agentrl.run.summary import show, write_page, write_summary
-from agentrl.trainer.megatron.guests import Guests
+from agentrl.trainer.megatron.launch.guests import Guests
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 

@@ -32,7 +32,7 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
-from agentrl.trainer.megatron.guests import Guests
+from agentrl.trainer.megatron.launch.guests import Guests
 from agentrl.trainer.torch import Beside
 from agentrl.types import Limits
 from agentrl.view.console import RunConsole

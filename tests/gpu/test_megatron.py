@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.trainer.megatron.kernels import fastest
+from agentrl.trainer.megatron.model.kernels import fastest
 from tests.trainer.megatron.models import CONFIGS
 from tests.trainer.megatron.test_equality import PAIRS, check
 from tests.trainer.megatron.test_kernels import SCALE, alone, drawn

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.families import Placed
-from agentrl.trainer.megatron.network import Network
-from agentrl.trainer.megatron.rooms import AHEAD, Filled, Room
+from agentrl.trainer.megatron.launch.rooms import AHEAD, Filled, Room
+from agentrl.trainer.megatron.model.families import Placed
+from agentrl.trainer.megatron.model.network import Network
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import dtype_named, size_of
 

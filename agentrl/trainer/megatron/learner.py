@@ -9,9 +9,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.losses import LossOutput, TokenOutputs
-from agentrl.trainer.megatron.network import Network
+from agentrl.trainer.megatron.model.network import Network
+from agentrl.trainer.megatron.model.outputs import Ask
 from agentrl.trainer.megatron.optimizer import Optimizer
-from agentrl.trainer.megatron.outputs import Ask
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import Learning, Told
 from agentrl.trainer.torch.batch import MicroBatch

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.network import Network
-from agentrl.trainer.megatron.outputs import Ask, logprobs_of, on_device
-from agentrl.trainer.megatron.rows import Cut, Row, row_of
+from agentrl.trainer.megatron.model.network import Network
+from agentrl.trainer.megatron.model.outputs import Ask, logprobs_of, on_device
+from agentrl.trainer.megatron.model.rows import Cut, Row, row_of
 from agentrl.trainer.torch.batch import MicroBatch
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]

@@ -10,7 +10,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from torch import Tensor, nn
 
-from agentrl.trainer.megatron.network import Piece
+from agentrl.trainer.megatron.model.network import Piece
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

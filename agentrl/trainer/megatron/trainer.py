@@ -11,12 +11,12 @@ import numpy as np
 
 from agentrl.protocols import Bucket, PublishReport, StepReport, WeightSink
 from agentrl.trainer.directory import whole_directory
-from agentrl.trainer.megatron import saved
-from agentrl.trainer.megatron.checkpoint import Checkpoint
-from agentrl.trainer.megatron.export import write_directory
-from agentrl.trainer.megatron.guests import Guests
+from agentrl.trainer.megatron.files import saved
+from agentrl.trainer.megatron.files.checkpoint import Checkpoint
+from agentrl.trainer.megatron.files.export import write_directory
+from agentrl.trainer.megatron.launch.guests import Guests
+from agentrl.trainer.megatron.launch.processes import Processes
 from agentrl.trainer.megatron.plan import Done, Plan, Told, scored_tokens
-from agentrl.trainer.megatron.processes import Processes
 from agentrl.trainer.torch.critic import critic_metrics
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 

@@ -14,21 +14,21 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.protocols import TensorSpec
-from agentrl.trainer.megatron import saving
-from agentrl.trainer.megatron.checkpoint import Checkpoint
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.families import VALUE_HEAD
+from agentrl.trainer.megatron.files import saving
+from agentrl.trainer.megatron.files.checkpoint import Checkpoint
+from agentrl.trainer.megatron.files.saved import FOLDERS
 from agentrl.trainer.megatron.gather import gathered
-from agentrl.trainer.megatron.kernels import fastest
+from agentrl.trainer.megatron.launch.rooms import Filled
 from agentrl.trainer.megatron.learner import Learner, tells
-from agentrl.trainer.megatron.network import Network
-from agentrl.trainer.megatron.outputs import logprobs_of, values_of
+from agentrl.trainer.megatron.model.families import VALUE_HEAD
+from agentrl.trainer.megatron.model.kernels import fastest
+from agentrl.trainer.megatron.model.network import Network
+from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
+from agentrl.trainer.megatron.model.rows import filled_up
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import Done, Plan, Told, scored_tokens
 from agentrl.trainer.megatron.resting import Resting
-from agentrl.trainer.megatron.rooms import Filled
-from agentrl.trainer.megatron.rows import filled_up
-from agentrl.trainer.megatron.saved import FOLDERS
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch

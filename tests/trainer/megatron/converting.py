@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.trainer.megatron.convert import Wish, convert
+from agentrl.trainer.megatron.files.convert import Wish, convert
 
 
 @contextmanager

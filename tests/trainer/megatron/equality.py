@@ -14,8 +14,8 @@ from torch import Tensor
 
 from agentrl.losses import LossOutput
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.rows import filled_up
-from agentrl.trainer.megatron.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.rows import filled_up
+from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
 from agentrl.types import Sample
@@ -66,8 +66,8 @@ def weights() -> list[np.ndarray]:
 def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -> Part:
     """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies."""
     from agentrl.trainer.megatron.device import asked
-    from agentrl.trainer.megatron.network import Network
-    from agentrl.trainer.megatron.outputs import logprobs_of
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.outputs import logprobs_of
     from agentrl.trainer.megatron.passes import Passes
 
     model = model_of(kind)

@@ -109,7 +109,7 @@ def descendants(pid: int) -> list[int]:
 
 def ranks_of(pid: int) -> list[int]:
     """The processes of ranks that a process has started, in their order."""
-    mark = b"agentrl.trainer.megatron.rank"
+    mark = b"agentrl.trainer.megatron.launch.rank"
     return [child for child in descendants(pid) if mark in words_of(child)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.trainer.megatron.export import write_directory, write_tensors
+from agentrl.trainer.megatron.files.export import write_directory, write_tensors
 from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.weights import manifest_of, named_weights, pack_buckets
 from agentrl.weights.codec import slices

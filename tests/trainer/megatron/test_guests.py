@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.observe import reconcile
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.guests import be_guest, gathered
-from agentrl.trainer.megatron.meeting import Meeting
-from agentrl.trainer.megatron.seats import Seat, is_loopback, taken_seat
+from agentrl.trainer.megatron.launch.guests import be_guest, gathered
+from agentrl.trainer.megatron.launch.meeting import Meeting
+from agentrl.trainer.megatron.launch.seats import Seat, is_loopback, taken_seat
 from tests.flow.runs import HEARING
 from tests.trainer.megatron.launching import (
     END_S,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from agentrl.trainer.megatron.kernels import Ends, by_length, fastest
+from agentrl.trainer.megatron.model.kernels import Ends, by_length, fastest
 
 GPU = torch.device("cuda")
 LENGTHS = (7, 7, 6, 3, 1)

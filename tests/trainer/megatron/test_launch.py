@@ -18,8 +18,8 @@ from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.observe import reconcile
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.launch.processes import Processes
 from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.processes import Processes
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch.checkpoint import save_model
 from tests.flow.runs import metrics_of
@@ -217,7 +217,7 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
 
 def test_a_port_that_is_taken_is_no_traceback():
     from agentrl.errors import UserError
-    from agentrl.trainer.megatron.meeting import kept
+    from agentrl.trainer.megatron.launch.meeting import kept
 
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

@@ -12,8 +12,8 @@ import torch
 from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, token_mean
 from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.megatron.plan import Learning
-from agentrl.trainer.megatron.shape import shape_of
 from agentrl.trainer.torch import Critic, critic_over
 from agentrl.trainer.torch.forward import token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
@@ -83,10 +83,10 @@ def head_weight() -> torch.Tensor:
 
 def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, told: TrainBatch):
     """Runs in a rank: the gradients of policy and critic, and what they say."""
-    from agentrl.trainer.megatron.families import VALUE_HEAD
     from agentrl.trainer.megatron.learner import Learner
-    from agentrl.trainer.megatron.network import Network
-    from agentrl.trainer.megatron.outputs import logprobs_of, values_of
+    from agentrl.trainer.megatron.model.families import VALUE_HEAD
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 
     model = model_of(kind)
     shape, weights = shape_of(model.config), {**model.state_dict(), VALUE_HEAD: head_weight()}

@@ -72,6 +72,7 @@ def trainer_on(
     critic=False,
     ranks=2,
     bf16=False,
+    models=(),
     **sizes,
 ):
     model = folder / "model"
@@ -80,7 +81,7 @@ def trainer_on(
     plan = Plan(
         layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
         policy=Learning(told, learns(bf16=bf16), 6),
-        models={"old": str(model), **({"ref": str(model)} if ref else {})},
+        models={"old": str(model), **({"ref": str(model)} if ref else {}), **dict(models)},
         critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
         alone=1,
     )
@@ -233,6 +234,28 @@ async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").vocab_size == tokenizer().vocab_size
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+async def test_a_teacher_is_another_model(tmp_path):
+    told, wise = batch(), model_of("qwen3")
+    with torch.no_grad():
+        wise.model.norm.weight.mul_(1.5)
+    save_model(wise, tokenizer(), str(tmp_path / "teacher"))
+    plain = TorchTrainer(
+        model_of("qwen3"),
+        PolicyLoss(),
+        learns(),
+        tokenizer=tokenizer(),
+        total_steps=6,
+        beside=Beside(teacher=wise),
+    )
+    models = {"teacher": str(tmp_path / "teacher")}
+    with trainer_on(tmp_path, ref=False, models=models, **LAYOUTS["PP2"]) as trainer:
+        scored = [await one.score(told.samples, ("old", "teacher")) for one in (trainer, plain)]
+        for role in ("old", "teacher"):
+            for ours, theirs in zip(*(getattr(one, role) for one in scored), strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        assert max(np.abs(a - b).max() for a, b in zip(scored[0].old, scored[0].teacher, strict=True)) > 0.1
 
 
 async def test_a_gradient_that_is_no_number_is_thrown_away(tmp_path):

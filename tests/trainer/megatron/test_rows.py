@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.megatron.rows import Cut, filled_up, pieces_of, row_of
+from agentrl.trainer.megatron.model.rows import Cut, filled_up, pieces_of, row_of
 from agentrl.trainer.megatron.sharing import cost_of, shares_of
 from agentrl.trainer.torch.batch import micro_batches
 from tests.algorithms.episodes import sample

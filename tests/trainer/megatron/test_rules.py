@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.trainer.megatron.families import FAMILIES, rules_of
-from agentrl.trainer.megatron.rules import Dims, GateUp, Qkv, Same, Vocabulary
-from agentrl.trainer.megatron.shape import shape_of
+from agentrl.trainer.megatron.model.families import FAMILIES, rules_of
+from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Same, Vocabulary
+from agentrl.trainer.megatron.model.shape import shape_of
 from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
 
 

@@ -8,7 +8,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.shape import overridden, shape_of
+from agentrl.trainer.megatron.model.shape import overridden, shape_of
 from tests.trainer.megatron.models import SIZES
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}

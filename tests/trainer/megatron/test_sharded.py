@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentrl.errors import ConfigError, ModelLoadError
-from agentrl.trainer.megatron.checkpoint import Checkpoint
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.convert import Wish, convert
-from agentrl.trainer.megatron.sharded import ShardedCheckpoint
+from agentrl.trainer.megatron.files.checkpoint import Checkpoint
+from agentrl.trainer.megatron.files.convert import Wish, convert
+from agentrl.trainer.megatron.files.sharded import ShardedCheckpoint
 from agentrl.weights import checksum, named_weights
 from tests.house.source import ROOT
 from tests.trainer.megatron.converting import silent
@@ -107,7 +107,7 @@ def compare(layout, rank, hf, megatron):
     """Inside a rank: how many of its parameters the directory has exactly so."""
     from megatron.core import parallel_state
 
-    from agentrl.trainer.megatron.network import Network
+    from agentrl.trainer.megatron.model.network import Network
 
     with Checkpoint(hf) as checkpoint:
         network = Network(checkpoint.shape, layout, bf16=False)

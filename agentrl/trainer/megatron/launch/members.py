@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 _END_S = 5.0
+_RANK = "agentrl.trainer.megatron.launch.rank"
 
 
 class Member(ABC):
@@ -82,7 +83,7 @@ class Child(Member):
         self._log = log
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl.trainer.megatron.rank", str(theirs.fileno()), str(local)],
+                [sys.executable, "-m", _RANK, str(theirs.fileno()), str(local)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -16,10 +16,10 @@ from torch.nn.functional import silu
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.families import Placed
-from agentrl.trainer.megatron.layers import RMSNorm, layer_spec
-from agentrl.trainer.megatron.shape import Shape, overridden
-from agentrl.trainer.megatron.vocabulary import Head
+from agentrl.trainer.megatron.model.families import Placed
+from agentrl.trainer.megatron.model.layers import RMSNorm, layer_spec
+from agentrl.trainer.megatron.model.shape import Shape, overridden
+from agentrl.trainer.megatron.model.vocabulary import Head
 
 Read = Callable[[str], Tensor]
 """A tensor of a checkpoint, by its Hugging Face name."""

@@ -18,9 +18,9 @@ from torch.nn.functional import linear
 
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.network import Network
-from agentrl.trainer.megatron.rows import Row
-from agentrl.trainer.megatron.vocabulary import parallel_logprobs
+from agentrl.trainer.megatron.model.network import Network
+from agentrl.trainer.megatron.model.rows import Row
+from agentrl.trainer.megatron.model.vocabulary import parallel_logprobs
 
 Ask = Callable[[Network, Row, Tensor], TokenOutputs]
 """What a network says of a row's N tokens. States: [1, t, width] or, spread over tensor ranks, a part."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.rules import GateUp, Qkv, Rule, Same, Vocabulary
+from agentrl.trainer.megatron.model.rules import GateUp, Qkv, Rule, Same, Vocabulary
 
 _EMBEDDING = Vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight")
 _FINAL_NORM = Same("decoder.final_layernorm.weight", "model.norm.weight")

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
-from agentrl.trainer.megatron.shape import Shape, shape_of
+from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import dtype_of_code
 

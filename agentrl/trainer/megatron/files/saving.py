@@ -15,12 +15,12 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.checkpoint import open_tensors
-from agentrl.trainer.megatron.families import Placed
+from agentrl.trainer.megatron.files.checkpoint import open_tensors
+from agentrl.trainer.megatron.files.sharded import file_of, rank_folder, write_shards
 from agentrl.trainer.megatron.learner import Learner
-from agentrl.trainer.megatron.network import Network
+from agentrl.trainer.megatron.model.families import Placed
+from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.plan import Done
-from agentrl.trainer.megatron.sharded import file_of, rank_folder, write_shards
 from agentrl.trainer.megatron.state import Part
 from agentrl.weights import manifest_of
 from agentrl.weights.codec import bytes_of

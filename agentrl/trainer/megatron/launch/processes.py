@@ -17,12 +17,12 @@ from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
 from agentrl.protocols import Bucket
-from agentrl.trainer.megatron.calls import Failed
-from agentrl.trainer.megatron.guests import Guests
-from agentrl.trainer.megatron.meeting import Meeting, kept
-from agentrl.trainer.megatron.members import Child, Member
+from agentrl.trainer.megatron.launch.calls import Failed
+from agentrl.trainer.megatron.launch.guests import Guests
+from agentrl.trainer.megatron.launch.meeting import Meeting, kept
+from agentrl.trainer.megatron.launch.members import Child, Member
+from agentrl.trainer.megatron.launch.rooms import Bytes, heard
 from agentrl.trainer.megatron.plan import Plan
-from agentrl.trainer.megatron.rooms import Bytes, heard
 
 _LAST_WORDS_S = 1.0
 

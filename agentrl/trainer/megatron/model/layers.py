@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.families import Family
-from agentrl.trainer.megatron.kernels import Ends, fastest
-from agentrl.trainer.megatron.rows import pieces_of
+from agentrl.trainer.megatron.model.families import Family
+from agentrl.trainer.megatron.model.kernels import Ends, fastest
+from agentrl.trainer.megatron.model.rows import pieces_of
 
 
 class RMSNorm(nn.Module):

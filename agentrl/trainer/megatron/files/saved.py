@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.trainer.megatron.files.sharded import About, Dtype, SavedLayout, begin_directory
 from agentrl.trainer.megatron.plan import Done, Plan
-from agentrl.trainer.megatron.sharded import About, Dtype, SavedLayout, begin_directory
 from agentrl.types import ScoreRole
 
 ABOUT = "trainer.json"

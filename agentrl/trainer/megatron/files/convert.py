@@ -15,10 +15,9 @@ from torch import Tensor
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.directory import whole_directory
-from agentrl.trainer.megatron.checkpoint import Checkpoint
-from agentrl.trainer.megatron.export import write_tensors
-from agentrl.trainer.megatron.families import Placed
-from agentrl.trainer.megatron.sharded import (
+from agentrl.trainer.megatron.files.checkpoint import Checkpoint
+from agentrl.trainer.megatron.files.export import write_tensors
+from agentrl.trainer.megatron.files.sharded import (
     ABOUT,
     HF,
     About,
@@ -29,6 +28,7 @@ from agentrl.trainer.megatron.sharded import (
     files_of,
     write_shards,
 )
+from agentrl.trainer.megatron.model.families import Placed
 from agentrl.weights import manifest_of
 from agentrl.weights.checksum import added_up, digest
 from agentrl.weights.codec import bytes_of, dtype_named, size_of

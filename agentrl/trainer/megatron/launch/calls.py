@@ -11,7 +11,7 @@ from collections.abc import Generator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from agentrl.trainer.megatron.seats import is_loopback
+from agentrl.trainer.megatron.launch.seats import is_loopback
 
 
 class Failed(NamedTuple):
@@ -28,8 +28,8 @@ def serve(pipe: Connection, local: int) -> None:
     """
     import torch
 
-    from agentrl.trainer.megatron.ranks import joined
-    from agentrl.trainer.megatron.rooms import sent
+    from agentrl.trainer.megatron.launch.ranks import joined
+    from agentrl.trainer.megatron.launch.rooms import sent
     from agentrl.trainer.megatron.worker import Worker
 
     plan, number, meeting = pipe.recv()

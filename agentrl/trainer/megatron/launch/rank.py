@@ -1,4 +1,4 @@
-"""One rank's process: python -m agentrl.trainer.megatron.rank FD LOCAL, with its end of a pipe."""
+"""One rank's process: python -m agentrl.trainer.megatron.launch.rank FD LOCAL, with its end of a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 
-from agentrl.trainer.megatron.calls import Failed, serve
+from agentrl.trainer.megatron.launch.calls import Failed, serve
 
 _END_S = 4.0
 _WHY_CHARS = 300

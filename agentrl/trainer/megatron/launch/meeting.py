@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from agentrl.serving import WAITING_CONNECTIONS, bound
-from agentrl.trainer.megatron.seats import is_loopback
+from agentrl.trainer.megatron.launch.seats import is_loopback
 
 _TIMEOUT = timedelta(seconds=600)
 

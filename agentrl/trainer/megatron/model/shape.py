@@ -9,8 +9,8 @@ from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.families import Family, Placed, family_of, rules_of
-from agentrl.trainer.megatron.rules import Dims
+from agentrl.trainer.megatron.model.families import Family, Placed, family_of, rules_of
+from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.types import JSON
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from agentrl.errors import ConfigError, TrainerError
-from agentrl.trainer.megatron.meeting import Meeting, kept, listening
-from agentrl.trainer.megatron.members import Guest
-from agentrl.trainer.megatron.rank import obey
-from agentrl.trainer.megatron.seats import Seat
+from agentrl.trainer.megatron.launch.meeting import Meeting, kept, listening
+from agentrl.trainer.megatron.launch.members import Guest
+from agentrl.trainer.megatron.launch.rank import obey
+from agentrl.trainer.megatron.launch.seats import Seat
 
 PATIENCE_S = 600.0
 _HELLO_S = 5.0
