@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.engine.embedded import EmbeddedEngine, staging
+from agentrl.engine.embedded.architecture import Architecture, read_architecture
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.errors import EngineError
 from agentrl.protocols import Sampling
@@ -90,6 +90,23 @@ async def test_weights_of_another_dtype_are_checked_and_then_cast() -> None:
     rule = Sampling(8, temperature=0.0)
     got, wanted = [await e.generate([1, 2], rule, session="a") for e in (engine, cast)]
     assert got.logprobs.tolist() == wanted.logprobs.tolist()
+
+
+@pytest.mark.parametrize("part", ["load_layer", "load_outer"])
+async def test_weights_that_were_loaded_wrongly_are_refused(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    right = getattr(staging, part)
+
+    def wrong(architecture: Architecture, named: dict[str, torch.Tensor], *more: object) -> object:
+        last = max(named)
+        return right(architecture, {**named, last: named[last] + 1}, *more)
+
+    engine = engine_of()
+    monkeypatch.setattr(staging, part, wrong)
+    with pytest.raises(EngineError, match="arrived damaged"):
+        await send(engine, list(named_weights(NEW)))
+    await expect_serving(engine, OLD, 0)
 
 
 @pytest.mark.parametrize(

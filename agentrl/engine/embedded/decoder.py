@@ -96,7 +96,9 @@ class Decoder:
 
     def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Write the batch's keys and values; float32 logits [P, vocabulary] of the picked tokens."""
-        x = functional.embedding(torch.from_numpy(batch.tokens).reshape(-1), parameters.embedding).float()
+        x = functional.embedding(
+            torch.from_numpy(batch.tokens).reshape(-1), parameters.outer.embedding
+        ).float()
         pick = torch.from_numpy(batch.pick)
         writing = self._writing(batch)
         reading = self._reading(batch.slots, batch.columns, batch.length)
@@ -116,7 +118,7 @@ class Decoder:
             layer.down.add_to_(x, functional.silu(gate, inplace=True).mul_(up))
         if x.shape[0] != pick.shape[0]:
             x = x[pick]
-        return parameters.head(self._norm(x, parameters.norm)).float()
+        return parameters.outer.head(self._norm(x, parameters.outer.norm)).float()
 
     def _writing(self, batch: Batch) -> _Writing:
         places = self._first_rows[batch.slots][:, None, :] + batch.columns[:, :, None]

@@ -59,7 +59,7 @@ class EmbeddedEngine:
         most = architecture.max_position_embeddings
         self.max_context_len = min(max_context_len or _DEFAULT_CONTEXT, most)
         self.max_slots = max_slots
-        dtype = parameters.embedding.dtype
+        dtype = parameters.outer.embedding.dtype
         self._slots = Slots(max_slots, self.max_context_len)
         self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
         self._stepper = Stepper(self._slots, self._decoder, parameters, decode)

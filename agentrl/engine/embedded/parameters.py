@@ -33,6 +33,15 @@ class LayerParameters:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OuterParameters:
+    """What is outside of the layers. embedding: [tokens, width]."""
+
+    embedding: Tensor
+    norm: RmsNorm
+    head: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
     """All weights, in memory of their own: what trains elsewhere does not show through.
 
@@ -40,33 +49,37 @@ class Parameters:
     """
 
     architecture: Architecture
-    embedding: Tensor
+    outer: OuterParameters
     layers: tuple[LayerParameters, ...]
-    norm: RmsNorm
-    head: Linear
 
     @classmethod
     def load(cls, architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype) -> Parameters:
         """Fuse the tensors that `architecture.shapes()` names, cast to `dtype`."""
-        embedding = named["model.embed_tokens.weight"].detach().to("cpu", dtype, copy=True)
-        head = embedding if architecture.tied else _cast(named, "lm_head.weight", dtype)
-        return cls(
-            architecture,
-            embedding,
-            tuple(_layer(architecture, named, dtype, n) for n in range(architecture.num_layers)),
-            RmsNorm(_rounded(named["model.norm.weight"], dtype), architecture.rms_norm_eps),
-            Linear(head),
-        )
+        layers = (load_layer(architecture, named, dtype, n) for n in range(architecture.num_layers))
+        return cls(architecture, load_outer(architecture, named, dtype), tuple(layers))
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its Hugging Face name, read back from what the decoder multiplies with."""
-        dtype = self.embedding.dtype
-        yield "model.embed_tokens.weight", self.embedding
-        yield "model.norm.weight", self.norm.weight.to(dtype)
-        yield "lm_head.weight", self.head.dense()
+        yield from named_outer(self.outer)
         for n, layer in enumerate(self.layers):
-            for name, tensor in _named_layer(self.architecture, layer):
-                yield f"model.layers.{n}.{name}", tensor.to(dtype)
+            yield from named_layer(self.architecture, layer, self.outer.embedding.dtype, n)
+
+
+def load_outer(
+    architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype
+) -> OuterParameters:
+    """Embedding, last norm and head."""
+    embedding = named["model.embed_tokens.weight"].detach().to("cpu", dtype, copy=True)
+    head = embedding if architecture.tied else _cast(named, "lm_head.weight", dtype)
+    norm = RmsNorm(_rounded(named["model.norm.weight"], dtype), architecture.rms_norm_eps)
+    return OuterParameters(embedding, norm, Linear(head))
+
+
+def named_outer(outer: OuterParameters) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, read back; the head's also where it is the embedding."""
+    yield "model.embed_tokens.weight", outer.embedding
+    yield "model.norm.weight", outer.norm.weight.to(outer.embedding.dtype)
+    yield "lm_head.weight", outer.head.dense()
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,10 +91,11 @@ def _cast(named: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor:
     return named[name].detach().to("cpu", dtype)
 
 
-def _layer(
+def load_layer(
     architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype, index: int
 ) -> LayerParameters:
-    prefix = f"model.layers.{index}."
+    """Layer `index`, fused."""
+    prefix = prefix_of(index)
 
     def cast(name: str) -> Tensor:
         return _cast(named, prefix + name, dtype)
@@ -120,6 +134,11 @@ def _layer(
     )
 
 
+def prefix_of(index: int) -> str:
+    """What the names of layer `index` begin with."""
+    return f"model.layers.{index}."
+
+
 def pair_up(tensor: Tensor, head_dim: int) -> Tensor:
     """Order each head's rows so that those which RoPE rotates together are neighbours.
 
@@ -134,7 +153,15 @@ def undo_pairs(tensor: Tensor, head_dim: int) -> Tensor:
     return tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _named_layer(architecture: Architecture, layer: LayerParameters) -> Iterator[tuple[str, Tensor]]:
+def named_layer(
+    architecture: Architecture, layer: LayerParameters, dtype: torch.dtype, index: int
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of layer `index`, read back."""
+    for name, tensor in _parts(architecture, layer):
+        yield f"{prefix_of(index)}{name}", tensor.to(dtype)
+
+
+def _parts(architecture: Architecture, layer: LayerParameters) -> Iterator[tuple[str, Tensor]]:
     yield "input_layernorm.weight", layer.input_norm.weight
     yield "post_attention_layernorm.weight", layer.post_norm.weight
     head_dim = architecture.head_dim

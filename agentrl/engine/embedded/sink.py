@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import torch
-from torch import Tensor
 
 from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.parameters import Parameters
+from agentrl.engine.embedded.staging import Staging
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.weights import checksum, unpack
+from agentrl.weights import unpack
 
 Install = Callable[[Parameters, int], None]
 """Put new parameters into service under a version; returns when every later token is theirs."""
 
 
 class EmbeddedSink:
-    """Stages tensors, loads them beside the ones that serve, and swaps when they check out."""
+    """Loads tensors beside the ones that serve, as they come, and swaps when they check out."""
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype, install: Install) -> None:
         self._architecture = architecture
@@ -34,35 +34,22 @@ class EmbeddedSink:
             EngineError: the manifest leaves out a tensor, names a strange one or a wrong shape.
         """
         _check_manifest(manifest, self._architecture)
-        yield Transaction(manifest, lambda staged, expected: self._swap(staged, expected, version))
-
-    def _swap(self, staged: Mapping[str, Tensor], expected: int, version: int) -> None:
-        parameters = Parameters.load(self._architecture, staged, self._dtype)
-        loaded = ((name, tensor) for name, tensor in parameters.named() if name in staged)
-        # Weights of another dtype were cast while loading: of those only the arrival can be checked.
-        got = checksum(
-            (name, tensor if staged[name].dtype == self._dtype else staged[name]) for name, tensor in loaded
-        )
-        if got != expected:
-            raise EngineError(
-                f"the weights of version {version} arrived damaged (checksum {got}, expected {expected}); "
-                "the old version serves on, send them again."
-            )
-        self._install(parameters, version)
+        staging = Staging(self._architecture, self._dtype, [spec.name for spec in manifest])
+        yield Transaction(manifest, staging, lambda parameters: self._install(parameters, version))
 
 
 class Transaction:
-    """The tensors of one version, staged until commit."""
+    """The tensors of one version. install: puts them into service."""
 
     def __init__(
-        self, manifest: Sequence[TensorSpec], swap: Callable[[Mapping[str, Tensor], int], None]
+        self, manifest: Sequence[TensorSpec], staging: Staging, install: Callable[[Parameters], None]
     ) -> None:
         self._missing = {spec.name: spec for spec in manifest}
-        self._swap = swap
-        self._staged: dict[str, Tensor] = {}
+        self._staging = staging
+        self._install = install
 
     async def put(self, bucket: Bucket) -> None:
-        """Stage some tensors.
+        """Take some tensors, and load the layers that are complete with them, beside those that serve.
 
         Raises:
             EngineError: a tensor is not in the manifest, came before, or its bytes do not add up.
@@ -71,12 +58,13 @@ class Transaction:
             if self._missing.pop(spec.name, None) != spec:
                 raise EngineError(f"tensor {spec.name} came twice or differs from the manifest; start again.")
         try:
-            self._staged.update(unpack(bucket))
+            for name, tensor in unpack(bucket):
+                self._staging.add(name, tensor)
         except ValueError as error:
             raise EngineError(f"a bucket of weights cannot be read: {error}.") from error
 
     async def commit(self, checksum: int) -> None:
-        """Load, compare, swap. Runs between two tokens of every request.
+        """Compare what was loaded, and swap. Runs between two tokens of every request.
 
         Raises:
             EngineError: tensors are missing or the checksum differs; the old version serves on.
@@ -86,7 +74,13 @@ class Transaction:
                 f"{len(self._missing)} tensors did not arrive, {next(iter(self._missing))} among them; "
                 "the old version serves on, send all of the manifest before commit."
             )
-        self._swap(self._staged, checksum)
+        got = self._staging.checksum
+        if got != checksum:
+            raise EngineError(
+                f"the weights arrived damaged (checksum {got}, expected {checksum}); the old version serves "
+                "on, send them again."
+            )
+        self._install(self._staging.loaded())
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], architecture: Architecture) -> None:
