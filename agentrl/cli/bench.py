@@ -94,9 +94,10 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")
 def megatron_command(as_json: bool, only: str) -> None:
-    """The Megatron trainer on CPUs: steps and publishing, against the torch trainer and a plain copy.
+    """The Megatron trainer: steps and publishing, against the torch trainer and a plain copy.
 
-    Sections: step, publish, layouts (two ranks against one). It starts ranks, and ends them.
+    Sections: step, publish, layouts (two ranks against one), gpu (where there is one). It starts ranks, and
+    ends them.
     """
     from agentrl.bench.megatron.everything import bench_megatron
 

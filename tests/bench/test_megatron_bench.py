@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agentrl.bench.megatron import everything
 from agentrl.bench.megatron.everything import bench_megatron
+from agentrl.bench.megatron.flops import forward_flops
 from agentrl.bench.megatron.place import batch_of
-from agentrl.bench.megatron.settings import SETTINGS, Settings, Workload
+from agentrl.bench.megatron.settings import SETTINGS, GpuModel, GpuSettings, Settings, Workload
 from agentrl.errors import UserError
 
 
@@ -39,10 +42,19 @@ SMALL = Settings(
     row_tokens=32,
     layout_row_tokens=16,
     repeats=2,
+    gpu=GpuSettings(
+        device="cpu",
+        models=(GpuModel("tiny", lambda: tiny().config, utilisation=0.4),),
+        lengths=(16, 9),
+        row_tokens=16,
+        rounds=2,
+        updates=1,
+    ),
 )
 ROWS = {
     "step": {"update, equal", "score, equal", "update, short", "score, short"},
     "publish": {"publish, one rank", "publish, TP2"},
+    "gpu": {"gpu, tiny"},
     "layouts": {f"update, {name} by one rank" for name in ("TP2", "PP2", "CP2", "DP2")},
 }
 
@@ -77,7 +89,46 @@ def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
     assert {8 <= length <= 16 for length in SETTINGS.workloads[-1].lengths} == {True}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_section_is_left_out_or_refused(monkeypatch):
+    ran, said = [], []
+    for name in everything.SECTIONS:
+        monkeypatch.setitem(everything.SECTIONS, name, partial(nothing, ran, name))
+    bench_megatron(settings=SETTINGS, say=said.append)
+    assert ran == ["step", "publish", "layouts"]
+    assert said == ["left out: gpu (torch sees no GPU)"]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="Section gpu needs a GPU"):
+        bench_megatron(only=["gpu"])
+
+
+async def nothing(ran, name, _place):
+    ran.append(name)
+    return []
+
+
+@pytest.mark.parametrize("make", [*(one.make_config for one in SETTINGS.gpu.models), lambda: tiny().config])
+def test_operations_are_those_that_torch_counts(make):
+    """One layer, a small vocabulary: torch counts a look at every token, also at later ones."""
+    config = make()
+    config.num_hidden_layers, config.vocab_size = 1, 512
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 48, dtype=torch.int64), use_cache=False)
+    counted = counter.get_total_flops()
+    assert forward_flops(config, [48], 48, causal=False) == pytest.approx(counted, rel=1e-3)
+
+
+def test_half_of_the_looks_are_at_later_tokens():
+    looks = [
+        forward_flops(tiny().config, [1000], 0, causal=causal)
+        - forward_flops(tiny().config, [1] * 1000, 0, causal=causal)
+        for causal in (True, False)
+    ]
+    assert looks[0] == pytest.approx(looks[1] / 2, rel=0.01)
+
+
 def test_an_unknown_section_is_one_sentence():
-    with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts"):
+    with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts, gpu"):
         bench_megatron(only=["stop"])
     assert set(everything.SECTIONS) == set(ROWS)

@@ -14,9 +14,9 @@ import torch
 
 from agentrl.bench.engines.place import Row
 from agentrl.bench.machine import machine
-from agentrl.bench.megatron import publish, step
+from agentrl.bench.megatron import gpu, publish, step
 from agentrl.bench.megatron.place import PAIRS, Place
-from agentrl.bench.megatron.settings import SETTINGS, Settings
+from agentrl.bench.megatron.settings import SETTINGS, GpuSettings, Settings
 from agentrl.errors import UserError, did_you_mean
 from agentrl.types import JSON
 
@@ -24,7 +24,9 @@ SECTIONS: Mapping[str, Callable[[Place], Awaitable[list[Row]]]] = {
     "step": step.bench,
     "publish": publish.bench,
     "layouts": step.bench_layouts,
+    "gpu": gpu.bench,
 }
+_ON_GPUS = ("gpu",)
 
 
 def bench_megatron(
@@ -55,9 +57,18 @@ def bench_megatron(
     try:
         with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
             place = Place(Path(folder), settings, say)
-            return asyncio.run(_bench(place, [name for name in SECTIONS if name in only or not only]))
+            return asyncio.run(_bench(place, _chosen(only, say)))
     finally:
         torch.set_num_threads(before)
+
+
+def _chosen(only: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    if only:
+        return [name for name in SECTIONS if name in only]
+    if torch.cuda.is_available():
+        return [*SECTIONS]
+    say(f"left out: {', '.join(_ON_GPUS)} (torch sees no GPU)")
+    return [name for name in SECTIONS if name not in _ON_GPUS]
 
 
 async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
@@ -77,7 +88,21 @@ async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
             "layout_row_tokens": settings.layout_row_tokens,
             "layouts": {name: {**sizes} for name, sizes in PAIRS.items()},
             "loss": "PolicyLoss(), AdamW, fp32",
+            "gpu": _told(settings.gpu),
             "machine": {**machine(), "megatron-core": version("megatron-core")},
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
+    }
+
+
+def _told(gpu: GpuSettings) -> JSON:
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else gpu.device,
+        "models": {model.name: model.make_config().to_diff_dict() for model in gpu.models},
+        "lengths": [*gpu.lengths],
+        "row_tokens": gpu.row_tokens,
+        "rounds": gpu.rounds,
+        "updates": gpu.updates,
+        "dtype": "bf16, AdamW in fp32",
+        "warm_up": "one update after building",
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.bench.engines.place import save, seeded, tokenizer_of
@@ -30,6 +31,22 @@ PAIRS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """A model to train. row_tokens: that go through it at once. device: of the torch trainer."""
+
+    name: str
+    make: Callable[[], PreTrainedModel]
+    row_tokens: int
+    bf16: bool = False
+    device: str = "cpu"
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The same for both trainers."""
+        return TrainerConfig(lr=1e-5, max_tokens_per_gpu=self.row_tokens, bf16=self.bf16)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """folder: for models and logs. say: is told what goes on."""
 
@@ -37,28 +54,24 @@ class Place:
     settings: Settings
     say: Callable[[str], None]
 
-    def plain(self, make: Callable[[], PreTrainedModel], row_tokens: int) -> TorchTrainer:
+    def plain(self, work: Work) -> TorchTrainer:
         """The torch trainer, in this process."""
-        network = seeded(make)
+        network = seeded(work.make)
+        # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
+        nn.Module.to(network, work.device)
         return TorchTrainer(
-            network,
-            PolicyLoss(),
-            _config(row_tokens),
-            tokenizer=tokenizer_of(network),
-            total_steps=_STEPS,
+            network, PolicyLoss(), work.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
         )
 
     @contextmanager
-    def spread(
-        self, make: Callable[[], PreTrainedModel], row_tokens: int, *, ranks: int = 1, **sizes: int
-    ) -> Iterator[MegatronTrainer]:
+    def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[MegatronTrainer]:
         """The Megatron trainer over as many processes, one thread each."""
-        model = self.folder / make.__name__
+        model = self.folder / work.name
         if not model.exists():
-            save(seeded(make), model)
+            save(seeded(work.make), model)
         plan = Plan(
             layout=MegatronConfig.model_validate({"actor_num_gpus_per_node": ranks, **sizes}),
-            policy=Learning(PolicyLoss(), _config(row_tokens), _STEPS),
+            policy=Learning(PolicyLoss(), work.config, _STEPS),
             models={"old": str(model)},
         )
         trainer = MegatronTrainer(plan, self.folder / "ranks")
@@ -66,10 +79,6 @@ class Place:
             yield trainer
         finally:
             trainer.close()
-
-
-def _config(row_tokens: int) -> TrainerConfig:
-    return TrainerConfig(lr=1e-5, max_tokens_per_gpu=row_tokens)
 
 
 def batch_of(workload: Workload, vocab: int) -> TrainBatch:

@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.bench.compare import Side, timed
 from agentrl.bench.engines.place import Row, listed, seeded, spread
-from agentrl.bench.megatron.place import PAIRS, Place
+from agentrl.bench.megatron.place import PAIRS, Place, Work
 from agentrl.bench.megatron.settings import PUBLISH_TARGET
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.protocols import Trainer, WeightSink
@@ -29,10 +29,11 @@ async def bench(place: Place) -> list[Row]:
     """A row for one rank, and one for two that share every matrix."""
     settings, rows = place.settings, list[Row]()
     engine = EmbeddedEngine.from_model(seeded(settings.published), max_slots=1, max_context_len=16)
-    plain = place.plain(settings.published, settings.row_tokens)
+    work = Work("published", settings.published, settings.row_tokens)
+    plain = place.plain(work)
     copying, num_bytes = _copying(place)
     for name, ranks, sizes in (("one rank", 1, {}), ("TP2", 2, PAIRS["TP2"])):
-        with place.spread(settings.published, settings.row_tokens, ranks=ranks, **sizes) as trainer:
+        with place.spread(work, ranks=ranks, **sizes) as trainer:
             sides = {
                 _MEGATRON: _publishing(trainer, engine.sink),
                 _TORCH: _publishing(plain, engine.sink),

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 STEP_TARGET = 0.85
 PUBLISH_TARGET = 1.5
@@ -71,6 +81,52 @@ def small_even() -> PreTrainedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A model under test on a GPU. utilisation: the share of the card's operations to reach."""
+
+    name: str
+    make_config: Callable[[], PretrainedConfig]
+    utilisation: float | None = None
+
+    def make(self) -> PreTrainedModel:
+        """With random weights."""
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(self.make_config(), dtype=torch.float32)
+        return model
+
+
+def qwen3(hidden: int, wide: int, layers: int, heads: int) -> Qwen3Config:
+    """The shape of a dense Qwen3 whose head is its embedding, as its config.json has it."""
+    return Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+        pad_token_id=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """lengths: of a batch's samples (tokens). rounds: how often each side is built, for so many updates."""
+
+    device: str = "cuda"
+    models: tuple[GpuModel, ...] = (
+        GpuModel("Qwen3-0.6B", partial(qwen3, 1024, 3072, 28, 16)),
+        GpuModel("Qwen3-4B", partial(qwen3, 2560, 9728, 36, 32), utilisation=0.4),
+    )
+    lengths: tuple[int, ...] = (4096,) * 8
+    row_tokens: int = 4096
+    rounds: int = 5
+    updates: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """row_tokens: that go through the model at once; layout_row_tokens: the same for `layouts`."""
 
@@ -80,6 +136,7 @@ class Settings:
     row_tokens: int = 1024
     layout_row_tokens: int = 256
     repeats: int = 9
+    gpu: GpuSettings = GpuSettings()
 
 
 SETTINGS = Settings()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agentrl.bench.compare import Side, rates
 from agentrl.bench.engines.place import Row
-from agentrl.bench.megatron.place import PAIRS, Place, batch_of
+from agentrl.bench.megatron.place import PAIRS, Place, Work, batch_of
 from agentrl.bench.megatron.settings import Workload
 from agentrl.protocols import Trainer
 from agentrl.types import TrainBatch
@@ -19,8 +19,9 @@ _ONE = "one rank"
 async def bench(place: Place) -> list[Row]:
     """A row for an update and one for scoring of every workload."""
     settings, rows = place.settings, list[Row]()
-    plain = place.plain(settings.trained, settings.row_tokens)
-    with place.spread(settings.trained, settings.row_tokens) as spread:
+    work = Work("trained", settings.trained, settings.row_tokens)
+    plain = place.plain(work)
+    with place.spread(work) as spread:
         for workload in settings.workloads:
             batch = batch_of(workload, _vocab(place))
             for what, does in (("update", _updating), ("score", _scoring)):
@@ -34,9 +35,10 @@ async def bench_layouts(place: Place) -> list[Row]:
     settings, rows = place.settings, list[Row]()
     workload = settings.workloads[0]
     batch = batch_of(workload, _vocab(place))
-    with place.spread(settings.trained, settings.layout_row_tokens) as alone:
+    work = Work("trained", settings.trained, settings.layout_row_tokens)
+    with place.spread(work) as alone:
         for name, sizes in PAIRS.items():
-            with place.spread(settings.trained, settings.layout_row_tokens, ranks=2, **sizes) as pair:
+            with place.spread(work, ranks=2, **sizes) as pair:
                 sides = {name: _updating(pair, batch), _ONE: _updating(alone, batch)}
                 found = Workload(f"{name} by one rank", workload.lengths, None)
                 rows.append(await _row(f"update, {found.name}", found, sides, place))

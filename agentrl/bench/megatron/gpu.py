@@ -1,0 +1,116 @@
+"""What a step costs on a GPU: tokens a second, the share of what the card could do, and its memory.
+
+Both trainers compute in bf16 and step in fp32, with the same attention inside the sequences. They would not
+fit beside each other, so in every round one is built, warmed up, timed and let go of, and then the other.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+import torch
+
+from agentrl.bench.engines.place import Row, listed, spread
+from agentrl.bench.megatron.flops import H100_BF16, forward_flops
+from agentrl.bench.megatron.place import Place, Work, batch_of
+from agentrl.bench.megatron.settings import GpuModel, GpuSettings, Workload
+from agentrl.errors import UserError
+from agentrl.protocols import Trainer
+from agentrl.types import JSON, TrainBatch
+
+_BACKWARD_TOO = 3
+_GIB = 1 << 30
+
+
+_Build = Callable[[], AbstractContextManager[Trainer]]
+
+
+class _Round(NamedTuple):
+    """tokens_per_s of the timed updates together; used: bytes of the card after them, whoever has them."""
+
+    tokens_per_s: float
+    used: int
+
+
+async def bench(place: Place) -> list[Row]:
+    """A row for each model.
+
+    Raises:
+        UserError: there is no GPU.
+    """
+    if place.settings.gpu.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("Section gpu needs a GPU, and torch sees none; leave it out, or run it where one is.")
+    return [await _row(model, place) for model in place.settings.gpu.models]
+
+
+async def _row(model: GpuModel, place: Place) -> Row:
+    gpu = place.settings.gpu
+    config = model.make_config()
+    batch = batch_of(Workload(model.name, gpu.lengths), int(config.vocab_size))
+    work = Work(model.name, model.make, gpu.row_tokens, bf16=True, device=gpu.device)
+    sides: dict[str, _Build] = {
+        "megatron": lambda: place.spread(work),
+        "torch": lambda: _plain(work, place),
+    }
+    rounds: dict[str, list[_Round]] = {side: [] for side in sides}
+    for number in range(gpu.rounds):
+        for side in sorted(sides, reverse=number % 2 == 1):
+            rounds[side].append(await _round(sides[side], batch, gpu))
+    rates = {side: [one.tokens_per_s for one in of] for side, of in rounds.items()}
+    medians = {side: statistics.median(of) for side, of in rates.items()}
+    memory = {side: max(one.used for one in of) for side, of in rounds.items()}
+    flops = _BACKWARD_TOO * forward_flops(config, gpu.lengths, batch.num_loss_tokens) / sum(gpu.lengths)
+    utilisation = {side: median * flops / H100_BF16 for side, median in medians.items()}
+    ratio = medians["megatron"] / medians["torch"]
+    line = (
+        f"{ratio:.2f}x ({medians['megatron']:.0f} against {medians['torch']:.0f} tokens/s), target 1.0x; "
+        f"{utilisation['megatron']:.0%} of {H100_BF16:.3g} FLOP/s{_target(model)}; "
+        f"{memory['megatron'] / _GIB:.1f} GiB against {memory['torch'] / _GIB:.1f}"
+    )
+    place.say(f"gpu, {model.name}: {line}")
+    told: dict[str, JSON] = {
+        side: {
+            "tokens_per_s": listed(of),
+            "median": medians[side],
+            "spread": spread(of, medians[side]),
+            "model_flop_utilisation": utilisation[side],
+            "memory_bytes": memory[side],
+        }
+        for side, of in rates.items()
+    }
+    return Row(f"gpu, {model.name}", line, {"ratio": ratio, "flops_per_token": flops, "sides": told})
+
+
+def _target(model: GpuModel) -> str:
+    return "" if model.utilisation is None else f", target {model.utilisation:.0%}"
+
+
+async def _round(build: _Build, batch: TrainBatch, gpu: GpuSettings) -> _Round:
+    with build() as trainer:
+        await trainer.update(batch)
+        started = time.perf_counter()
+        for _ in range(gpu.updates):
+            await trainer.update(batch)
+        seconds = time.perf_counter() - started
+        return _Round(gpu.updates * sum(gpu.lengths) / seconds, _used(gpu.device))
+
+
+def _used(device: str) -> int:
+    """Bytes of the card that anybody has; both trainers keep what they once needed."""
+    if device != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+@contextmanager
+def _plain(work: Work, place: Place) -> Iterator[Trainer]:
+    yield place.plain(work)
+    gc.collect()
+    if work.device == "cuda":
+        torch.cuda.empty_cache()
