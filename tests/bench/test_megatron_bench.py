@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from agentrl.bench.megatron import everything
+from agentrl.bench.megatron import everything, gpu
 from agentrl.bench.megatron.everything import bench_megatron
 from agentrl.bench.megatron.flops import forward_flops
 from agentrl.bench.megatron.place import batch_of
@@ -89,15 +89,15 @@ def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
     assert {8 <= length <= 16 for length in SETTINGS.workloads[-1].lengths} == {True}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_its_section_is_left_out_or_refused(monkeypatch):
     ran, said = [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in everything.SECTIONS:
         monkeypatch.setitem(everything.SECTIONS, name, partial(nothing, ran, name))
     bench_megatron(settings=SETTINGS, say=said.append)
     assert ran == ["step", "publish", "layouts"]
     assert said == ["left out: gpu (torch sees no GPU)"]
-    monkeypatch.undo()
+    monkeypatch.setitem(everything.SECTIONS, "gpu", gpu.bench)
     with pytest.raises(UserError, match="Section gpu needs a GPU"):
         bench_megatron(only=["gpu"])
 
