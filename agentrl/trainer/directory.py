@@ -18,6 +18,9 @@ def whole_directory(target: Path) -> Iterator[Path]:
     target = target.absolute()
     coming, going = (target.with_name(f".{target.name}.{state}") for state in ("coming", "going"))
     target.parent.mkdir(parents=True, exist_ok=True)
+    if going.exists() and not target.exists():
+        # The last write was killed between its two renamings.
+        os.replace(going, target)
     for leftover in (coming, going):
         shutil.rmtree(leftover, ignore_errors=True)
     written = False

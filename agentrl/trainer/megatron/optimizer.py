@@ -89,6 +89,5 @@ class Optimizer:
     def resume(self, done: Done) -> Iterator[Part]:
         """Go on after what was done; the parts that this rank keeps then, to be written into."""
         self._done = done
-        if done.stepped:
-            begin_moments(self._inner, self._network.pieces(), steps=done.stepped)
+        begin_moments(self._inner, self._network.pieces(), steps=done.stepped)
         return self.parts()

@@ -18,11 +18,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Part(NamedTuple):
     """The part of a parameter that this rank steps with; all of it without the distributed optimizer.
 
-    main: its values, in fp32 and flat. moments: AdamW's means by name, as flat; none before the first step.
+    main: its values, in fp32 and flat; is_copy: the parameter has them in half precision. moments: AdamW's
+    means by name, as flat; none before the first step.
     """
 
     name: str
     main: Tensor
+    is_copy: bool
     moments: dict[str, Tensor]
 
 
@@ -34,13 +36,15 @@ def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[P
         if main is not None:
             state = only.optimizer.state.get(main, {})
             moments = {name: state[name].view(-1) for name in MOMENTS if name in state}
-            yield Part(piece.placed.megatron, main.detach().view(-1), moments)
+            is_copy = main.dtype != piece.parameter.dtype
+            yield Part(piece.placed.megatron, main.detach().view(-1), is_copy, moments)
 
 
 def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps: int) -> None:
     """Room for the means of every part, as after so many steps; what is in it is to be written."""
     (only,) = optimizer.chained_optimizers
-    for piece in pieces:
+    only.optimizer.state.clear()
+    for piece in pieces if steps else ():
         main = _main_of(only, piece.parameter)
         if main is not None:
             moments = {name: torch.zeros_like(main) for name in MOMENTS}

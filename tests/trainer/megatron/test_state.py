@@ -75,6 +75,7 @@ async def test_a_state_from_before_the_first_step(tmp_path):
         one.save_state(str(tmp_path / "state"))
         told = await learn(one, [0])
     with trainer_on(tmp_path, ref=False, ranks=1) as another:
+        await learn(another, [7])
         another.load_state(str(tmp_path / "state"))
         assert await learn(another, [0]) == told
 

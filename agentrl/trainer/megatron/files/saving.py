@@ -74,7 +74,8 @@ def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
 
 
 def _named(part: Part) -> Iterator[tuple[str, Tensor]]:
-    yield f"{part.name}.main", part.main
+    if part.is_copy:
+        yield f"{part.name}.main", part.main
     for name, moment in part.moments.items():
         yield f"{part.name}.{name}", moment
 
