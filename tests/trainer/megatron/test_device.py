@@ -9,8 +9,13 @@ from pathlib import Path
 import torch
 
 from agentrl.trainer.megatron.config import MegatronConfig
-from tests.trainer.megatron.equality import part_of
+from agentrl.trainer.megatron.model.shape import shape_of
+from agentrl.trainer.megatron.plan import Learning
+from tests.trainer.megatron.equality import part_of, share_of
+from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.test_losses import LOSSES, batch
 from tests.trainer.megatron.together import Ranks
+from tests.trainer.tiny import settings
 
 KNOWN = Path(__file__).parent / "asked.txt"
 
@@ -48,19 +53,36 @@ def test_only_megatron_is_told_of_a_gpu():
     ) is not torch.cuda.is_available()
 
 
+def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
+    """Runs in a rank: a step of the optimizer; whom it needed an answer for."""
+    from agentrl.trainer.megatron.device import asked
+    from agentrl.trainer.megatron.learner import Learner
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.outputs import logprobs_of
+
+    model, told = model_of("glm4"), batch("token mean")
+    network = Network(shape_of(model.config), layout, bf16=bf16)
+    network.load(model.state_dict().__getitem__)
+    learner = Learner(network, logprobs_of, Learning(LOSSES["grpo"], settings(bf16=bf16), 10))
+    learner.learn(share_of(layout, told.samples), told)
+    return dict(asked)
+
+
 def test_no_place_in_megatron_needs_an_answer_that_is_not_known():
     layouts = [
         {"tensor_model_parallel_size": 2, "sequence_parallel": True, "recompute_granularity": "full"},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
         {"context_parallel_size": 2},
     ]
+    asked: set[str] = set()
     with Ranks(2) as ranks:
-        parts = [
-            part
-            for sizes in layouts
-            for part in ranks.run(part_of, MegatronConfig(actor_num_gpus_per_node=2, **sizes), "glm4")
-        ]
-    asked = {key for part in parts for key in part.asked} - {"pretending"}
+        for sizes in layouts:
+            parts = ranks.run(part_of, MegatronConfig(actor_num_gpus_per_node=2, **sizes), "glm4")
+            asked |= {key for part in parts for key in part.asked}
+        for distributed, bf16 in ((True, True), (False, True), (True, False), (False, False)):
+            layout = MegatronConfig(actor_num_gpus_per_node=2, use_distributed_optimizer=distributed)
+            asked |= {key for one in ranks.run(step_of, layout, bf16) for key in one}
+    asked -= {"pretending"}
     known = (
         set(KNOWN.read_text(encoding="utf-8").split("\n")) - {""} if not torch.cuda.is_available() else set()
     )
