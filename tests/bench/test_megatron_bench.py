@@ -59,9 +59,8 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    "section", [x if x == "publish" else pytest.param(x, marks=pytest.mark.full) for x in ROWS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("section", ROWS)
 def test_every_row_is_told_with_all_its_repeats(section):
     threads, said = torch.get_num_threads(), []
     result = bench_megatron(only=[section], settings=SMALL, say=said.append)

@@ -264,6 +264,7 @@ def test_nobody_waits_forever():
         be_guest(seat(1, 3, port), patience_s=0.2)
 
 
+@pytest.mark.full
 def test_torchrun_trains_to_the_same_weights_as_we_do(tmp_path):
     ours, theirs = (tmp_path / name for name in ("ours", "theirs"))
     ours.mkdir()

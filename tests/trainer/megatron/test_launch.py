@@ -197,7 +197,8 @@ def test_a_run_that_is_killed_leaves_no_rank_and_no_file(tmp_path, sign):
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("agentrl")]
 
 
-@pytest.mark.parametrize("everyone", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("everyone", [True, False])
 def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
     with running(train_command(tmp_path, world="Slow", **ENDLESS), tmp_path) as driver:
         wait_for_training(driver, tmp_path)

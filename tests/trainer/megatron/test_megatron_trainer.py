@@ -202,6 +202,7 @@ async def test_the_optimizers_state_may_be_whole_on_every_rank(tmp_path, layout)
     assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], **whole))
 
 
+@pytest.mark.full
 async def test_networks_that_rest_are_as_they_were(tmp_path):
     assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], critic=True, offload=True, **LAYOUTS["DP2"]))
 
@@ -250,7 +251,7 @@ async def test_a_teacher_is_another_model(tmp_path):
         beside=Beside(teacher=wise),
     )
     models = {"teacher": str(tmp_path / "teacher")}
-    with trainer_on(tmp_path, ref=False, models=models, **LAYOUTS["PP2"]) as trainer:
+    with trainer_on(tmp_path, ref=False, models=models, ranks=1) as trainer:
         scored = [await one.score(told.samples, ("old", "teacher")) for one in (trainer, plain)]
         for role in ("old", "teacher"):
             for ours, theirs in zip(*(getattr(one, role) for one in scored), strict=True):
@@ -258,6 +259,7 @@ async def test_a_teacher_is_another_model(tmp_path):
         assert max(np.abs(a - b).max() for a, b in zip(scored[0].old, scored[0].teacher, strict=True)) > 0.1
 
 
+@pytest.mark.full
 async def test_a_gradient_that_is_no_number_is_thrown_away(tmp_path):
     told = batch()
     poisoned = replace(

@@ -150,7 +150,7 @@ def quick_or_full(names, quick) -> list:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
-@pytest.mark.parametrize("layout", quick_or_full(LAYOUTS, QUICK))
+@pytest.mark.parametrize("layout", quick_or_full(LAYOUTS, QUICK[1:]))
 @pytest.mark.parametrize("kind", quick_or_full(CONFIGS, ["qwen2"]))
 async def test_before_the_first_step_it_is_the_checkpoint_bit_for_bit(tmp_path, layout, kind):
     sink = Kept()
@@ -255,6 +255,7 @@ def rooms(pid: int | str = "self") -> set[str]:
     return set(re.findall(r"(\d+) +/memfd:agentrl-bucket", maps))
 
 
+@pytest.mark.full
 async def test_what_a_sink_keeps_stays_and_what_it_lets_go_is_filled_again(tmp_path):
     found: dict[bool, set[str]] = {True: set(), False: set()}
     # No parameter is larger, so that any room is large enough.
@@ -277,7 +278,7 @@ def resident_bytes(pid: int) -> int:
     return sum(1024 * int(found) for found in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", told))
 
 
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps", [pytest.param(True, marks=pytest.mark.full), False])
 @pytest.mark.parametrize("layout", ["TP2+SP", pytest.param("PP2", marks=pytest.mark.full)])
 async def test_no_rank_holds_more_than_some_buckets_however_slow_the_sink(tmp_path, layout, keeps):
     large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16}

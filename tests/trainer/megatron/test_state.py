@@ -12,14 +12,20 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.errors import ConfigError, ModelLoadError, TrainerError
+from agentrl.losses import PolicyLoss
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.files import saved
+from agentrl.trainer.megatron.plan import Done, Learning, Plan
+from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.weights.codec import bytes_of
-from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, Kept, trainer_on
+from tests.trainer.megatron.models import model_of
+from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, Kept, learns, trainer_on
 from tests.trainer.test_roles import with_returns
-from tests.trainer.tiny import batch
+from tests.trainer.tiny import batch, tokenizer
 
 CASES = {
     "TP2, a critic": {"critic": True, **LAYOUTS["TP2"]},
-    "DP2, bf16": {"bf16": True, **LAYOUTS["DP2"]},
+    "DP2, a critic, bf16": {"critic": True, "bf16": True, **LAYOUTS["DP2"]},
     "DP2, a critic": {"critic": True, **LAYOUTS["DP2"]},
     "DP2, whole on every rank": {"use_distributed_optimizer": False, **LAYOUTS["DP2"]},
     "DP2, whole on every rank, bf16": {"use_distributed_optimizer": False, "bf16": True, **LAYOUTS["DP2"]},
@@ -27,7 +33,7 @@ CASES = {
     "PP2, virtual, tied": {"kind": "qwen3, tied", **LAYOUTS["PP2, virtual"]},
     "TP2+SP, networks that rest": {"offload": True, "critic": True, **LAYOUTS["TP2+SP"]},
 }
-QUICK = ("TP2, a critic", "DP2, bf16")
+QUICK = ("DP2, a critic, bf16",)
 
 
 def steps(number: int):
@@ -110,16 +116,33 @@ async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, m
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 
 
-async def test_what_does_not_fit_is_told(tmp_path):
-    state = tmp_path / "state"
-    with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as one:
-        with pytest.raises(ModelLoadError, match=r"trainer.json cannot be read"):
-            one.load_state(str(state))
-        one.save_state(str(state))
-    for says, sizes in (
-        ("was saved with tensor_model_parallel_size = 2, this trainer has 1", LAYOUTS["DP2"]),
-        ("networks = policy, this trainer has critic and policy", {"critic": True, **LAYOUTS["TP2"]}),
+def plan_of(folder, critic=False, **sizes) -> Plan:
+    learning = Learning(PolicyLoss(), learns(), 6)
+    return Plan(
+        layout=MegatronConfig(actor_num_gpus_per_node=2, **sizes),
+        policy=learning,
+        models={"old": str(folder / "model")},
+        critic=learning if critic else None,
+    )
+
+
+def test_what_does_not_fit_is_told(tmp_path):
+    state, plan = tmp_path / "state", plan_of(tmp_path, **LAYOUTS["TP2"])
+    save_model(model_of("qwen3"), tokenizer(), str(tmp_path / "model"))
+    with pytest.raises(ModelLoadError, match=r"trainer.json cannot be read"):
+        saved.opened(state, plan)
+    saved.begin(state, plan)
+    saved.finish(state, plan, 3, {"old": Done(3, 1)})
+    assert saved.opened(state, plan) == (3, {"old": Done(3, 1)})
+    for says, other in (
+        ("was saved with tensor_model_parallel_size = 2, this trainer has 1", plan_of(tmp_path)),
+        (
+            "networks = policy, this trainer has critic and policy",
+            plan_of(tmp_path, critic=True, **LAYOUTS["TP2"]),
+        ),
     ):
-        other = trainer_on(tmp_path, ref=False, **sizes)
-        with other as trainer, pytest.raises(ConfigError, match=says):
-            trainer.load_state(str(state))
+        with pytest.raises(ConfigError, match=says):
+            saved.opened(state, other)
+    (state / saved.ABOUT).write_text("{}")
+    with pytest.raises(ModelLoadError, match="not as a trainer writes it"):
+        saved.opened(state, plan)
