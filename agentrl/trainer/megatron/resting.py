@@ -31,9 +31,9 @@ class Resting:
             self._put_away()
 
     def _put_away(self) -> None:
-        storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors()
-        }
+        found = [tensor.untyped_storage() for tensor in self._tensors()]
+        # Memory of the CPU that numpy has seen stays where it is; there is nothing to win there.
+        storages = {storage.data_ptr(): storage for storage in found if storage.resizable()}
         # Pinned memory is slow to get: what was there before is used again.
         rooms = [room for _, room in self._kept]
         self._kept = []
