@@ -35,24 +35,6 @@ RECOMPUTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def alone():
-    with Ranks(1) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def pair():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 def check(ranks: Ranks, kind: str, *, tolerance: float = 1e-5, **sizes) -> None:
     # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
     layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)

@@ -38,18 +38,6 @@ LOSSES = {
 VALUE_LOSS = ValueLoss(value_clip=0.3)
 
 
-@pytest.fixture(scope="module")
-def pair():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 @lru_cache
 def batch(weighting: str, *, one: bool = False) -> TrainBatch:
     """Episodes of up to three samples each; old logprobs so near that some ratios are clipped.
