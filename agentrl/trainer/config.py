@@ -42,7 +42,8 @@ class TrainerConfig(Section):
     """Most tokens that go through the model at once (tokens). It changes speed and memory, never the
     gradient; a longer sample goes alone."""
     bf16: bool = False
-    """Multiply matrices in bfloat16; the weights and the optimizer stay in fp32."""
+    """Multiply matrices in bfloat16; the optimizer steps in fp32. Megatron publishes bfloat16, the torch
+    trainer fp32."""
 
     @model_validator(mode="after")
     def _falls(self) -> TrainerConfig:
