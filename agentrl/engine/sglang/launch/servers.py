@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -66,6 +66,7 @@ class Servers:
         else:
             self.router = RouterProcess(groups[0].settings, self.servers)
         self._say = say
+        self._starting: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
 
     @property
@@ -85,11 +86,11 @@ class Servers:
             EngineUnavailableError: a server, or the router, does not come up.
         """
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._stop)
             # A mistake is told before anything is started.
             for server in self.servers:
                 await server.command()
             self._say(f"starting {_many(len(self.servers))}")
+            stack.push_async_callback(self._stop)
             await self._start()
             self._stack = stack.pop_all()
         return self
@@ -100,7 +101,11 @@ class Servers:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        await _all_of([self._started(part) for part in self._parts])
+        self._starting = [asyncio.create_task(self._started(part)) for part in self._parts]
+        # Interrupted, this does not wait for them: `_stop` does, once it has told what it is about.
+        ended, _ = await asyncio.wait(self._starting, return_when=asyncio.FIRST_EXCEPTION)
+        for task in ended:
+            await task
         if self.router is not None:
             for server in self.servers:
                 await self.router.add(server.url)
@@ -112,11 +117,13 @@ class Servers:
         self._say(f"{part.name} is up at {part.url} after {time.monotonic() - began:.1f} s")
 
     async def _stop(self) -> None:
-        if any(part.running for part in self._parts):
-            self._say(f"stopping {_many(len(self.servers))}")
+        self._say(f"stopping {_many(len(self.servers))}")
         # First all are told, without an await: whoever interrupts the waiting keeps no server alive.
+        for task in self._starting:
+            task.cancel()
         for part in self._parts:
             part.ask_to_end()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         for part in self._parts:
             await part.stop()
 
@@ -139,17 +146,6 @@ def _servers(groups: Sequence[Group]) -> tuple[ServerProcess, ...]:
 def _shares(group: Group) -> list[Sequence[str]]:
     each = len(group.gpus) // group.count
     return [group.gpus[i * each : (i + 1) * each] for i in range(group.count)]
-
-
-async def _all_of(works: Sequence[Awaitable[None]]) -> None:
-    """Wait for all; where one fails, the others are cancelled and its error is raised by itself."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _many(count: int) -> str:
