@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.transports import Delivery, Loaded
 from agentrl.engine.sglang.transports.inside import LOADER
+from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket
 from agentrl.weights import checksum, manifest_of, pack_buckets
@@ -44,13 +47,30 @@ async def test_what_a_server_holds_is_compared_with_what_the_trainer_has(tmp_pat
                 other.model.layer.place("up_proj.weight")[0, 0] += 1
 
         other.before = damage
-        with pytest.raises(EngineError, match="holds other weights than version 2"):
+        with pytest.raises(EngineError, match=r"holds another layer\.up_proj\.weight than was sent"):
             await made.send(2)
         await made.serve(1)
         assert made.lost == []
         other.before = lambda path, body: None
         await made.send(3)
         await made.serve(3)
+
+
+class Doubting(SharedMemory):
+    """Version 2 arrives with another checksum than the trainer has."""
+
+    async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
+        loaded = await super().send(servers, delivery)
+        changed = delivery.version == 2
+        return {server: Loaded(delivery.checksum + changed, one.unread) for server, one in loaded.items()}
+
+
+async def test_a_checksum_that_a_server_tells_is_compared(tmp_path: Path) -> None:
+    async with rig(tmp_path, Scheduler(), transport=Doubting(tmp_path)) as made:
+        await made.send(1)
+        with pytest.raises(EngineError, match="holds other weights than version 2 has"):
+            await made.send(2)
+        await made.serve(1)
 
 
 async def test_a_server_that_cannot_go_back_is_lost_and_serves_nothing(tmp_path: Path) -> None:

@@ -81,6 +81,19 @@ async def test_every_rank_tells_what_arrived(tmp_path: Path) -> None:
     async with rig(tmp_path, Scheduler(tp_size=2)) as made:
         await made.send(1)
         await made.serve(1)
+        ranks = made.schedulers[0]
+
+        def damage(path: str, body: dict) -> None:
+            for file in tmp_path.glob("agentrl-weights-*"):
+                if path == "/update_weights_from_tensor" and (data := bytearray(file.read_bytes())):
+                    data[0] ^= 1
+                    file.write_bytes(data)
+                    ranks.before = lambda path, body: None
+
+        ranks.before = damage
+        with pytest.raises(EngineError, match="arrived damaged in http"):
+            await made.send(2)
+        await made.serve(1)
 
 
 @pytest.mark.parametrize(("sent", "kept"), [("bfloat16", "float32"), ("float32", "bfloat16")])

@@ -1,10 +1,13 @@
+import hashlib
 import zlib
 
+import numpy as np
 import pytest
 import torch
+import xxhash
 
 from agentrl.weights import checksum, manifest_of, pack_buckets
-from agentrl.weights.checksum import added_up, digest
+from agentrl.weights.checksum import added_up, crcs_of, digest
 from agentrl.weights.delta import checksum_of
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -41,6 +44,19 @@ def test_it_is_a_64_bit_number_that_reproduces():
 
 def test_large_tensors_among_small_ones_count_like_any_other():
     named = [(f"{n}", torch.arange(n, n + size)) for n, size in enumerate([3, 300_000, 5, *[200_000] * 9, 2])]
-    crcs = [zlib.crc32(tensor.numpy().tobytes()) for _, tensor in named]
-    wanted = added_up(digest(spec, crc) for spec, crc in zip(manifest_of(named), crcs, strict=True))
+    data = [np.frombuffer(tensor.numpy().tobytes(), dtype=np.uint8) for _, tensor in named]
+    wanted = added_up(map(digest, manifest_of(named), data))
     assert checksum(named) == checksum_of(pack_buckets(named, 4_000_000)) == wanted
+
+
+def test_bytes_are_hashed_by_xxh3_and_for_others_by_crc32():
+    named = [("a", A), ("b", torch.arange(300_000)), ("c", torch.empty(0, 3))]
+    told = [f"{name}\0{str(t.dtype)[6:]}\0{tuple(t.shape)}\0{xxh3(t)}".encode() for name, t in named]
+    digests = [int.from_bytes(hashlib.blake2b(one, digest_size=8).digest(), "little") for one in told]
+    assert checksum(named) == sum(digests) % 2**64
+    wanted = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in named}
+    assert crcs_of(*pack_buckets(named, 1000)) == wanted
+
+
+def xxh3(tensor: torch.Tensor) -> int:
+    return xxhash.xxh3_64(tensor.numpy().tobytes()).intdigest()

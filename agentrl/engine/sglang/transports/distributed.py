@@ -20,6 +20,7 @@ from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, r
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.serving import bound
+from agentrl.weights.checksum import crcs_of
 from agentrl.weights.codec import dtype_named, slices
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
@@ -113,7 +114,8 @@ class Distributed:
             if not whole:
                 await self._leave()
         self._given = dict.fromkeys(servers, delivery.version)
-        loaded = await asyncio.gather(*(self._loaded(server, delivery) for server in servers))
+        crcs = await asyncio.to_thread(crcs_of, *delivery.buckets) if self._readable else {}
+        loaded = await asyncio.gather(*(self._loaded(server, delivery, crcs) for server in servers))
         return dict(zip(servers, loaded, strict=True))
 
     async def close(self) -> None:
@@ -196,10 +198,10 @@ class Distributed:
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
                 raise answer
 
-    async def _loaded(self, server: Server, delivery: Delivery) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, crcs: Mapping[str, int]) -> Loaded:
         if server not in self._readable:
             return Loaded(None, len(delivery.manifest))
-        return await read_back(server, delivery, self._folder)
+        return await read_back(server, delivery, crcs, self._folder)
 
 
 async def _load(server: Server, group: str, specs: Sequence[TensorSpec]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,7 +26,6 @@ from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
 from agentrl.protocols import TensorSpec
 from agentrl.types import JSON
-from agentrl.weights.checksum import added_up, digest
 from agentrl.weights.codec import dtype_named, slices
 
 LOADER = "agentrl_sglang.load"
@@ -122,32 +122,36 @@ async def ask(
         return [_read(server, path) for path in replies]
 
 
-async def read_back(server: Server, delivery: Delivery, folder: Path) -> Loaded:
-    """What a server without tensor parallelism holds now.
+async def read_back(server: Server, delivery: Delivery, crcs: Mapping[str, int], folder: Path) -> Loaded:
+    """Compare what a server without tensor parallelism holds now with what was sent.
 
     A tensor that it keeps in another dtype is compared with what was sent, cast to that dtype.
 
+    crcs: of what was sent, by name.
+
     Raises:
-        EngineError: it cannot be read, or was cast to something else.
+        EngineError: it cannot be read, or holds something else.
     """
     tensors: JSON = [[spec.name, list(spec.shape), spec.dtype] for spec in delivery.manifest]
     (told,) = await ask(server, 1, {"action": "read", "tensors": tensors}, folder)
-    return await asyncio.to_thread(_compared, server, delivery, told)
+    return await asyncio.to_thread(_compared, server, delivery, crcs, told)
 
 
-def _compared(server: Server, delivery: Delivery, told: Mapping[str, Crc | None]) -> Loaded:
-    digests, unread = [], 0
+def _compared(
+    server: Server, delivery: Delivery, crcs: Mapping[str, int], told: Mapping[str, Crc | None]
+) -> Loaded:
+    unread = 0
     for bucket in delivery.buckets:
         for spec, data in slices(bucket):
             got = told.get(spec.name)
             unread += got is None
-            if got is not None and got.dtype == spec.dtype:
-                digests.append(digest(spec, got.crc))
-                continue
-            if got is not None and got.crc != _cast_crc(spec, data.tobytes(), got.dtype):
+            if got is not None and got.crc != _wanted(spec, data, got.dtype, crcs):
                 raise EngineError(f"{server.url} holds another {spec.name} than was sent; send it again.")
-            digests.append(digest(spec, zlib.crc32(data.data)))
-    return Loaded(added_up(digests), unread)
+    return Loaded(delivery.checksum, unread)
+
+
+def _wanted(spec: TensorSpec, data: npt.NDArray[np.uint8], dtype: str, crcs: Mapping[str, int]) -> int:
+    return crcs[spec.name] if dtype == spec.dtype else _cast_crc(spec, data.tobytes(), dtype)
 
 
 def _cast_crc(spec: TensorSpec, data: bytes, dtype: str) -> int:

@@ -21,7 +21,7 @@ from agentrl.engine.sglang.transports.inside import (
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
 from agentrl.types import JSON
-from agentrl.weights.checksum import added_up, digest
+from agentrl.weights.checksum import crcs_of
 from agentrl.weights.codec import slices
 
 _ALIGNMENT = 64
@@ -62,26 +62,28 @@ class SharedMemory:
         Raises:
             EngineError: a server did not load them, or there is no room for a bucket.
         """
-        digests: dict[Server, list[int]] = {server: [] for server in servers}
+        crcs: dict[str, int] = {}
         for bucket in delivery.buckets:
             with shared_file(self._folder) as path:
-                tensors = await asyncio.to_thread(_written, path, bucket)
-                calls = [self._load(server, bucket, path, tensors) for server in servers]
+                tensors, sent = await asyncio.gather(
+                    asyncio.to_thread(_written, path, bucket), asyncio.to_thread(crcs_of, bucket)
+                )
+                calls = [self._load(server, sent, path, tensors) for server in servers]
                 # Every call has ended before the file goes: a server may be mapping it.
                 answers = await asyncio.gather(*calls, return_exceptions=True)
-            for server, answer in zip(servers, answers, strict=True):
+            for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
-                digests[server] += answer
-        loaded = [self._loaded(server, delivery, digests[server]) for server in servers]
+            crcs |= sent
+        loaded = [self._loaded(server, delivery, crcs) for server in servers]
         return dict(zip(servers, await asyncio.gather(*loaded), strict=True))
 
     async def close(self) -> None:
         """Nothing is left behind."""
         self._ranks = {}
 
-    async def _load(self, server: Server, bucket: Bucket, path: Path, tensors: JSON) -> list[int]:
-        """The digests of a bucket as it arrived in the ranks; none where it will be read back."""
+    async def _load(self, server: Server, crcs: Mapping[str, int], path: Path, tensors: JSON) -> None:
+        """Have it load a file. Ranks that hold parts, and are not read back, tell what arrived: all of it."""
         ranks = self._ranks[server]
         message: dict[str, JSON] = {
             "action": "load",
@@ -92,14 +94,14 @@ class SharedMemory:
         told = await ask(server, ranks, message, self._folder)
         if any(one != told[0] for one in told):
             raise EngineError(f"the ranks of {server.url} did not get the same weights; send them again.")
-        arrived = told[0]
-        known = [(spec, arrived.get(spec.name)) for spec in bucket.tensors]
-        return [digest(spec, crc.crc) for spec, crc in known if crc is not None]
+        arrived = {name: crc.crc for name, crc in told[0].items() if crc is not None}
+        if ranks > 1 and arrived != crcs:
+            raise EngineError(f"weights arrived damaged in {server.url}; send them again.")
 
-    async def _loaded(self, server: Server, delivery: Delivery, digests: Sequence[int]) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, crcs: Mapping[str, int]) -> Loaded:
         if self._ranks[server] == 1:
-            return await read_back(server, delivery, self._folder)
-        return Loaded(added_up(digests), len(delivery.manifest))
+            return await read_back(server, delivery, crcs, self._folder)
+        return Loaded(delivery.checksum, len(delivery.manifest))
 
 
 def _written(path: Path, bucket: Bucket) -> JSON:

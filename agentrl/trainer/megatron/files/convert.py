@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -133,7 +132,7 @@ class _Tally:
         """The tensor as it will be written."""
         tensor = tensor.to(dtype_named(self.dtype))
         (spec,) = manifest_of([(name, tensor)])
-        self._digests.append(digest(spec, zlib.crc32(bytes_of(tensor).data)))
+        self._digests.append(digest(spec, bytes_of(tensor)))
         self._bytes += size_of(spec)
         return spec, tensor
 
