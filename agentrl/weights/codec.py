@@ -84,10 +84,20 @@ def unpack(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
     """
     for spec, data in slices(bucket):
-        # A copy, because tensors that follow an odd-sized one are not aligned to their dtype.
-        tensor = torch.empty(spec.shape, dtype=dtype_named(spec.dtype))
-        bytes_of(tensor)[:] = data
-        yield spec.name, tensor
+        yield spec.name, _copy(spec, data)
+
+
+def views(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+    """Yield a bucket's tensors; they share its memory where it is aligned to their dtype: do not write to it.
+
+    Raises:
+        ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
+    """
+    for spec, data in slices(bucket):
+        dtype = dtype_named(spec.dtype)
+        # torch takes no memory that it must not write to, nor empty memory as it comes.
+        shared = len(data) and data.flags.writeable and data.ctypes.data % dtype.itemsize == 0
+        yield spec.name, torch.from_numpy(data).view(dtype).view(spec.shape) if shared else _copy(spec, data)
 
 
 def size_of(spec: TensorSpec) -> int:
@@ -116,6 +126,13 @@ def dtype_named(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch has no dtype named {name!r}")
     return dtype
+
+
+def _copy(spec: TensorSpec, data: npt.NDArray[np.uint8]) -> Tensor:
+    # Tensors that follow an odd-sized one are not aligned to their dtype.
+    tensor = torch.empty(spec.shape, dtype=dtype_named(spec.dtype))
+    bytes_of(tensor)[:] = data
+    return tensor
 
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.embedded import EmbeddedEngine, staging
-from agentrl.engine.embedded.architecture import Architecture, read_architecture
+from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.errors import EngineError
 from agentrl.protocols import Sampling
@@ -20,6 +21,8 @@ from tests.engine.subjects import logits_of, tiny
 
 OLD = tiny("qwen3", seed=0)
 NEW = tiny("qwen3", seed=1)
+UNTIED = tiny("qwen3", seed=0, tie_word_embeddings=False)
+HEAD = "lm_head.weight"
 Named = list[tuple[str, torch.Tensor]]
 
 
@@ -92,21 +95,50 @@ async def test_weights_of_another_dtype_are_checked_and_then_cast() -> None:
     assert got.logprobs.tolist() == wanted.logprobs.tolist()
 
 
-@pytest.mark.parametrize("part", ["load_layer", "load_outer"])
+@pytest.mark.parametrize("part", ["load_layer", "load_embedding", "load_norm", "load_head"])
 async def test_weights_that_were_loaded_wrongly_are_refused(
     monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     right = getattr(staging, part)
 
-    def wrong(architecture: Architecture, named: dict[str, torch.Tensor], *more: object) -> object:
-        last = max(named)
-        return right(architecture, {**named, last: named[last] + 1}, *more)
+    def wrong(*told: object) -> object:
+        return right(*(damaged(one) if isinstance(one, dict) else one for one in told))
 
-    engine = engine_of()
+    def damaged(named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        last = max(named)
+        return {**named, last: named[last] + 1}
+
+    engine = engine_of(UNTIED)
     monkeypatch.setattr(staging, part, wrong)
     with pytest.raises(EngineError, match="arrived damaged"):
-        await send(engine, list(named_weights(NEW)))
-    await expect_serving(engine, OLD, 0)
+        await send(engine, list(named_weights(tiny("qwen3", seed=1, tie_word_embeddings=False))))
+    await expect_serving(engine, UNTIED, 0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+async def test_a_head_is_read_back_also_where_it_is_the_embedding(tied: bool) -> None:
+    engine = engine_of(tiny("qwen3", seed=0, tie_word_embeddings=tied))
+    model = tiny("qwen3", seed=1, tie_word_embeddings=tied)
+    named = [(name, tensor) for name, tensor in named_weights(model) if name != HEAD]
+    embedding = dict(named)["model.embed_tokens.weight"]
+    head = embedding if tied else model.lm_head.weight.detach()
+    for order in (named, named[::-1]):
+        await send(engine, [*order, (HEAD, head)])
+        await expect_serving(engine, model, 1)
+    if tied:
+        with pytest.raises(EngineError, match="arrived damaged"):
+            await send(engine, [(HEAD, head + 1), *named])
+
+
+@pytest.mark.parametrize("max_bytes", [5_000, 100_000_000])
+async def test_what_a_bucket_held_is_not_looked_at_again(max_bytes: int) -> None:
+    engine, named = engine_of(), list(named_weights(NEW))
+    async with engine.sink.begin(manifest_of(named[::-1]), 1) as transaction:
+        for bucket in pack_buckets(named[::-1], max_bytes):
+            await transaction.put(bucket)
+            bucket.data[:] = 255
+        await transaction.commit(checksum(named))
+    await expect_serving(engine, NEW, 1)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from torch import nn
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets, unpack
+from agentrl.weights.codec import views
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 
@@ -71,6 +72,26 @@ def test_arrived_tensors_do_not_share_memory_with_the_bucket():
     ((_, arrived),) = unpack(bucket)
     bucket.data[:] = 255
     assert torch.equal(arrived, torch.zeros(3))
+
+
+@settings(deadline=None)
+@given(kinds=st.lists(st.sampled_from(DTYPES), max_size=6), writeable=st.booleans())
+def test_views_hold_what_copies_do(kinds, writeable):
+    sent = tensors([(3, n % 2) for n in range(len(kinds))], kinds)
+    for bucket in pack_buckets(sent, 2**20):
+        bucket.data.flags.writeable = writeable
+        for (name, viewed), (_, copied) in zip(views(bucket), unpack(bucket), strict=True):
+            assert (name, viewed.dtype, viewed.shape) == (name, copied.dtype, copied.shape)
+            assert torch.equal(viewed, copied)
+
+
+def test_views_share_memory_where_it_is_aligned():
+    sent = [("a", torch.zeros(3)), ("odd", torch.zeros(1, dtype=torch.int8)), ("b", torch.zeros(3))]
+    (bucket,) = pack_buckets(sent, 100)
+    viewed = dict(views(bucket))
+    bucket.data[:] = 255
+    assert viewed["a"].isnan().all()
+    assert torch.equal(viewed["b"], torch.zeros(3))
 
 
 @pytest.mark.parametrize(

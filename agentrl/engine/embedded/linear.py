@@ -15,7 +15,7 @@ _PACKED_FOR_ROWS = 32
 
 
 class Linear:
-    """y = x W^T + b, with W given as [outputs, inputs]."""
+    """y = x W^T + b, with W given as [outputs, inputs], and copied."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         self.bias_O = bias_O
@@ -23,7 +23,8 @@ class Linear:
         if self._packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), _PACKED_FOR_ROWS)
         else:
-            self._weight = weight_OI.t().contiguous()
+            # A copy in any case: of one row or column, both layouts are the same.
+            self._weight = weight_OI.t().clone(memory_format=torch.contiguous_format)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """[N, inputs] -> [N, outputs]."""

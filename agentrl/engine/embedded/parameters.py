@@ -18,6 +18,9 @@ _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _OUT = ("self_attn.o_proj",)
 _DOWN = ("mlp.down_proj",)
 
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+"""What is outside of the layers."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParameters:
@@ -69,17 +72,31 @@ def load_outer(
     architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype
 ) -> OuterParameters:
     """Embedding, last norm and head."""
-    embedding = named["model.embed_tokens.weight"].detach().to("cpu", dtype, copy=True)
-    head = embedding if architecture.tied else _cast(named, "lm_head.weight", dtype)
-    norm = RmsNorm(_rounded(named["model.norm.weight"], dtype), architecture.rms_norm_eps)
-    return OuterParameters(embedding, norm, Linear(head))
+    embedding = load_embedding(named, dtype)
+    head = Linear(embedding) if architecture.tied else load_head(named, dtype)
+    return OuterParameters(embedding, load_norm(architecture, named, dtype), head)
+
+
+def load_embedding(named: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """[tokens, width], a copy."""
+    return named[EMBEDDING].detach().to("cpu", dtype, copy=True)
+
+
+def load_norm(architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype) -> RmsNorm:
+    """The last one."""
+    return RmsNorm(_rounded(named[NORM], dtype), architecture.rms_norm_eps)
+
+
+def load_head(named: Mapping[str, Tensor], dtype: torch.dtype) -> Linear:
+    """One that is not the embedding."""
+    return Linear(_cast(named, HEAD, dtype))
 
 
 def named_outer(outer: OuterParameters) -> Iterator[tuple[str, Tensor]]:
     """The tensors, read back; the head's also where it is the embedding."""
-    yield "model.embed_tokens.weight", outer.embedding
-    yield "model.norm.weight", outer.norm.weight.to(outer.embedding.dtype)
-    yield "lm_head.weight", outer.head.dense()
+    yield EMBEDDING, outer.embedding
+    yield NORM, outer.norm.weight.to(outer.embedding.dtype)
+    yield HEAD, outer.head.dense()
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -101,8 +118,8 @@ def load_layer(
         return _cast(named, prefix + name, dtype)
 
     def fuse(names: tuple[str, ...]) -> Linear:
-        # What is put together is a copy, also of one alone.
-        weight = torch.cat([turned(name, cast(f"{name}.weight")) for name in names])
+        parts = [turned(name, cast(f"{name}.weight")) for name in names]
+        weight = torch.cat(parts) if len(parts) > 1 else parts[0]
         biased = prefix + f"{names[0]}.bias" in named
         bias = torch.cat([turned(name, cast(f"{name}.bias")) for name in names]) if biased else None
         return Linear(weight, bias)

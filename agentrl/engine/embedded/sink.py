@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import torch
@@ -12,7 +13,7 @@ from agentrl.engine.embedded.parameters import Parameters
 from agentrl.engine.embedded.staging import Staging
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.weights import unpack
+from agentrl.weights.codec import views
 
 Install = Callable[[Parameters, int], None]
 """Put new parameters into service under a version; returns when every later token is theirs."""
@@ -34,8 +35,10 @@ class EmbeddedSink:
             EngineError: the manifest leaves out a tensor, names a strange one or a wrong shape.
         """
         _check_manifest(manifest, self._architecture)
-        staging = Staging(self._architecture, self._dtype, [spec.name for spec in manifest])
-        yield Transaction(manifest, staging, lambda parameters: self._install(parameters, version))
+        names = [spec.name for spec in manifest]
+        with ThreadPoolExecutor(1) as beside:
+            staging = Staging(self._architecture, self._dtype, names, beside)
+            yield Transaction(manifest, staging, lambda parameters: self._install(parameters, version))
 
 
 class Transaction:
@@ -58,8 +61,7 @@ class Transaction:
             if self._missing.pop(spec.name, None) != spec:
                 raise EngineError(f"tensor {spec.name} came twice or differs from the manifest; start again.")
         try:
-            for name, tensor in unpack(bucket):
-                self._staging.add(name, tensor)
+            self._staging.add(views(bucket))
         except ValueError as error:
             raise EngineError(f"a bucket of weights cannot be read: {error}.") from error
 
@@ -74,7 +76,7 @@ class Transaction:
                 f"{len(self._missing)} tensors did not arrive, {next(iter(self._missing))} among them; "
                 "the old version serves on, send all of the manifest before commit."
             )
-        got = self._staging.checksum
+        got = self._staging.checksum()
         if got != checksum:
             raise EngineError(
                 f"the weights arrived damaged (checksum {got}, expected {checksum}); the old version serves "
