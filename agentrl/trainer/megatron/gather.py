@@ -1,22 +1,23 @@
-"""Weights of all ranks as a checkpoint's tensors on rank 0, in buckets, one parameter after the other."""
+"""Weights of all ranks as a checkpoint's tensors, in buckets of rank 0 that every rank lays its own into."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.launch.rooms import AHEAD, Filled, Room
+from agentrl.trainer.megatron.launch.neighbours import Neighbours
+from agentrl.trainer.megatron.launch.rooms import AHEAD, Filled
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
+from agentrl.trainer.megatron.model.rules import Run
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import dtype_named, size_of
 
@@ -30,41 +31,60 @@ class _Wanted(NamedTuple):
     tensors: tuple[TensorSpec, ...]
 
 
+_Load = tuple[_Wanted, ...]
+"""The parameters of a bucket."""
+
+
 @torch.no_grad()
 def gathered(
-    network: Network, manifest: Sequence[TensorSpec], max_bytes: int
+    network: Network, manifest: Sequence[TensorSpec], neighbours: Neighbours
 ) -> Generator[Filled, None, int]:
     """Every tensor of the manifest, in its order; every rank calls it, rank 0 alone is given buckets.
 
-    A bucket holds whole parameters, of at most `max_bytes` bytes together; a larger one travels alone. Those
-    that have shards send them one parameter at a time, and rank 0 lays them where they belong: no rank ever
-    holds more than one parameter, and rank 0 its buckets, beside its own part.
+    A bucket holds whole parameters, no more bytes than rooms that are kept; a larger one travels alone. Every
+    rank on the machine of rank 0 lays its shards where they belong in the bucket; others send theirs, one at
+    a time, and rank 0 lays them. Beside its own part, no rank holds more than a shard and rank 0's buckets.
 
     Returns:
         the checksum of all tensors; 0 on the other ranks.
     """
     mine = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
-    if dist.get_rank() != 0:
-        for placed in network.shape.rules():
-            if _sends(placed, network):
-                dist.send(mine[placed].contiguous(), 0)
-        return 0
+    loads = _loads(network, manifest, neighbours.free.max_bytes)
+    if dist.get_rank() == 0:
+        return (yield from _filled(loads, network, mine, neighbours))
+    for load in loads:
+        bytes_B = neighbours.open(None)
+        if bytes_B is None:
+            _send(load, network, mine)
+        else:
+            _lay(load, network, mine, bytes_B)
+        dist.barrier()
+    return 0
+
+
+def _filled(
+    loads: Iterable[_Load], network: Network, mine: _Mine, neighbours: Neighbours
+) -> Generator[Filled, None, int]:
+    """On rank 0: the buckets, and their checksum."""
     sums: list[Future[list[int]]] = []
-    free: list[Room] = []
-    # A checksum takes longer than to fill a room, and leaves this thread to do that.
+    # A checksum leaves this thread to fill the next room.
     with ThreadPoolExecutor(AHEAD) as beside:
-        for load in _loads(network, manifest, max_bytes):
-            room, tensors = _filled(load, network, mine, _room(max(_size(load), max_bytes), free))
+        for load in loads:
+            room, tensors = neighbours.free.take(_size(load)), _tensors(load)
+            neighbours.open(room)
+            _lay(load, network, mine, room.bytes_B)
+            _receive(load, network, neighbours.far, room.bytes_B)
+            dist.barrier()
             room.summed = beside.submit(digests_of, Bucket(tensors, room.bytes_B[: _size(load)].numpy()))
             sums.append(room.summed)
-            yield Filled(tensors, room, free)
+            yield Filled(tensors, room, neighbours.free)
         return added_up(digest for found in sums for digest in found.result())
 
 
-def _loads(network: Network, manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[tuple[_Wanted, ...]]:
+def _loads(network: Network, manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[_Load]:
     """The parameters of each bucket."""
     specs = iter(manifest)
-    load: tuple[_Wanted, ...] = ()
+    load: _Load = ()
     for placed in network.shape.rules():
         wanted = _Wanted(placed, tuple(islice(specs, len(placed.hf))))
         if load and _size((*load, wanted)) > max_bytes:
@@ -74,53 +94,63 @@ def _loads(network: Network, manifest: Sequence[TensorSpec], max_bytes: int) -> 
     yield load
 
 
-def _size(load: Sequence[_Wanted]) -> int:
+def _size(load: _Load) -> int:
     return sum(size_of(spec) for wanted in load for spec in wanted.tensors)
 
 
-def _room(num_bytes: int, free: list[Room]) -> Room:
-    """One that was used before, if it is large enough: fresh memory is slower to fill."""
-    room = free.pop() if free else None
-    if room is None or len(room.bytes_B) < num_bytes:
-        return Room(num_bytes)
-    if room.summed is not None:
-        room.summed.result()
-    return room
+def _tensors(load: _Load) -> tuple[TensorSpec, ...]:
+    return tuple(spec for wanted in load for spec in wanted.tensors)
 
 
-def _filled(
-    load: Sequence[_Wanted], network: Network, mine: _Mine, room: Room
-) -> tuple[Room, tuple[TensorSpec, ...]]:
-    dims = network.shape.dims(network.layout.tensor_model_parallel_size)
+def _places(load: _Load, bytes_B: Tensor) -> Iterator[tuple[_Wanted, list[Tensor]]]:
+    """Each parameter with the places of its tensors in a bucket."""
     offset = 0
     for wanted in load:
-        rule, shards = wanted.placed.rule, _shards(wanted, network, mine)
-        whole = rule.glue(shards) if len(shards) > 1 else shards[0]
-        for spec, part in zip(wanted.tensors, rule.part(whole, dims), strict=True):
-            room.at(offset, spec).copy_(part)
+        places = []
+        for spec in wanted.tensors:
+            flat_B = bytes_B[offset : offset + size_of(spec)]
+            places.append(flat_B.view(dtype_named(spec.dtype)).view(spec.shape))
             offset += size_of(spec)
-    return room, tuple(spec for wanted in load for spec in wanted.tensors)
+        yield wanted, places
 
 
-def _shards(wanted: _Wanted, network: Network, mine: _Mine) -> list[Tensor]:
-    """On rank 0: all different shards of a parameter, in the order of the tensor ranks."""
-    group = parallel_state.get_pipeline_model_parallel_group()
-    first = dist.get_process_group_ranks(group)[_stage_of(wanted.placed, network)]
+def _lay(load: _Load, network: Network, mine: _Mine, bytes_B: Tensor) -> None:
+    """Write what this rank has to give into a bucket."""
+    for wanted, places in _places(load, bytes_B):
+        givers = _givers(wanted.placed, network)
+        if dist.get_rank() in givers:
+            _write(mine[wanted.placed], givers.index(dist.get_rank()), wanted, places, network)
+
+
+def _send(load: _Load, network: Network, mine: _Mine) -> None:
+    """What this rank has to give, to rank 0."""
+    for wanted in load:
+        if dist.get_rank() in _givers(wanted.placed, network):
+            dist.send(mine[wanted.placed].contiguous(), 0)
+
+
+def _receive(load: _Load, network: Network, far: Collection[int], bytes_B: Tensor) -> None:
+    """On rank 0: write what the ranks give that cannot do it themselves."""
+    for wanted, places in _places(load, bytes_B):
+        givers = _givers(wanted.placed, network)
+        for number, rank in enumerate(givers):
+            if rank in far:
+                dtype = dtype_named(wanted.tensors[0].dtype)
+                shard = torch.empty(_shard_shape(wanted, network), dtype=dtype, device=here())
+                dist.recv(shard, rank)
+                _write(shard, number, wanted, places, network)
+
+
+def _write(shard: Tensor, number: int, wanted: _Wanted, places: list[Tensor], network: Network) -> None:
     ranks = network.layout.tensor_model_parallel_size
-    shape = _shard_shape(wanted, network)
-    shards: list[Tensor] = []
-    coming: list[dist.Work] = []
-    # Tensor ranks are numbered first: those of a stage follow one another.
-    for source in range(first, first + (ranks if wanted.placed.rule.is_cut else 1)):
-        if source == 0:
-            shards.append(mine[wanted.placed])
-            continue
-        shards.append(torch.empty(shape, dtype=dtype_named(wanted.tensors[0].dtype), device=here()))
-        work = dist.irecv(shards[-1], source)
-        coming += [work] if work is not None else []
-    for work in coming:
-        work.wait()
-    return shards
+    wanted.placed.rule.lay(shard, Run(number, ranks), places, network.shape.dims(ranks))
+
+
+def _givers(placed: Placed, network: Network) -> range:
+    """The ranks that give a bucket what they have of a parameter, in the order of the tensor ranks."""
+    # Megatron numbers its ranks by tensor rank first and by stage last.
+    first = dist.get_world_size() // network.layout.pipeline_model_parallel_size * _stage_of(placed, network)
+    return range(first, first + (network.layout.tensor_model_parallel_size if placed.rule.is_cut else 1))
 
 
 def _shard_shape(wanted: _Wanted, network: Network) -> torch.Size:
@@ -129,15 +159,6 @@ def _shard_shape(wanted: _Wanted, network: Network) -> torch.Size:
     empty = [torch.empty(spec.shape, device="meta") for spec in wanted.tensors]
     whole = wanted.placed.rule.join(empty, network.shape.dims(ranks))
     return wanted.placed.rule.cut(whole, ranks)[0].shape
-
-
-def _sends(placed: Placed, network: Network) -> bool:
-    """Whether rank 0 waits for what this rank has of a parameter."""
-    return (
-        parallel_state.get_pipeline_model_parallel_rank() == _stage_of(placed, network)
-        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-        and (placed.rule.is_cut or parallel_state.get_tensor_model_parallel_rank() == 0)
-    )
 
 
 def _stage_of(placed: Placed, network: Network) -> int:

@@ -19,6 +19,7 @@ from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.files.saved import FOLDERS
 from agentrl.trainer.megatron.gather import gathered
+from agentrl.trainer.megatron.launch.neighbours import Neighbours
 from agentrl.trainer.megatron.launch.rooms import Filled
 from agentrl.trainer.megatron.learner import Learner, tells
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
@@ -42,6 +43,7 @@ class Worker:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._step = 0
+        self._neighbours: Neighbours | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, Learner] = {}
         self._resting: dict[ScoreRole, Resting] = {}
@@ -84,8 +86,11 @@ class Worker:
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; rank 0 alone has any, and all must come along."""
+        if self._neighbours is None or self._neighbours.free.max_bytes != bucket_bytes:
+            self._neighbours = Neighbours(bucket_bytes)
         with self._awake("old"):
-            return (yield from gathered(self._passes["old"].network, manifest, bucket_bytes))
+            network = self._passes["old"].network
+            return (yield from gathered(network, manifest, self._neighbours))
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Write this rank's part of all that the trainer knows; its updates, and what the optimizers did."""

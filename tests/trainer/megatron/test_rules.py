@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.trainer.megatron.model.families import FAMILIES, rules_of
-from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Same, Vocabulary
+from agentrl.trainer.megatron.model.rules import Dims, GateUp, Qkv, Run, Same, Vocabulary
 from agentrl.trainer.megatron.model.shape import shape_of
 from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
 
@@ -28,6 +28,20 @@ def test_there_and_back_is_the_same_bits(kind, ranks, dtype):
     for name, tensor in state.items():
         assert back[name].dtype == dtype
         assert torch.equal(back[name], tensor), name
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_shards_are_laid_where_they_belong(kind, ranks):
+    model = model_of(kind)
+    shape, state = shape_of(model.config), dict(model.named_parameters())
+    dims = shape.dims(ranks)
+    for placed in rules_of(shape.family, SIZES["num_hidden_layers"], tied=shape.tied):
+        wanted = [state[name].detach() for name in placed.hf]
+        tensors = [torch.full_like(tensor, torch.nan) for tensor in wanted]
+        for number, shard in enumerate(placed.rule.cut(placed.rule.join(wanted, dims), ranks)):
+            placed.rule.lay(shard, Run(number, ranks), tensors, dims)
+        assert all(map(torch.equal, tensors, wanted)), placed.hf
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -57,6 +71,12 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():
     assert whole[3].tolist() == [0, 0]
     assert [len(shard) for shard in rule.cut(whole, 2)] == [2, 2]
     assert torch.equal(rule.part(whole, dims)[0], numbered(3, 2))
+    for ranks, rows in ((2, 4), (4, 8)):
+        tensor = torch.zeros(3, 2)
+        padded = Dims(1, 1, 1, vocab=3, padded_vocab=rows)
+        for number, shard in enumerate(rule.cut(rule.join([numbered(3, 2)], padded), ranks)):
+            rule.lay(shard, Run(number, ranks), [tensor], padded)
+        assert torch.equal(tensor, numbered(3, 2))
 
 
 def test_what_cannot_be_shared_evenly_is_a_sentence():

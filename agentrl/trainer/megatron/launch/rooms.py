@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
+from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import NamedTuple, TypeVar
@@ -22,37 +23,62 @@ import torch
 from torch import Tensor
 
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.weights.codec import dtype_named, size_of
+from agentrl.weights.codec import size_of
 
 AHEAD = 2
 """Buckets that a rank has sent, and that the driver is not through with (count)."""
+KEPT = AHEAD + 1
+"""Rooms that are filled again (count): of those, and the one that is filled meanwhile."""
+
+_numbers = count()
 
 Bytes = npt.NDArray[np.uint8]
 R = TypeVar("R")
 
 
 class Room:
-    """Memory that can be sent. bytes_B: uint8. summed: whoever reads it on this side."""
+    """Memory that can be sent. bytes_B: uint8. summed: whoever reads it on this side. number: no other's."""
 
     def __init__(self, num_bytes: int) -> None:
+        self.number = next(_numbers)
         self.descriptor = os.memfd_create("agentrl-bucket")
         finalize(self, os.close, self.descriptor)
         os.truncate(self.descriptor, num_bytes)
-        self.bytes_B = _mapped(self.descriptor, num_bytes, shared=True)
+        self.bytes_B = mapped(f"/proc/self/fd/{self.descriptor}", num_bytes, shared=True)
         self.summed: Future[list[int]] | None = None
 
-    def at(self, offset: int, spec: TensorSpec) -> Tensor:
-        """The place of a tensor that begins so many bytes in."""
-        flat_B = self.bytes_B[offset : offset + size_of(spec)]
-        return flat_B.view(dtype_named(spec.dtype)).view(spec.shape)
+
+class Free:
+    """A few rooms that nobody looks at, to be filled again: memory that is new takes twice as long to fill.
+
+    max_bytes: larger ones are let go.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._rooms: list[Room] = []
+
+    def take(self, num_bytes: int) -> Room:
+        """A room of so many bytes or more."""
+        if num_bytes > self.max_bytes or not self._rooms:
+            return Room(max(num_bytes, self.max_bytes))
+        room = self._rooms.pop()
+        if room.summed is not None:
+            room.summed.result()
+        return room
+
+    def give_back(self, room: Room) -> None:
+        """Nobody looks at it any more, but whoever sums it up."""
+        if len(room.bytes_B) <= self.max_bytes and len(self._rooms) < KEPT:
+            self._rooms.append(room)
 
 
 class Filled(NamedTuple):
-    """A bucket in a room. free: rooms that can be filled again; this one joins them when nobody looks."""
+    """A bucket in a room. free: where that goes when nobody looks."""
 
     tensors: tuple[TensorSpec, ...]
     room: Room
-    free: list[Room]
+    free: Free
 
 
 class Part(NamedTuple):
@@ -96,7 +122,7 @@ def heard(pipe: Connection) -> object:
     descriptor = recv_handle(pipe)
     try:
         num_bytes = sum(map(size_of, said.tensors))
-        return Bucket(said.tensors, _mapped(descriptor, num_bytes, shared=False).numpy())
+        return Bucket(said.tensors, mapped(f"/proc/self/fd/{descriptor}", num_bytes, shared=False).numpy())
     finally:
         os.close(descriptor)
 
@@ -105,13 +131,12 @@ def _answered(pipe: Connection, ahead: deque[Filled]) -> None:
     """Wait until the driver is through with the oldest; a room that somebody keeps is left to them."""
     oldest = ahead.popleft()
     if pipe.recv():
-        oldest.free.append(oldest.room)
+        oldest.free.give_back(oldest.room)
 
 
-def _mapped(descriptor: int, num_bytes: int, *, shared: bool) -> Tensor:
+def mapped(path: str, num_bytes: int, *, shared: bool) -> Tensor:
     """uint8. shared: what is written there is seen by others.
 
     Unlike mmap's, such memory keeps no descriptor open: a sink may keep thousands of buckets.
     """
-    path = f"/proc/self/fd/{descriptor}"
     return torch.from_file(path, shared=shared, size=num_bytes, dtype=torch.uint8)

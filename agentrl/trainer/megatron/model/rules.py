@@ -2,6 +2,7 @@
 
     checkpoint's tensors  --join-->  whole parameter  --cut-->  one shard a rank
     checkpoint's tensors  <-part--   whole parameter  <-glue--  one shard a rank
+    checkpoint's tensors  <------------------lay-------------   one shard a rank
 
 All of it moves values and rounds none, so there and back gives the same bits.
 """
@@ -24,6 +25,17 @@ class Dims(NamedTuple):
     kv_channels: int
     vocab: int
     padded_vocab: int
+
+
+class Run(NamedTuple):
+    """Which of the equal runs that a dimension is cut into: of tensor rank `number` of `ranks`."""
+
+    number: int
+    ranks: int
+
+    def of(self, whole: Tensor, along: int = 0) -> Tensor:
+        """A view of it."""
+        return _equal(whole, self.ranks, along)[self.number]
 
 
 class Rule(Protocol):
@@ -52,6 +64,9 @@ class Rule(Protocol):
 
     def glue(self, shards: Sequence[Tensor]) -> Tensor:
         """The whole parameter of all shards."""
+
+    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+        """Write a shard where it belongs in the tensors `hf`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,11 @@ class Same:
         """The runs in their order."""
         return shards[0] if self.along is None else torch.cat(list(shards), self.along)
 
+    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+        """Its run of the tensor, or all of it."""
+        (tensor,) = tensors
+        (tensor if self.along is None else run.of(tensor, self.along)).copy_(shard)
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary(Same):
@@ -105,6 +125,11 @@ class Vocabulary(Same):
     def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
         """[vocab, hidden]."""
         return [whole[: dims.vocab]]
+
+    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+        """Its rows, without those that were added."""
+        place = tensors[0][run.number * len(shard) :][: len(shard)]
+        place.copy_(shard[: len(place)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +160,7 @@ class Qkv:
 
     def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
         """Queries, keys, values."""
-        rest = whole.shape[1:]
-        grouped = whole.reshape(dims.query_groups, -1, *rest)
-        sizes = [dims.heads_per_group * dims.kv_channels, dims.kv_channels, dims.kv_channels]
-        return [piece.reshape(-1, *rest) for piece in grouped.split(sizes, dim=1)]
+        return [piece.flatten(0, 1) for piece in _pieces(whole, dims.query_groups, dims)]
 
     def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
@@ -147,6 +169,12 @@ class Qkv:
     def glue(self, shards: Sequence[Tensor]) -> Tensor:
         """The runs in their order."""
         return torch.cat(list(shards))
+
+    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+        """Queries, keys and values of its groups, of which ranks have whole ones."""
+        pieces = _pieces(shard, dims.query_groups // run.ranks, dims)
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            run.of(tensor.unflatten(0, (dims.query_groups, -1))).copy_(piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +214,18 @@ class GateUp:
         """All runs of the gate, then all of the other."""
         halves = [shard.chunk(2) for shard in shards]
         return torch.cat([half[which] for which in (0, 1) for half in halves])
+
+    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+        """Its run of the gate and its run of the other."""
+        halves = tensors if len(tensors) > 1 else tensors[0].chunk(2)
+        for half, piece in zip(halves, shard.chunk(2), strict=True):
+            run.of(half).copy_(piece)
+
+
+def _pieces(whole: Tensor, groups: int, dims: Dims) -> tuple[Tensor, ...]:
+    """Queries, keys and values: [groups, rows of one, ...]."""
+    sizes = [dims.heads_per_group * dims.kv_channels, dims.kv_channels, dims.kv_channels]
+    return torch.split(whole.unflatten(0, (groups, -1)), sizes, dim=1)
 
 
 def _equal(whole: Tensor, ranks: int, along: int) -> list[Tensor]:

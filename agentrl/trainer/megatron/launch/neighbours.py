@@ -1,0 +1,89 @@
+"""Ranks that write into a room of rank 0 themselves: those on its machine that may open what it has open.
+
+All calls are collectives of all ranks. A room has no name; it is opened through the process that made it, and
+when that is killed, it goes with the last that has it mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.launch.rooms import KEPT, Free, Room, mapped
+
+_WORDS = 2
+
+
+class _Told(NamedTuple):
+    """Where a room is. pid, descriptor: whose, and which of its files. number: of the room."""
+
+    pid: int
+    descriptor: int
+    number: int
+    num_bytes: int
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{self.pid}/fd/{self.descriptor}"
+
+
+class Neighbours:
+    """The rooms of rank 0, as one rank can reach them.
+
+    max_bytes: of a room that is kept for the next time. far: the ranks that cannot, and have to send.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.free = Free(max_bytes)
+        self._mapped: OrderedDict[int, Tensor] = OrderedDict()
+        token = np.frombuffer(os.urandom(8 * _WORDS), np.uint8)
+        probe = Room(len(token))
+        probe.bytes_B.numpy()[:] = token
+        told = _broadcast([*_whereabouts(probe), *token.view(np.int64).tolist()])
+        near = torch.tensor([self._holds(_Told(*told[:-_WORDS]), told[-_WORDS:])], device=here())
+        found = [torch.empty_like(near) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, near)
+        self.far = frozenset(rank for rank, one in enumerate(found) if not one.item())
+
+    def open(self, room: Room | None) -> Tensor | None:
+        """The bytes of the room that rank 0 has; None on a rank that is far. room: on rank 0."""
+        told = _Told(*_broadcast(_Told(0, 0, 0, 0) if room is None else _whereabouts(room)))
+        if room is not None:
+            return room.bytes_B
+        return None if dist.get_rank() in self.far else self._reached(told)
+
+    def _reached(self, told: _Told) -> Tensor:
+        found = self._mapped.pop(told.number, None)
+        if found is None:
+            found = mapped(told.path, told.num_bytes, shared=True)
+        if told.num_bytes <= self.free.max_bytes:
+            self._mapped[told.number] = found
+        # Rank 0 has no more that it fills again.
+        if len(self._mapped) > KEPT:
+            self._mapped.popitem(last=False)
+        return found
+
+    def _holds(self, told: _Told, words: list[int]) -> bool:
+        """Whether what is open under that number is the room, and nobody else's file."""
+        try:
+            held = mapped(told.path, told.num_bytes, shared=False)
+        except RuntimeError:
+            return False
+        return bool((held.numpy().view(np.int64) == words).all())
+
+
+def _whereabouts(room: Room) -> _Told:
+    return _Told(os.getpid(), room.descriptor, room.number, len(room.bytes_B))
+
+
+def _broadcast(numbers: list[int] | _Told) -> list[int]:
+    told = torch.tensor(numbers, dtype=torch.int64, device=here())
+    dist.broadcast(told, 0)
+    return [int(number) for number in told.tolist()]

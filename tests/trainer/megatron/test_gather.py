@@ -1,0 +1,121 @@
+"""Ranks on one machine write into the buckets of rank 0; from elsewhere, they send."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from agentrl.protocols import Bucket
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.weights import manifest_of, unpack
+from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.codec import size_of
+from tests.trainer.megatron.models import model_of
+
+PAIRS = {
+    "TP2": {"tensor_model_parallel_size": 2},
+    "PP2": {"pipeline_model_parallel_size": 2},
+    "DP2": {},
+}
+FOURS = {
+    "TP2 x PP2": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+    "PP2 x DP2": {"pipeline_model_parallel_size": 2},
+}
+BUCKET_BYTES = 8_000
+
+
+def gather(layout, rank, kind, elsewhere, keeps=False):
+    """Inside a rank: who is far; then, of two times, whether all has arrived, and how many rooms are mapped.
+
+    elsewhere: what the last rank finds where it looks for rank 0's rooms.
+    """
+    from agentrl.trainer.megatron.gather import gathered
+    from agentrl.trainer.megatron.launch import neighbours
+    from agentrl.trainer.megatron.launch.rooms import mapped
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.shape import shape_of
+
+    model = model_of(kind)
+    network = Network(shape_of(model.config), layout, bf16=False)
+    network.load(model.state_dict().__getitem__)
+    named = [(name, model.state_dict()[name]) for placed in network.shape.rules() for name in placed.hf]
+
+    def finds(_path, num_bytes, *, shared):
+        assert not shared, "it writes there"
+        return mapped(elsewhere, num_bytes, shared=shared)
+
+    told, kept = [], []
+    moved = elsewhere and rank == layout.world_size - 1
+    with mock.patch.object(neighbours, "mapped", finds) if moved else nullcontext():
+        ours = neighbours.Neighbours(BUCKET_BYTES)
+        for _ in range(2):
+            arrived, right = taken(gathered(network, manifest_of(named), ours), keeps, kept)
+            told.append((rank > 0 or (right and same(arrived, named)), rooms()))
+    return sorted(ours.far), told
+
+
+def taken(stream, keeps, kept):
+    """Rank 0's buckets, as tensors; whether the checksum is theirs."""
+    arrived, digests = {}, []
+    while True:
+        try:
+            one = next(stream)
+        except StopIteration as end:
+            return arrived, end.value == added_up(digests)
+        bucket = Bucket(one.tensors, one.room.bytes_B[: sum(map(size_of, one.tensors))].numpy())
+        arrived |= dict(unpack(bucket))
+        digests += digests_of(bucket)
+        (kept.append if keeps else one.free.give_back)(one.room)
+
+
+def same(arrived, named):
+    return arrived.keys() == dict(named).keys() and all(torch.equal(arrived[name], t) for name, t in named)
+
+
+def rooms():
+    """How many rooms this process has mapped."""
+    return len(re.findall("/memfd:agentrl-bucket", Path("/proc/self/maps").read_text(encoding="utf-8")))
+
+
+def layout_of(sizes, ranks):
+    return MegatronConfig(actor_num_gpus_per_node=ranks, **sizes)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, request):
+    """What is where a rank on another machine looks: nothing, or another process's file."""
+    path = tmp_path / "file"
+    if request.param == "another file":
+        path.write_bytes(b"?" * 1_000_000)
+    return None if request.param == "rank 0" else str(path)
+
+
+@pytest.mark.parametrize("elsewhere", ["rank 0", "nothing", "another file"], indirect=True)
+@pytest.mark.parametrize("layout", PAIRS)
+def test_what_ranks_write_and_what_they_send_arrives(pair, layout, elsewhere):
+    found = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
+    for rank, (far, told) in enumerate(found):
+        assert far == ([] if elsewhere is None else [1])
+        # One room is filled again and again; those of larger parameters are let go.
+        assert told == [(True, int(rank not in far))] * 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("elsewhere", ["rank 0", "nothing"], indirect=True)
+@pytest.mark.parametrize("layout", FOURS)
+def test_some_ranks_write_while_others_send(four, layout, elsewhere):
+    for far, told in four.run(gather, layout_of(FOURS[layout], 4), "qwen2", elsewhere):
+        assert far == ([] if elsewhere is None else [3])
+        assert all(right for right, _ in told)
+
+
+def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
+    first, other = pair.run(gather, layout_of(PAIRS["TP2"], 2), "qwen3", None, True)
+    assert [right for right, _ in first[1]] == [True, True]
+    assert first[1][1][1] > 10
+    assert [number for _, number in other[1]] == [3, 3]
