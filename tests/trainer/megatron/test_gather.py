@@ -96,7 +96,9 @@ def elsewhere(tmp_path, request):
 
 
 @pytest.mark.parametrize("elsewhere", ["rank 0", "nothing", "another file"], indirect=True)
-@pytest.mark.parametrize("layout", PAIRS)
+@pytest.mark.parametrize(
+    "layout", [name if name == "TP2" else pytest.param(name, marks=pytest.mark.full) for name in PAIRS]
+)
 def test_what_ranks_write_and_what_they_send_arrives(pair, layout, elsewhere):
     found = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
     for rank, (far, told) in enumerate(found):
