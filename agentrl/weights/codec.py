@@ -93,11 +93,16 @@ def views(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
     """
+    # torch takes no memory that it must not write to.
+    whole_B = torch.from_numpy(bucket.data) if bucket.data.flags.writeable else None
+    offset = 0
     for spec, data in slices(bucket):
         dtype = dtype_named(spec.dtype)
-        # torch takes no memory that it must not write to, nor empty memory as it comes.
-        shared = len(data) and data.flags.writeable and data.ctypes.data % dtype.itemsize == 0
-        yield spec.name, torch.from_numpy(data).view(dtype).view(spec.shape) if shared else _copy(spec, data)
+        if whole_B is None or not len(data) or whole_B.data_ptr() % dtype.itemsize or offset % dtype.itemsize:
+            yield spec.name, _copy(spec, data)
+        else:
+            yield spec.name, whole_B[offset : offset + len(data)].view(dtype).view(spec.shape)
+        offset += len(data)
 
 
 def size_of(spec: TensorSpec) -> int:

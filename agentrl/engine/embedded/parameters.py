@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -118,8 +119,7 @@ def load_layer(
         return _cast(named, prefix + name, dtype)
 
     def fuse(names: tuple[str, ...]) -> Linear:
-        parts = [turned(name, cast(f"{name}.weight")) for name in names]
-        weight = torch.cat(parts) if len(parts) > 1 else parts[0]
+        weight = _stacked([turned(name, cast(f"{name}.weight")) for name in names])
         biased = prefix + f"{names[0]}.bias" in named
         bias = torch.cat([turned(name, cast(f"{name}.bias")) for name in names]) if biased else None
         return Linear(weight, bias)
@@ -149,6 +149,18 @@ def load_layer(
         gate_up=fuse(_GATE_UP),
         down=fuse(_DOWN),
     )
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """All rows; not copied where one matrix follows the other in memory already, as in buckets."""
+    follow = all(
+        after.data_ptr() == before.data_ptr() + before.nbytes for before, after in pairwise(matrices)
+    )
+    memory = {matrix.untyped_storage().data_ptr() for matrix in matrices}
+    if not follow or len(memory) > 1 or not all(matrix.is_contiguous() for matrix in matrices):
+        return torch.cat(list(matrices))
+    first = matrices[0]
+    return first.as_strided((sum(map(len, matrices)), first.shape[1]), first.stride())
 
 
 def prefix_of(index: int) -> str:
