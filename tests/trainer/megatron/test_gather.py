@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +28,7 @@ FOURS = {
     "PP2 x DP2": {"pipeline_model_parallel_size": 2},
 }
 BUCKET_BYTES = 8_000
+FILES = {"a small file": b"?" * 16, "a large file": b"?" * 1_000_000}
 
 
 def gather(layout, rank, kind, elsewhere, keeps=False):
@@ -36,7 +38,6 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     """
     from agentrl.trainer.megatron.gather import gathered
     from agentrl.trainer.megatron.launch import neighbours
-    from agentrl.trainer.megatron.launch.rooms import mapped
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.shape import shape_of
 
@@ -45,13 +46,9 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     network.load(model.state_dict().__getitem__)
     named = [(name, model.state_dict()[name]) for placed in network.shape.rules() for name in placed.hf]
 
-    def finds(_path, num_bytes, *, shared):
-        assert not shared, "it writes there"
-        return mapped(elsewhere, num_bytes, shared=shared)
-
     told, kept = [], []
     moved = elsewhere and rank == layout.world_size - 1
-    with mock.patch.object(neighbours, "mapped", finds) if moved else nullcontext():
+    with mock.patch.object(neighbours._Told, "path", elsewhere) if moved else nullcontext():
         ours = neighbours.Neighbours(BUCKET_BYTES)
         for _ in range(2):
             arrived, right = taken(gathered(network, manifest_of(named), ours), keeps, kept)
@@ -88,14 +85,17 @@ def layout_of(sizes, ranks):
 
 @pytest.fixture
 def elsewhere(tmp_path, request):
-    """What is where a rank on another machine looks: nothing, or another process's file."""
-    path = tmp_path / "file"
-    if request.param == "another file":
-        path.write_bytes(b"?" * 1_000_000)
-    return None if request.param == "rank 0" else str(path)
+    """What is where a rank on another machine looks: nothing, or what another process has open."""
+    path = tmp_path / "open"
+    if request.param == "a pipe":
+        os.mkfifo(path)
+    if request.param in FILES:
+        path.write_bytes(FILES[request.param])
+    yield None if request.param == "rank 0" else str(path)
+    assert request.param not in FILES or path.read_bytes() == FILES[request.param]
 
 
-@pytest.mark.parametrize("elsewhere", ["rank 0", "nothing", "another file"], indirect=True)
+@pytest.mark.parametrize("elsewhere", ["rank 0", "nothing", "a pipe", *FILES], indirect=True)
 @pytest.mark.parametrize(
     "layout", [name if name == "TP2" else pytest.param(name, marks=pytest.mark.full) for name in PAIRS]
 )

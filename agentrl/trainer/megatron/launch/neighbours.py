@@ -7,6 +7,7 @@ when that is killed, it goes with the last that has it mapped.
 from __future__ import annotations
 
 import os
+import stat
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -71,12 +72,22 @@ class Neighbours:
         return found
 
     def _holds(self, told: _Told, words: list[int]) -> bool:
-        """Whether what is open under that number is the room, and nobody else's file."""
+        """Whether what is open under that number is the room, and not what another machine has there."""
         try:
-            held = mapped(told.path, told.num_bytes, shared=False)
-        except RuntimeError:
+            found = os.stat(told.path)
+        except OSError:
             return False
-        return bool((held.numpy().view(np.int64) == words).all())
+        # Whoever opened a pipe would wait.
+        if not stat.S_ISREG(found.st_mode) or found.st_size != told.num_bytes:
+            return False
+        return _read(told) == words
+
+
+def _read(told: _Told) -> list[int]:
+    try:
+        return [int(word) for word in mapped(told.path, told.num_bytes, shared=False).view(torch.int64)]
+    except RuntimeError:
+        return []
 
 
 def _whereabouts(room: Room) -> _Told:
