@@ -41,7 +41,7 @@ def gathered(
 ) -> Generator[Filled, None, int]:
     """Every tensor of the manifest, in its order; every rank calls it, rank 0 alone is given buckets.
 
-    A bucket holds whole parameters, no more bytes than rooms that are kept; a larger one travels alone. Every
+    A bucket holds whole parameters, of `bucket_bytes` together at most; a larger one travels alone. Every
     rank on the machine of rank 0 lays its shards where they belong in the bucket; others send theirs, one at
     a time, and rank 0 lays them. Beside its own part, no rank holds more than a shard and rank 0's buckets.
 
@@ -49,7 +49,7 @@ def gathered(
         the checksum of all tensors; 0 on the other ranks.
     """
     mine = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
-    loads = _loads(network, manifest, neighbours.free.max_bytes)
+    loads = _loads(network, manifest, neighbours.free.bucket_bytes)
     if dist.get_rank() == 0:
         return (yield from _filled(loads, network, mine, neighbours))
     for load in loads:

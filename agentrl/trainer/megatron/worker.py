@@ -86,7 +86,7 @@ class Worker:
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; rank 0 alone has any, and all must come along."""
-        if self._neighbours is None or self._neighbours.free.max_bytes != bucket_bytes:
+        if self._neighbours is None or self._neighbours.free.bucket_bytes != bucket_bytes:
             self._neighbours = Neighbours(bucket_bytes)
         with self._awake("old"):
             network = self._passes["old"].network

@@ -13,6 +13,7 @@ import torch
 
 from agentrl.protocols import Bucket
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.launch.rooms import Free, Room
 from agentrl.weights import manifest_of, unpack
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import size_of
@@ -103,8 +104,9 @@ def test_what_ranks_write_and_what_they_send_arrives(pair, layout, elsewhere):
     found = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
     for rank, (far, told) in enumerate(found):
         assert far == ([] if elsewhere is None else [1])
-        # One room is filled again and again; those of larger parameters are let go.
-        assert told == [(True, int(rank not in far))] * 2
+        # Those of the largest parameters are filled again and again.
+        assert [right for right, _ in told] == [True, True]
+        assert all(number == 0 if rank in far else 1 <= number <= 3 for _, number in told)
 
 
 @pytest.mark.full
@@ -121,3 +123,18 @@ def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
     assert [right for right, _ in first[1]] == [True, True]
     assert first[1][1][1] > 10
     assert [number for _, number in other[1]] == [3, 3]
+
+
+def test_the_smallest_room_that_is_large_enough_is_filled_again():
+    free = Free(100)
+    small, large = free.take(50), free.take(300)
+    assert (len(small.bytes_B), len(large.bytes_B)) == (100, 300)
+    for room in (large, small):
+        free.give_back(room)
+    assert [free.take(60), free.take(60)] == [small, large]
+    assert len(free.take(60).bytes_B) == 100
+    given = [Room(size) for size in (500, 100, 400, 200, 300)]
+    for room in given:
+        free.give_back(room)
+    taken = [len(free.take(1).bytes_B) for _ in range(4)]
+    assert taken == [300, 400, 500, 100], "three are kept, and the last is new"

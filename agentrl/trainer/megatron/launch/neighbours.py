@@ -38,11 +38,11 @@ class _Told(NamedTuple):
 class Neighbours:
     """The rooms of rank 0, as one rank can reach them.
 
-    max_bytes: of a room that is kept for the next time. far: the ranks that cannot, and have to send.
+    free: on rank 0, those that can be filled again. far: the ranks that cannot reach them, and have to send.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.free = Free(max_bytes)
+    def __init__(self, bucket_bytes: int) -> None:
+        self.free = Free(bucket_bytes)
         self._mapped: OrderedDict[int, Tensor] = OrderedDict()
         token = np.frombuffer(os.urandom(8 * _WORDS), np.uint8)
         probe = Room(len(token))
@@ -64,8 +64,7 @@ class Neighbours:
         found = self._mapped.pop(told.number, None)
         if found is None:
             found = mapped(told.path, told.num_bytes, shared=True)
-        if told.num_bytes <= self.free.max_bytes:
-            self._mapped[told.number] = found
+        self._mapped[told.number] = found
         # Rank 0 has no more that it fills again.
         if len(self._mapped) > KEPT:
             self._mapped.popitem(last=False)

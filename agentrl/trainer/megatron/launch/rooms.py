@@ -51,26 +51,27 @@ class Room:
 class Free:
     """A few rooms that nobody looks at, to be filled again: memory that is new takes twice as long to fill.
 
-    max_bytes: larger ones are let go.
+    bucket_bytes: the least size of a room.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, bucket_bytes: int) -> None:
+        self.bucket_bytes = bucket_bytes
+        # The smallest first.
         self._rooms: list[Room] = []
 
     def take(self, num_bytes: int) -> Room:
-        """A room of so many bytes or more."""
-        if num_bytes > self.max_bytes or not self._rooms:
-            return Room(max(num_bytes, self.max_bytes))
-        room = self._rooms.pop()
+        """A room of so many bytes or more, the smallest there is."""
+        room = next((room for room in self._rooms if len(room.bytes_B) >= num_bytes), None)
+        if room is None:
+            return Room(max(num_bytes, self.bucket_bytes))
+        self._rooms.remove(room)
         if room.summed is not None:
             room.summed.result()
         return room
 
     def give_back(self, room: Room) -> None:
         """Nobody looks at it any more, but whoever sums it up."""
-        if len(room.bytes_B) <= self.max_bytes and len(self._rooms) < KEPT:
-            self._rooms.append(room)
+        self._rooms = sorted([*self._rooms, room], key=lambda one: len(one.bytes_B))[-KEPT:]
 
 
 class Filled(NamedTuple):
