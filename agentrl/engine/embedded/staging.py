@@ -108,7 +108,8 @@ class Staging:
         self._read_back(came, [(EMBEDDING, embedding)])
         if self._architecture.tied:
             head = self._head = Linear(embedding)
-            self._read_back(came, ((HEAD, one.dense()) for one in [head] if HEAD in came))
+            if HEAD in came:
+                self._read_back(came, ((HEAD, one.dense()) for one in [head]))
 
     def _read_back(self, came: Mapping[str, Tensor], back: _Named) -> None:
         cast = {name: None if tensor.dtype == self._dtype else tensor for name, tensor in came.items()}
