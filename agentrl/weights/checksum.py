@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,14 +56,28 @@ def digests_of(bucket: Bucket) -> list[int]:
     return list(_in_threads(digest, slices(bucket)))
 
 
-def crcs_of(*buckets: Bucket) -> dict[str, int]:
-    """The CRC-32 of each tensor's bytes, by name, for a receiver that has only Python's own library.
+class Sent(NamedTuple):
+    """What leads from a sender's checksum to a receiver that has only Python's own library.
+
+    crcs: of each tensor's bytes, CRC-32, by name. checksum: of the same bytes.
+    """
+
+    crcs: dict[str, int]
+    checksum: int
+
+
+def sent_in(*buckets: Bucket) -> Sent:
+    """All tensors of some buckets.
 
     Raises:
         ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
     """
-    named = chain.from_iterable(map(slices, buckets))
-    return dict(_in_threads(lambda spec, data: (spec.name, zlib.crc32(data.data)), named))
+    both = list(_in_threads(_both, chain.from_iterable(map(slices, buckets))))
+    return Sent({name: crc for name, crc, _ in both}, added_up(digest for _, _, digest in both))
+
+
+def _both(spec: TensorSpec, data: npt.NDArray[np.uint8]) -> tuple[str, int, int]:
+    return spec.name, zlib.crc32(data.data), digest(spec, data)
 
 
 def _in_threads(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import SGLangSink
-from agentrl.engine.sglang.transports.base import Transport
+from agentrl.engine.sglang.transports.base import Delivery, Loaded, Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
+from agentrl.protocols import Bucket
 from agentrl.weights import checksum, manifest_of, pack_buckets
 from tests.engine.scheduling import Scheduler, checkpoint
 
@@ -57,6 +59,27 @@ class Rig:
             assert scheduler.dead is None
             assert await server.weight_version() == version
             assert all(name == str(seed) for name, seed in scheduler.served)
+
+
+class Damaging(NamedTuple):
+    """A transport on which one byte changes on the way, once it is armed; what is sent then is whole."""
+
+    inner: Transport
+    armed: list[bool]
+
+    async def open(self, servers: Sequence[Server]) -> None:
+        await self.inner.open(servers)
+
+    async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
+        if self.armed and self.armed.pop():
+            first, *others = delivery.buckets
+            data = first.data.copy()
+            data[-1] ^= 1
+            delivery = delivery._replace(buckets=(Bucket(first.tensors, data), *others))
+        return await self.inner.send(servers, delivery)
+
+    async def close(self) -> None:
+        await self.inner.close()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket
 from agentrl.weights import checksum, manifest_of, pack_buckets
-from tests.engine.feeding import TIMEOUT_S, holding, rig, transports
+from tests.engine.feeding import TIMEOUT_S, Damaging, holding, rig, transports
 from tests.engine.scheduling import Scheduler, checkpoint
 
 
@@ -52,6 +52,20 @@ async def test_what_a_server_holds_is_compared_with_what_the_trainer_has(tmp_pat
         await made.serve(1)
         assert made.lost == []
         other.before = lambda path, body: None
+        await made.send(3)
+        await made.serve(3)
+
+
+@pytest.mark.parametrize("kind", ["shared memory", "disk", "delta", "distributed"])
+async def test_what_is_sent_is_compared_with_what_the_trainer_has(tmp_path: Path, kind: str) -> None:
+    armed: list[bool] = []
+    transport = Damaging(transports(tmp_path)[kind], armed)
+    async with rig(tmp_path / "shared", Scheduler(), transport=transport) as made:
+        await made.send(1)
+        armed.append(True)
+        with pytest.raises(EngineError):
+            await made.send(2)
+        await made.serve(1)
         await made.send(3)
         await made.serve(3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +15,14 @@ import pytest
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.sink import SGLangSink
-from agentrl.engine.sglang.transports.base import Delivery, Loaded, Transport
+from agentrl.engine.sglang.transports.base import Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineError
-from agentrl.protocols import Bucket, Sampling
+from agentrl.protocols import Sampling
+from tests.engine.feeding import Damaging
 from tests.engine.serving import free_port, running, save_tiny, sglang_command
 from tests.engine.subjects import VOCAB, delivery_of, logits_of, text_of, tiny
 
@@ -56,27 +57,6 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     with ExitStack() as stack:
         folders = [tmp_path_factory.mktemp(f"sglang{n}") for n in range(2)]
         yield [stack.enter_context(sglang_with_loader(folder)) for folder in folders]
-
-
-class Damaging(NamedTuple):
-    """A transport on which one byte changes on the way, once it is armed; what is sent then is whole."""
-
-    inner: Transport
-    armed: list[bool]
-
-    async def open(self, servers: Sequence[Server]) -> None:
-        await self.inner.open(servers)
-
-    async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        if self.armed and self.armed.pop():
-            first, *others = delivery.buckets
-            data = first.data.copy()
-            data[-1] ^= 1
-            delivery = delivery._replace(buckets=(Bucket(first.tensors, data), *others))
-        return await self.inner.send(servers, delivery)
-
-    async def close(self) -> None:
-        await self.inner.close()
 
 
 class Feeding(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 import xxhash
 
 from agentrl.weights import checksum, manifest_of, pack_buckets
-from agentrl.weights.checksum import added_up, crcs_of, digest
+from agentrl.weights.checksum import added_up, digest, sent_in
 from agentrl.weights.delta import checksum_of
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -55,7 +55,7 @@ def test_bytes_are_hashed_by_xxh3_and_for_others_by_crc32():
     digests = [int.from_bytes(hashlib.blake2b(one, digest_size=8).digest(), "little") for one in told]
     assert checksum(named) == sum(digests) % 2**64
     wanted = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in named}
-    assert crcs_of(*pack_buckets(named, 1000)) == wanted
+    assert sent_in(*pack_buckets(named, 1000)) == (wanted, checksum(named))
 
 
 def xxh3(tensor: torch.Tensor) -> int:

@@ -242,8 +242,8 @@ async def test_a_rank_that_is_killed_in_mid_publish_is_named(tmp_path, layout, r
 
 
 def shared_files() -> set[str]:
-    """Of everybody but tests beside, which have semaphores."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+    """Of everybody but tests beside, which have semaphores and servers."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "sglang_"))}
 
 
 def descriptors() -> list[Path]:

@@ -12,7 +12,7 @@ from agentrl.engine.sglang.transports.folders import Folders
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
 from agentrl.weights import delta
-from agentrl.weights.checksum import crcs_of
+from agentrl.weights.checksum import Sent, sent_in
 
 
 class Disk:
@@ -74,8 +74,8 @@ class Disk:
             EngineError: it cannot be written, or a server did not load it.
         """
         path = await asyncio.to_thread(self._written, delivery)
-        crcs = await asyncio.to_thread(crcs_of, *delivery.buckets) if self._readable else {}
-        loading = [self._load(server, path, delivery, crcs) for server in servers]
+        sent = await asyncio.to_thread(sent_in, *delivery.buckets) if self._readable else Sent({}, 0)
+        loading = [self._load(server, path, delivery, sent) for server in servers]
         # Every call has ended before anything else happens to the folder.
         answers = await asyncio.gather(*loading, return_exceptions=True)
         loaded: dict[Server, Loaded] = {}
@@ -119,10 +119,10 @@ class Disk:
             path.unlink(missing_ok=True)
         self._deltas = []
 
-    async def _load(self, server: Server, path: Path, delivery: Delivery, crcs: Mapping[str, int]) -> Loaded:
+    async def _load(self, server: Server, path: Path, delivery: Delivery, sent: Sent) -> Loaded:
         done = await server.update_from_disk(str(path))
         if server in self._readable:
-            return await read_back(server, delivery, crcs, self._shared)
+            return await read_back(server, delivery, sent, self._shared)
         # What `agentrl serve` tells is of the tensors as it holds them, in float32.
         if done.checksum is not None and {spec.dtype for spec in delivery.manifest} == {"float32"}:
             return Loaded(done.checksum)

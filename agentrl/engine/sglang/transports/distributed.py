@@ -20,7 +20,7 @@ from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, r
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.serving import bound
-from agentrl.weights.checksum import crcs_of
+from agentrl.weights.checksum import Sent, sent_in
 from agentrl.weights.codec import dtype_named, slices
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
@@ -114,8 +114,8 @@ class Distributed:
             if not whole:
                 await self._leave()
         self._given = dict.fromkeys(servers, delivery.version)
-        crcs = await asyncio.to_thread(crcs_of, *delivery.buckets) if self._readable else {}
-        loaded = await asyncio.gather(*(self._loaded(server, delivery, crcs) for server in servers))
+        sent = await asyncio.to_thread(sent_in, *delivery.buckets) if self._readable else Sent({}, 0)
+        loaded = await asyncio.gather(*(self._loaded(server, delivery, sent) for server in servers))
         return dict(zip(servers, loaded, strict=True))
 
     async def close(self) -> None:
@@ -198,10 +198,10 @@ class Distributed:
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
                 raise answer
 
-    async def _loaded(self, server: Server, delivery: Delivery, crcs: Mapping[str, int]) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, sent: Sent) -> Loaded:
         if server not in self._readable:
             return Loaded(None, len(delivery.manifest))
-        return await read_back(server, delivery, crcs, self._folder)
+        return await read_back(server, delivery, sent, self._folder)
 
 
 async def _load(server: Server, group: str, specs: Sequence[TensorSpec]) -> None:

@@ -26,6 +26,7 @@ from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
 from agentrl.protocols import TensorSpec
 from agentrl.types import JSON
+from agentrl.weights.checksum import Sent
 from agentrl.weights.codec import dtype_named, slices
 
 LOADER = "agentrl_sglang.load"
@@ -122,32 +123,28 @@ async def ask(
         return [_read(server, path) for path in replies]
 
 
-async def read_back(server: Server, delivery: Delivery, crcs: Mapping[str, int], folder: Path) -> Loaded:
+async def read_back(server: Server, delivery: Delivery, sent: Sent, folder: Path) -> Loaded:
     """Compare what a server without tensor parallelism holds now with what was sent.
 
     A tensor that it keeps in another dtype is compared with what was sent, cast to that dtype.
-
-    crcs: of what was sent, by name.
 
     Raises:
         EngineError: it cannot be read, or holds something else.
     """
     tensors: JSON = [[spec.name, list(spec.shape), spec.dtype] for spec in delivery.manifest]
     (told,) = await ask(server, 1, {"action": "read", "tensors": tensors}, folder)
-    return await asyncio.to_thread(_compared, server, delivery, crcs, told)
+    return await asyncio.to_thread(_compared, server, delivery, sent, told)
 
 
-def _compared(
-    server: Server, delivery: Delivery, crcs: Mapping[str, int], told: Mapping[str, Crc | None]
-) -> Loaded:
+def _compared(server: Server, delivery: Delivery, sent: Sent, told: Mapping[str, Crc | None]) -> Loaded:
     unread = 0
     for bucket in delivery.buckets:
         for spec, data in slices(bucket):
             got = told.get(spec.name)
             unread += got is None
-            if got is not None and got.crc != _wanted(spec, data, got.dtype, crcs):
+            if got is not None and got.crc != _wanted(spec, data, got.dtype, sent.crcs):
                 raise EngineError(f"{server.url} holds another {spec.name} than was sent; send it again.")
-    return Loaded(delivery.checksum, unread)
+    return Loaded(sent.checksum, unread)
 
 
 def _wanted(spec: TensorSpec, data: npt.NDArray[np.uint8], dtype: str, crcs: Mapping[str, int]) -> int:

@@ -21,7 +21,7 @@ from agentrl.engine.sglang.transports.inside import (
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
 from agentrl.types import JSON
-from agentrl.weights.checksum import crcs_of
+from agentrl.weights.checksum import Sent, added_up, sent_in
 from agentrl.weights.codec import slices
 
 _ALIGNMENT = 64
@@ -62,20 +62,20 @@ class SharedMemory:
         Raises:
             EngineError: a server did not load them, or there is no room for a bucket.
         """
-        crcs: dict[str, int] = {}
+        every = Sent({}, 0)
         for bucket in delivery.buckets:
             with shared_file(self._folder) as path:
                 tensors, sent = await asyncio.gather(
-                    asyncio.to_thread(_written, path, bucket), asyncio.to_thread(crcs_of, bucket)
+                    asyncio.to_thread(_written, path, bucket), asyncio.to_thread(sent_in, bucket)
                 )
-                calls = [self._load(server, sent, path, tensors) for server in servers]
+                calls = [self._load(server, sent.crcs, path, tensors) for server in servers]
                 # Every call has ended before the file goes: a server may be mapping it.
                 answers = await asyncio.gather(*calls, return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
-            crcs |= sent
-        loaded = [self._loaded(server, delivery, crcs) for server in servers]
+            every = Sent({**every.crcs, **sent.crcs}, added_up([every.checksum, sent.checksum]))
+        loaded = [self._loaded(server, delivery, every) for server in servers]
         return dict(zip(servers, await asyncio.gather(*loaded), strict=True))
 
     async def close(self) -> None:
@@ -98,10 +98,10 @@ class SharedMemory:
         if ranks > 1 and arrived != crcs:
             raise EngineError(f"weights arrived damaged in {server.url}; send them again.")
 
-    async def _loaded(self, server: Server, delivery: Delivery, crcs: Mapping[str, int]) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, sent: Sent) -> Loaded:
         if self._ranks[server] == 1:
-            return await read_back(server, delivery, crcs, self._folder)
-        return Loaded(delivery.checksum, len(delivery.manifest))
+            return await read_back(server, delivery, sent, self._folder)
+        return Loaded(sent.checksum, len(delivery.manifest))
 
 
 def _written(path: Path, bucket: Bucket) -> JSON:
