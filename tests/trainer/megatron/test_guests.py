@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.observe import reconcile
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.launch import guests as guests_module
+from agentrl.trainer.megatron.launch import meeting as meeting_module
 from agentrl.trainer.megatron.launch.guests import be_guest, gathered
 from agentrl.trainer.megatron.launch.meeting import Meeting
 from agentrl.trainer.megatron.launch.seats import Seat, is_loopback, taken_seat
@@ -127,6 +129,8 @@ def test_a_place_is_what_a_launcher_says():
             {**LAUNCHED, "MASTER_PORT": "x"},
             "MASTER_PORT = 'x' in the environment must be a whole number; set",
         ),
+        ({**LAUNCHED, "MASTER_PORT": "70000"}, "MASTER_PORT = 70000 is no port; choose one from 1 to 65535"),
+        ({**LAUNCHED, "MASTER_PORT": "0"}, "MASTER_PORT = 0 is no port; choose"),
         (
             {**LAUNCHED, "WORLD_SIZE": "-4"},
             "WORLD_SIZE = '-4' in the environment must be a whole number; set",
@@ -165,9 +169,8 @@ def driver_at(port):
 
 def come(port, token, number):
     caller = socket.create_connection(("127.0.0.1", port))
-    pipe = Connection(caller.detach())
-    pipe.send_bytes(json.dumps([token, number, os.getpid(), "here"]).encode())
-    return pipe
+    caller.sendall(json.dumps([token, number, os.getpid(), "here"]).encode() + b"\n")
+    return Connection(caller.detach())
 
 
 @contextmanager
@@ -196,13 +199,17 @@ def wait_for_port(port):
     wait_until(there)
 
 
-def test_ranks_are_in_order_and_strangers_stay_outside():
+@pytest.mark.parametrize("words", [b"what\n", b"[" * 4000 + b"\n", b"wh", b""])
+def test_ranks_are_in_order_and_strangers_stay_outside(words, monkeypatch):
     port, pipes = free_port(), {}
+    monkeypatch.setattr(guests_module, "_HELLO_S", 0.5)
 
     def everybody():
         wait_for_port(port)
         door, token = driver_at(port)
-        socket.create_connection(("127.0.0.1", door)).sendall(b"\0\0\0\4what")
+        # It stays at the door, whatever it says.
+        pipes["stranger"] = socket.create_connection(("127.0.0.1", door))
+        pipes["stranger"].sendall(words)
         come(door, "a guess", 1)
         for number in (2, 1):
             pipes[number] = come(door, token, number)
@@ -262,6 +269,38 @@ def test_nobody_waits_forever():
         raise AssertionError("it came so far")
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
         be_guest(seat(1, 3, port), patience_s=0.2)
+
+
+def test_who_is_no_store_is_not_waited_for_forever():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=f"no store of rank 0 answers at 127.0.0.1:{port} .*; both must"
+        ):
+            be_guest(seat(1, 3, port), patience_s=0.5)
+
+
+def test_a_caller_that_meets_itself_has_not_found_rank_0(monkeypatch):
+    port, connect, met = free_port(), socket.create_connection, []
+
+    def from_that_port(address, timeout):
+        met.append(connect(address, timeout, source_address=address))
+        return met[-1]
+
+    monkeypatch.setattr(socket, "create_connection", from_that_port)
+    with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
+        be_guest(seat(1, 3, port), patience_s=0.3)
+    assert met, "it met itself"
+
+
+def test_a_host_that_is_not_here_is_told(monkeypatch):
+    monkeypatch.setattr(meeting_module, "_HERE_S", 0.5)
+    elsewhere = seat(0, 2, free_port())._replace(host="nowhere.invalid")
+    with (
+        pytest.raises(ConfigError, match=r"no store of rank 0 answers at nowhere.invalid:\d+ \(MASTER_ADDR"),
+        gathered(elsewhere, patience_s=0.5),
+    ):
+        raise AssertionError("it came so far")
 
 
 @pytest.mark.full

@@ -56,6 +56,20 @@ class Sleeps:
         return self.inner(outputs, inputs)
 
 
+class BreaksOnOne:
+    """A loss that fails on tensor rank 1 alone, and leaves the others waiting for it."""
+
+    def __init__(self):
+        self.inner = PolicyLoss()
+
+    def __call__(self, outputs, inputs):
+        from megatron.core import parallel_state
+
+        if parallel_state.get_tensor_model_parallel_rank() == 1:
+            raise RuntimeError("the loss has a mistake")
+        return self.inner(outputs, inputs)
+
+
 class KillsOnTheWay(Kept):
     """A sink that kills a process when it has the first bucket."""
 
@@ -140,6 +154,20 @@ async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_
     trainer.close()
     assert not any(map(alive, trainer.pids))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "ranks"]
+
+
+@pytest.mark.parametrize("listening", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listening):
+    processes = Processes(plan_in(tmp_path, BreaksOnOne(), **TP), tmp_path / "ranks")
+    says = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
+    with pytest.raises(TrainerError, match=says):
+        if not listening:
+            # Both have failed when somebody asks, rank 0 because rank 1 has gone.
+            processes._ask("update", (batch(),))
+            wait_until(lambda: not any(map(alive, processes.pids)))
+        processes.call("update", batch())
+    assert not any(map(alive, processes.pids))
+    assert "Traceback" in (tmp_path / "ranks" / "rank-1.log").read_text()
 
 
 async def test_a_rank_that_dies_while_weights_travel_is_named(tmp_path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from agentrl.errors import ConfigError, TrainerError
-from agentrl.trainer.megatron.launch.meeting import Meeting, kept, listening
+from agentrl.trainer.megatron.launch.meeting import Meeting, found_by, kept, listening
 from agentrl.trainer.megatron.launch.members import Guest
 from agentrl.trainer.megatron.launch.rank import obey
 from agentrl.trainer.megatron.launch.seats import Seat
@@ -64,7 +64,9 @@ def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[Guests]:
     deadline = time.monotonic() + patience_s
     try:
         with listening(seat.host, 0) as door:
-            meeting.store().set(_DRIVER, json.dumps([door.getsockname()[1], token]))
+            store = meeting.store(patience_s)
+            with found_by(seat.host, seat.port):
+                store.set(_DRIVER, json.dumps([door.getsockname()[1], token]))
             while len(found) < seat.size - 1:
                 _wait_at(door, seat, found, deadline)
                 _admit(door, seat, token, found)
@@ -84,13 +86,15 @@ def be_guest(seat: Seat, patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     # torch says much about a store that is not there yet.
     _connected(seat, seat.port, deadline).close()
-    store = _meeting(seat).store()
-    while not store.check([_DRIVER]):
-        _look_again(seat, deadline)
-    port, token = json.loads(store.get(_DRIVER))
-    pipe = _piped(_connected(seat, port, deadline))
-    pipe.send_bytes(json.dumps([token, str(seat.number), str(os.getpid()), socket.gethostname()]).encode())
-    obey(pipe, seat.local)
+    store = _meeting(seat).store(max(_AGAIN_S, deadline - time.monotonic()))
+    with found_by(seat.host, seat.port):
+        while not store.check([_DRIVER]):
+            _look_again(seat, deadline)
+        port, token = json.loads(store.get(_DRIVER))
+    connected = _connected(seat, port, deadline)
+    hello = json.dumps([token, str(seat.number), str(os.getpid()), socket.gethostname()])
+    connected.sendall(f"{hello}\n".encode())
+    obey(_piped(connected), seat.local)
 
 
 def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, Guest], deadline: float) -> None:
@@ -110,11 +114,11 @@ def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, Guest], deadli
 
 
 def _admit(door: socket.socket, seat: Seat, token: str, found: dict[int, Guest]) -> None:
-    pipe = _piped(door.accept()[0])
-    hello = _hello(pipe)
+    caller = door.accept()[0]
+    hello = _hello(caller)
     # Anyone may knock.
     if not hello or not secrets.compare_digest(hello[0].encode(), token.encode()):
-        pipe.close()
+        caller.close()
         return
     number = int(hello[1])
     if number in found:
@@ -124,15 +128,21 @@ def _admit(door: socket.socket, seat: Seat, token: str, found: dict[int, Guest])
             f"RANK = {number} came to the run of RANK = 0, which has WORLD_SIZE = {seat.size}; start all of "
             "them with the same settings."
         )
-    found[number] = Guest(pipe, int(hello[2]), hello[3])
+    found[number] = Guest(_piped(caller), int(hello[2]), hello[3])
 
 
-def _hello(pipe: Connection) -> list[str]:
-    """The words that a caller begins with; nothing where they make no sense."""
-    with suppress(OSError, EOFError, ValueError):
-        if pipe.poll(_HELLO_S):
-            words = json.loads(pipe.recv_bytes(_HELLO_BYTES))
-            return [str(word) for word in words] if isinstance(words, list) and len(words) == 4 else []
+def _hello(caller: socket.socket) -> list[str]:
+    """The words that a caller begins with, in one line; nothing where they make no sense, or are slow."""
+    said, deadline = b"", time.monotonic() + _HELLO_S
+    # Nobody who may come in says more before it is asked. A stranger may nest what json reads as deep as it
+    # likes.
+    with suppress(OSError, ValueError, RecursionError):
+        while not said.endswith(b"\n") and len(said) < _HELLO_BYTES:
+            # Raises ValueError when there is no time left.
+            caller.settimeout(deadline - time.monotonic())
+            said += caller.recv(_HELLO_BYTES) or b"\n"
+        words = json.loads(said)
+        return [str(word) for word in words] if isinstance(words, list) and len(words) == 4 else []
     return []
 
 
@@ -143,7 +153,11 @@ def _meeting(seat: Seat) -> Meeting:
 def _connected(seat: Seat, port: int, deadline: float) -> socket.socket:
     while True:
         with suppress(OSError):
-            return socket.create_connection((seat.host, port), timeout=_HELLO_S)
+            connected = socket.create_connection((seat.host, port), timeout=_HELLO_S)
+            # Where nobody listens, this machine may give the caller that very port, and it meets itself.
+            if connected.getsockname() != connected.getpeername():
+                return connected
+            connected.close()
         _look_again(seat, deadline)
 
 

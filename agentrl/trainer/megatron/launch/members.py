@@ -13,6 +13,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from agentrl.trainer.megatron.launch.calls import Failed
+
 _END_S = 5.0
 _RANK = "agentrl.trainer.megatron.launch.rank"
 
@@ -28,7 +30,7 @@ class Member(ABC):
         self.pid = pid
         self.inbox: deque[object] = deque()
         self.owes = 0
-        self.word = ""
+        self.word: Failed | None = None
         self.gone = False
 
     @property

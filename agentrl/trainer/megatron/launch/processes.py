@@ -120,8 +120,8 @@ class Processes:
         rank = self._ranks[number]
         self._through_with_a_bucket()
         while not rank.inbox:
-            for failed in self._listen():
-                self._give_up(failed)
+            if failed := self._listen():
+                self._give_up(failed[0])
         said = rank.inbox.popleft()
         if isinstance(said, Bucket):
             self._seen = ref(said.data)
@@ -151,21 +151,21 @@ class Processes:
                 failed.append(number)
                 continue
             if isinstance(said, Failed):
-                rank.word = said.why
+                rank.word = said
                 failed.append(number)
             else:
                 rank.inbox.append(said)
         return failed
 
     def _give_up(self, number: int) -> NoReturn:
-        """End all of them, and name the one that began it."""
+        """End all of them, and name the one that began it; `number` where nobody says more."""
         deadline = time.monotonic() + _LAST_WORDS_S
         # A rank may have failed only because it waited for one that was killed, and said nothing.
         while (silent := self._silent()) is None and (left_s := deadline - time.monotonic()) > 0:
             self._listen(left_s)
-        culprit = number if silent is None else silent
+        culprit = self._first_word(number) if silent is None else silent
         rank = self._ranks[culprit]
-        why = f": {rank.word}" if rank.word else ""
+        why = f": {rank.word.why}" if rank.word else ""
         self._failure = (
             f"rank {culprit} of the trainer ({rank.where}) {rank.fate()}{why}; the others were ended, "
             f"too (see {rank.log})."
@@ -173,6 +173,11 @@ class Processes:
         for one in self._ranks:
             one.kill()
         raise TrainerError(self._failure)
+
+    def _first_word(self, number: int) -> int:
+        """Of those who said that they failed, the first: the others may have, because of it."""
+        failed = {n: rank.word.at_s for n, rank in enumerate(self._ranks) if rank.word is not None}
+        return min(failed, key=failed.__getitem__, default=number)
 
     def _silent(self) -> int | None:
         """The first that has gone without a word."""

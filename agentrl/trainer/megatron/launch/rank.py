@@ -49,7 +49,7 @@ class _LastWord:
             return
         first = next(iter(str(error).splitlines()), "")
         with suppress(OSError):
-            self._pipe.send(Failed(f"{type(error).__name__}: {first}"[:_WHY_CHARS]))
+            self._pipe.send(Failed(f"{type(error).__name__}: {first}"[:_WHY_CHARS], time.time()))
 
 
 def _end_with(pipe: int) -> None:

@@ -22,6 +22,9 @@ def joined(
 ) -> Iterator[None]:
     """Be rank `rank` of the layout while the block runs.
 
+    A block that raises leaves the groups as they are. NCCL takes its leave of the other ranks, which may be
+    waiting in a collective for this one: who fails could not say why, and they would be blamed.
+
     store: where all ranks meet. local: its number among the ranks of its machine.
     timeout_s: for one collective; a rank that waits longer for another one fails.
     """
@@ -45,8 +48,6 @@ def joined(
     )
     if not on_the_cpu:
         model_parallel_cuda_manual_seed(0)
-    try:
-        yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+    yield
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()

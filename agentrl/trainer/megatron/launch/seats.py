@@ -10,6 +10,9 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.megatron.config import MegatronConfig
 
 
+_LAST_PORT = 65535
+
+
 class Seat(NamedTuple):
     """Rank `number` of `size`.
 
@@ -52,12 +55,15 @@ def taken_seat(layout: MegatronConfig, environment: Mapping[str, str]) -> Seat |
         raise ConfigError(f"RANK = {number} must be less than WORLD_SIZE = {count}; number the ranks from 0.")
     if not environment.get("MASTER_ADDR"):
         raise ConfigError(_missing("MASTER_ADDR"))
+    port = _number(environment, "MASTER_PORT")
+    if not 0 < port <= _LAST_PORT:
+        raise ConfigError(f"MASTER_PORT = {port} is no port; choose one from 1 to {_LAST_PORT}.")
     return Seat(
         number,
         count,
         _number(environment, "LOCAL_RANK", str(number % layout.actor_num_gpus_per_node)),
         environment["MASTER_ADDR"],
-        _number(environment, "MASTER_PORT"),
+        port,
         environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         _number(environment, "TORCHELASTIC_RESTART_COUNT", "0"),
     )
