@@ -16,6 +16,8 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
 # Tests of one file may share what is dear to set up, so they stay together.
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Ranks take a GPU wherever they see one, and two of them cannot share it: tests of the CPU see none.
+NO_GPU := CUDA_VISIBLE_DEVICES=
 
 # Its pins clash with ours, so SGLang lives in an environment of its own.
 SGLANG_VENV := .venv-sglang
@@ -31,7 +33,7 @@ quickstart: $(INSTALLED) ## Install, train an agent on HopSearch and show what i
 	$(BIN)/agentrl train examples/hop_search/run.toml $(ARGS)
 
 test: lint ## Install, then linters, types, import contracts and the tests (12 min at most)
-	$(PYTEST) $(PARALLEL) -m "not full and not gpu" $(ARGS)
+	$(NO_GPU) $(PYTEST) $(PARALLEL) -m "not full and not gpu" $(ARGS)
 
 lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/ruff check
@@ -40,13 +42,14 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/lint-imports --no-cache
 
 test-full: lint sglang-cpu ## Everything: long fuzzing, the wheel, whole trainings, planted bugs; GPU tests where there is one
-	$(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
-	$(PYTEST) --hypothesis-profile=long \
-	    -m "full$$($(BIN)/python -c 'import torch; print(" or gpu" * torch.cuda.is_available())')" $(ARGS)
-	$(BIN)/python -m tests.mutants
+	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
+	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m full $(ARGS)
+	if $(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then \
+	    $(PYTEST) -m gpu $(ARGS); fi
+	$(NO_GPU) $(BIN)/python -m tests.mutants
 
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
-	$(BIN)/python -m tests.mutants $(ARGS)
+	$(NO_GPU) $(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/agentrl bench envs --json

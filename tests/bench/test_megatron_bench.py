@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from agentrl.bench.megatron import everything, gpu
 from agentrl.bench.megatron.everything import bench_megatron
 from agentrl.bench.megatron.flops import forward_flops
-from agentrl.bench.megatron.place import batch_of
+from agentrl.bench.megatron.place import batch_of, starting_on
 from agentrl.bench.megatron.settings import SETTINGS, GpuModel, GpuSettings, Settings, Workload
 from agentrl.errors import UserError
 
@@ -35,6 +44,10 @@ def tiny() -> PreTrainedModel:
     )
 
 
+def tiny_config() -> PretrainedConfig:
+    return tiny().config
+
+
 SMALL = Settings(
     trained=tiny,
     published=tiny,
@@ -44,7 +57,7 @@ SMALL = Settings(
     repeats=2,
     gpu=GpuSettings(
         device="cpu",
-        models=(GpuModel("tiny", lambda: tiny().config, utilisation=0.4),),
+        models=(GpuModel("tiny", tiny_config, utilisation=0.4),),
         lengths=(16, 9),
         row_tokens=16,
         rounds=2,
@@ -69,6 +82,7 @@ def test_every_row_is_told_with_all_its_repeats(section):
     assert set(result["summary"]) == ROWS[section] == {row["name"] for row in result["rows"]}
     assert len(said) == len(result["rows"])
     for row in result["rows"]:
+        assert row["device"] == "cpu"
         medians = [side["median"] for side in row["sides"].values()]
         assert all(len(side.get("seconds") or side["tokens_per_s"]) == 2 for side in row["sides"].values())
         if section == "publish":
@@ -101,12 +115,40 @@ def test_without_a_gpu_its_section_is_left_out_or_refused(monkeypatch):
         bench_megatron(only=["gpu"])
 
 
+@pytest.mark.parametrize("before", [None, "1"])
+@pytest.mark.parametrize(("device", "seen"), [("cpu", ""), ("cuda", None)])
+def test_what_starts_for_the_cpu_sees_no_gpu_and_this_process_does(monkeypatch, before, device, seen):
+    name = "CUDA_VISIBLE_DEVICES"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    with starting_on(device):
+        told = subprocess.run(
+            [sys.executable, "-c", f"import os; print(repr(os.environ.get({name!r})))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    assert told == repr(before if seen is None else seen)
+    assert os.environ.get(name) == before
+
+
+async def test_a_round_counts_what_it_took_of_the_card_and_nothing_that_was_there(monkeypatch):
+    used = iter([100, 250])
+    monkeypatch.setattr(gpu, "_used", lambda device: next(used))
+
+    async def side():
+        return gpu._Round(7.0, gpu._used("cuda"))
+
+    assert await gpu._round(side, "cuda") == (7.0, 150)
+
+
 async def nothing(ran, name, _place):
     ran.append(name)
     return []
 
 
-@pytest.mark.parametrize("make", [*(one.make_config for one in SETTINGS.gpu.models), lambda: tiny().config])
+@pytest.mark.parametrize("make", [*(one.make_config for one in SETTINGS.gpu.models), tiny_config])
 def test_operations_are_those_that_torch_counts(make):
     """One layer, a small vocabulary: torch counts a look at every token, also at later ones."""
     config = make()

@@ -30,6 +30,7 @@ ALLOWED = {
     ("torch.storage", "_load_from_bytes"),
     ("collections", "OrderedDict"),
 }
+REPLY, FILE = f"{agentrl_sglang.PREFIX}reply", f"{agentrl_sglang.PREFIX}file"
 
 
 class Careful(pickle.Unpickler):
@@ -42,7 +43,7 @@ class Careful(pickle.Unpickler):
 
 def call(folder: Path, model: torch.nn.Module, **message: JSON) -> Mapping[str, object]:
     """Ask the loader as a server would; gives its reply."""
-    reply = folder / "reply"
+    reply = folder / REPLY
     reply.touch()
     payload = inside._payload({**message, "reply": str(reply)})
     agentrl_sglang.load(model, Careful(io.BytesIO(payload)).load())
@@ -51,8 +52,8 @@ def call(folder: Path, model: torch.nn.Module, **message: JSON) -> Mapping[str, 
 
 def load(folder: Path, model: torch.nn.Module, named, **changes: JSON) -> Mapping[str, object]:
     (bucket,) = pack_buckets(named, 1 << 20)
-    tensors = _written(folder / "file", bucket)
-    message = {"action": "load", "file": str(folder / "file"), "tensors": tensors, "whole": True}
+    tensors = _written(folder / FILE, bucket)
+    message = {"action": "load", "file": str(folder / FILE), "tensors": tensors, "whole": True}
     return call(folder, model, **(message | changes))
 
 
@@ -116,8 +117,10 @@ def test_experts_are_not_read(tmp_path: Path) -> None:
         ({"tensors": [["layer.steps", [2], "int64", 1 << 20]]}, "beyond the end"),
         ({"tensors": 3}, "TypeError"),
         ({"action": None, "tensors": [["layer.other", [1], "int8"]]}, "has no tensor"),
-        ({"file": "/no/such/file"}, "FileNotFoundError"),
-        ({"file": "/dev/null"}, "PermissionError"),
+        ({"file": f"/no/such/{FILE}"}, "FileNotFoundError"),
+        ({"file": "/dev/null"}, "its name does not begin with agentrl-weights-"),
+        ({"file": f"/{FILE}/"}, "its name does not begin with agentrl-weights-"),
+        ({"file": f"{FILE}\0"}, "ValueError"),
         ({"whole": None, "tensors": [["layer.other", [1], "float32", 0]]}, "AttributeError"),
     ],
 )
@@ -134,11 +137,52 @@ def test_what_makes_no_sense_is_told_and_changes_nothing(
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert "OSError" in load(tmp_path, Layered(), checkpoint(1), file=str(tmp_path / "link"))["error"]
+    link = tmp_path / f"{FILE}-link"
+    link.symlink_to(tmp_path / FILE)
+    assert "OSError" in load(tmp_path, Layered(), checkpoint(1), file=str(link))["error"]
 
 
-@pytest.mark.parametrize("words", [b"", b"{", b"[]", b'{"reply": "/no/such/folder/file"}', b'{"reply": 3}'])
+def test_only_files_are_opened_that_are_named_as_a_senders(tmp_path: Path) -> None:
+    model = Layered()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    load(tmp_path, Layered(), checkpoint(1))
+    (tmp_path / FILE).rename(tmp_path / "model.bin")
+    told = load(tmp_path, model, checkpoint(2), file=str(tmp_path / "model.bin"))
+    assert "model.bin is no file of a sender" in told["error"]
+    (tmp_path / f"{FILE}-folder").mkdir()
+    told = load(tmp_path, model, checkpoint(2), file=str(tmp_path / f"{FILE}-folder"))
+    assert "is no file of this user" in told["error"]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["precious", f"{FILE}/precious", f"precious-{FILE}"])
+def test_a_reply_overwrites_no_other_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("precious")
+    for action in ("load", "read"):
+        payload = inside._payload({"action": action, "reply": str(path), "tensors": []})
+        agentrl_sglang.load(Layered(), Careful(io.BytesIO(payload)).load())
+        assert path.read_text() == "precious"
+
+
+def test_a_shorter_reply_is_whole(tmp_path: Path) -> None:
+    (tmp_path / REPLY).write_text("x" * 1000)
+    assert call(tmp_path, Layered(), action="read", tensors=[]) == {"error": None, "tensors": {}}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"reply": "/no/such/folder/agentrl-weights-reply"}',
+        b'{"reply": "agentrl-weights-\\u0000"}',
+        b'{"reply": "agentrl-weights-\\ud800"}',
+        b'{"reply": 3}',
+    ],
+)
 def test_words_that_are_no_request_end_nothing(words: bytes) -> None:
     agentrl_sglang.load(Layered(), [("agentrl", torch.tensor(list(words), dtype=torch.uint8))])
     agentrl_sglang.load(Layered(), [])

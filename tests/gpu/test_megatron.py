@@ -1,29 +1,60 @@
-"""Megatron over NCCL: the same equality with transformers, on as many ranks as there are GPUs."""
+"""Megatron over NCCL: the same equality with transformers, the same going on, the same end of a rank."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import agentrl
+from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.errors import TrainerError
+from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.model.kernels import fastest
-from tests.engine.serving import sglang_python
 from tests.flow.runs import metrics_of
 from tests.flow.test_megatron import HOP_SEARCH
-from tests.gpu.test_sglang import ON_GPU
-from tests.trainer.megatron.models import CONFIGS
+from tests.gpu.test_sglang import GIVEN, ON_GPU
+from tests.trainer.megatron.launching import END_S, alive
+from tests.trainer.megatron.models import CONFIGS, model_of
 from tests.trainer.megatron.test_equality import PAIRS, check
 from tests.trainer.megatron.test_kernels import SCALE, alone, drawn
+from tests.trainer.megatron.test_megatron_trainer import Breaks, trainer_on
+from tests.trainer.megatron.test_state import learn, published
 from tests.trainer.megatron.together import Ranks
+from tests.trainer.tiny import batch
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-4
 """Kernels sum in another order; TF32 is off unless somebody switched it on."""
+NUM_GPUS = torch.cuda.device_count()
+# Two ranks never share a GPU: NCCL refuses it.
+ON_TWO_GPUS = [*PAIRS] if NUM_GPUS > 1 else []
+COUNTS = [1, 2] if NUM_GPUS > 1 else [1]
+
+
+class BreaksOn(Breaks):
+    """A loss that fails on one rank; the others go on, and wait for it."""
+
+    def __init__(self, rank: int):
+        self.rank, self.inner = rank, PolicyLoss()
+
+    def __call__(self, outputs, inputs):
+        if dist.get_rank() == self.rank:
+            super().__call__(outputs, inputs)
+        return self.inner(outputs, inputs)
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with Ranks(min(torch.cuda.device_count(), 2)) as ranks:
+def one():
+    with Ranks(1) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
         yield ranks
 
 
@@ -36,23 +67,57 @@ def test_the_fastest_attention_is_each_sequence_by_itself(dtype):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_gpu_is_transformers(ranks, kind):
-    check(ranks, kind, tolerance=TOLERANCE)
+def test_a_gpu_is_transformers(one, kind):
+    check(one, kind, tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_two_gpus_are_transformers(ranks, name):
-    layout = PAIRS[name] if ranks.count == 2 else {}
-    check(ranks, "qwen3", tolerance=TOLERANCE, **layout)
+@pytest.mark.parametrize("on_two_gpus", ON_TWO_GPUS)
+def test_two_gpus_are_transformers(two, on_two_gpus):
+    check(two, "qwen3", tolerance=TOLERANCE, **PAIRS[on_two_gpus])
 
 
-def test_hop_search_is_learned_on_one_card_with_sglang(tmp_path):
-    engine = {
+@pytest.mark.parametrize("count", COUNTS)
+async def test_in_bf16_networks_that_rest_go_on_bit_for_bit_and_an_engine_serves_them(tmp_path, count):
+    layout = {"ranks": count, "ref": False, "critic": True, "bf16": True, "offload": True}
+    state = str(tmp_path / "state")
+    with trainer_on(tmp_path, **layout) as first:
+        await learn(first, range(3))
+        first.save_state(state)
+        told = await learn(first, range(3, 6))
+        weights = await published(first)
+    with trainer_on(tmp_path, **layout) as second:
+        # It has a past of its own, which it forgets.
+        await learn(second, [7])
+        second.load_state(state)
+        assert await learn(second, range(3, 6)) == told
+        assert await published(second) == weights
+        engine = EmbeddedEngine.from_model(model_of("qwen3"), max_slots=1, dtype=torch.bfloat16)
+        # The engine compares checksums.
+        await second.publish(engine.sink, version=1)
+        assert engine.version == 1
+        await engine.close()
+    assert told[-1]["train/skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_a_rank_that_fails_says_why_within_seconds(tmp_path, count):
+    with trainer_on(tmp_path, loss=BreaksOn(count - 1), ref=False, ranks=count) as trainer:
+        began = time.monotonic()
+        with pytest.raises(TrainerError, match=rf"rank {count - 1} .*: RuntimeError: the loss has a mistake"):
+            await trainer.update(batch())
+        assert time.monotonic() - began < END_S
+        assert not any(map(alive, trainer.pids))
+
+
+def test_hop_search_is_learned_on_one_card(tmp_path):
+    """With SGLang beside the trainer where one is given, else with the embedded engine."""
+    sglang = {
         "engine": "sglang",
         "rollout_num_gpus_per_engine": 1,
         "sglang": {**ON_GPU, "mem_fraction_static": 0.3},
-        "sglang_python": str(sglang_python()),
+        "sglang_python": GIVEN[0] if GIVEN else None,
     }
+    engine = sglang if GIVEN else {}
     result = agentrl.train(HOP_SEARCH, quiet=True, output_dir=str(tmp_path), trainer="megatron", **engine)
     assert result.reports["after RL"]["greedy"].mean > 0.98
     rows = [row for row in metrics_of(result.folder) if "train/loss" in row]

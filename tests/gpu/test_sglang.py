@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from agentrl.engine.conformance import CHECKS
@@ -9,12 +11,15 @@ from tests.engine.fleets import sglang_fleet
 from tests.engine.test_conformance_fleet import FLEET_CAPS, keeps_all, subject_of
 
 pytestmark = pytest.mark.gpu
+GIVEN = [python] if (python := os.environ.get("AGENTRL_SGLANG_PYTHON")) else []
+"""The interpreter of an SGLang that is built for GPUs. What `make sglang-cpu` installs is for the CPU."""
 ON_GPU = {"attention_backend": "triton", "sampling_backend": "pytorch", "dtype": "float32"}
 TOLERANCE = 1e-3
 """Kernels sum in another order, and may multiply in TF32."""
 
 
-async def test_a_server_on_a_gpu_keeps_its_promises_under_new_weights(tmp_path):
+@pytest.mark.parametrize("agentrl_sglang_python", GIVEN)
+async def test_a_server_on_a_gpu_keeps_its_promises_under_new_weights(tmp_path, agentrl_sglang_python):
     async with sglang_fleet(
         tmp_path, 1, device="cuda", context_len=2048, mem_fraction_static=0.3, **ON_GPU
     ) as fleet:

@@ -37,6 +37,16 @@ def test_every_target_expands(target: str) -> None:
     assert make("--dry-run", target)
 
 
+@pytest.mark.parametrize("target", ["test", "test-full", "mutants"])
+def test_tests_of_the_cpu_see_no_gpu(target: str) -> None:
+    lines = make("--dry-run", "--always-make", target).replace("\\\n", "").splitlines()
+    tests = [line for line in lines if " -m pytest" in line or " -m tests.mutants" in line]
+    seeing = [line for line in tests if not line.startswith("CUDA_VISIBLE_DEVICES= ")]
+    assert len(tests) > len(seeing)
+    assert all("then" in line and "-m gpu" in line for line in seeing)
+    assert len(seeing) == (target == "test-full")
+
+
 def test_continuous_integration_runs_make_test() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "exec make test"

@@ -2,23 +2,25 @@
 
 Both trainers compute in bf16 and step in fp32, with the same attention inside the sequences. They would not
 fit beside each other, so in every round one is built, warmed up, timed and let go of, and then the other.
+Each has a process of its own: all of its memory goes with it, and none of it is counted for the other.
 """
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
 
 from agentrl.bench.engines.place import Row, listed, spread
 from agentrl.bench.megatron.flops import H100_BF16, forward_flops
-from agentrl.bench.megatron.place import Place, Work, batch_of
-from agentrl.bench.megatron.settings import GpuModel, GpuSettings, Workload
+from agentrl.bench.megatron.place import Place, Work, batch_of, plain
+from agentrl.bench.megatron.settings import GpuModel, Workload
 from agentrl.errors import UserError
 from agentrl.protocols import Trainer
 from agentrl.types import JSON, TrainBatch
@@ -27,14 +29,15 @@ _BACKWARD_TOO = 3
 _GIB = 1 << 30
 
 
-_Build = Callable[[], AbstractContextManager[Trainer]]
-
-
 class _Round(NamedTuple):
-    """tokens_per_s of the timed updates together; used: bytes of the card after them, whoever has them."""
+    """tokens_per_s of the timed updates together; used: bytes of the card after them."""
 
     tokens_per_s: float
     used: int
+
+
+_Side = Callable[[], Awaitable[_Round]]
+"""Builds a trainer, times it, and ends it. It counts all that anybody has of the card."""
 
 
 async def bench(place: Place) -> list[Row]:
@@ -53,14 +56,14 @@ async def _row(model: GpuModel, place: Place) -> Row:
     config = model.make_config()
     batch = batch_of(Workload(model.name, gpu.lengths), int(config.vocab_size))
     work = Work(model.name, model.make, gpu.row_tokens, bf16=True, device=gpu.device)
-    sides: dict[str, _Build] = {
-        "megatron": lambda: place.spread(work),
-        "torch": lambda: _plain(work, place),
+    sides: dict[str, _Side] = {
+        "megatron": lambda: _over_ranks(work, place, batch),
+        "torch": lambda: _by_itself(work, batch, gpu.updates),
     }
     rounds: dict[str, list[_Round]] = {side: [] for side in sides}
     for number in range(gpu.rounds):
         for side in sorted(sides, reverse=number % 2 == 1):
-            rounds[side].append(await _round(sides[side], batch, gpu))
+            rounds[side].append(await _round(sides[side], gpu.device))
     rates = {side: [one.tokens_per_s for one in of] for side, of in rounds.items()}
     medians = {side: statistics.median(of) for side, of in rates.items()}
     memory = {side: max(one.used for one in of) for side, of in rounds.items()}
@@ -83,21 +86,47 @@ async def _row(model: GpuModel, place: Place) -> Row:
         }
         for side, of in rates.items()
     }
-    return Row(f"gpu, {model.name}", line, {"ratio": ratio, "flops_per_token": flops, "sides": told})
+    figures: dict[str, JSON] = {"device": gpu.device, "ratio": ratio, "flops_per_token": flops}
+    return Row(f"gpu, {model.name}", line, {**figures, "sides": told})
 
 
 def _target(model: GpuModel) -> str:
     return "" if model.utilisation is None else f", target {model.utilisation:.0%}"
 
 
-async def _round(build: _Build, batch: TrainBatch, gpu: GpuSettings) -> _Round:
-    with build() as trainer:
+async def _round(side: _Side, device: str) -> _Round:
+    """used: what it took of the card, beside what others have, this process with its context among them."""
+    before = _used(device)
+    found = await side()
+    return found._replace(used=found.used - before)
+
+
+async def _over_ranks(work: Work, place: Place, batch: TrainBatch) -> _Round:
+    with place.spread(work) as trainer:
+        return await _timed(trainer, batch, work.device, place.settings.gpu.updates)
+
+
+async def _by_itself(work: Work, batch: TrainBatch, updates: int) -> _Round:
+    """The torch trainer, in a process that ends with it."""
+    # CUDA cannot be used after a fork.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        running = process.submit(_plainly, work, batch, updates)
+        return await asyncio.wrap_future(running)
+
+
+def _plainly(work: Work, batch: TrainBatch, updates: int) -> _Round:
+    torch.set_num_threads(1)
+    return asyncio.run(_timed(plain(work), batch, work.device, updates))
+
+
+async def _timed(trainer: Trainer, batch: TrainBatch, device: str, updates: int) -> _Round:
+    await trainer.update(batch)
+    started = time.perf_counter()
+    for _ in range(updates):
         await trainer.update(batch)
-        started = time.perf_counter()
-        for _ in range(gpu.updates):
-            await trainer.update(batch)
-        seconds = time.perf_counter() - started
-        return _Round(gpu.updates * sum(gpu.lengths) / seconds, _used(gpu.device))
+    seconds = time.perf_counter() - started
+    num_tokens = sum(len(sample) for sample in batch.samples)
+    return _Round(updates * num_tokens / seconds, _used(device))
 
 
 def _used(device: str) -> int:
@@ -106,11 +135,3 @@ def _used(device: str) -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-@contextmanager
-def _plain(work: Work, place: Place) -> Iterator[Trainer]:
-    yield place.plain(work)
-    gc.collect()
-    if work.device == "cuda":
-        torch.cuda.empty_cache()

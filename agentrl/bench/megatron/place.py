@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from agentrl.trainer.torch import TorchTrainer
 from agentrl.types import Credit, Sample, Scores, TrainBatch
 
 _STEPS = 1_000_000
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 PAIRS: dict[str, dict[str, int]] = {
     "TP2": {"tensor_model_parallel_size": 2},
     "PP2": {"pipeline_model_parallel_size": 2},
@@ -32,7 +34,7 @@ PAIRS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model to train. row_tokens: that go through it at once. device: of the torch trainer."""
+    """A model to train. row_tokens: that go through it at once. device: where both sides compute."""
 
     name: str
     make: Callable[[], PreTrainedModel]
@@ -54,15 +56,6 @@ class Place:
     settings: Settings
     say: Callable[[str], None]
 
-    def plain(self, work: Work) -> TorchTrainer:
-        """The torch trainer, in this process."""
-        network = seeded(work.make)
-        # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
-        nn.Module.to(network, work.device)
-        return TorchTrainer(
-            network, PolicyLoss(), work.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
-        )
-
     @contextmanager
     def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[MegatronTrainer]:
         """The Megatron trainer over as many processes, one thread each."""
@@ -74,11 +67,39 @@ class Place:
             policy=Learning(PolicyLoss(), work.config, _STEPS),
             models={"old": str(model)},
         )
-        trainer = MegatronTrainer(plan, self.folder / "ranks")
+        with starting_on(work.device):
+            trainer = MegatronTrainer(plan, self.folder / "ranks")
         try:
             yield trainer
         finally:
             trainer.close()
+
+
+def plain(work: Work) -> TorchTrainer:
+    """The torch trainer, in this process."""
+    network = seeded(work.make)
+    # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
+    nn.Module.to(network, work.device)
+    return TorchTrainer(
+        network, PolicyLoss(), work.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
+    )
+
+
+@contextmanager
+def starting_on(device: str) -> Iterator[None]:
+    """Processes that start inside see no GPU where they are to compute on the CPU: a rank takes what it sees.
+
+    This process, which may have asked CUDA before, sees what it saw.
+    """
+    before = os.environ.get(_VISIBLE)
+    if device == "cpu":
+        os.environ[_VISIBLE] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop(_VISIBLE, None)
+        if before is not None:
+            os.environ[_VISIBLE] = before
 
 
 def batch_of(workload: Workload, vocab: int) -> TrainBatch:

@@ -2,7 +2,8 @@
 
 Timed is a whole publish: gathering from the ranks, checksums, buckets, loading beside the weights that serve,
 reading back what was loaded, the swap. The torch trainer does the same without processes. The copy is
-numpy's, tensor by tensor, into memory that has been touched before.
+numpy's, tensor by tensor, into memory that has been touched before. Weights are on the CPU, also where there
+are GPUs: the ranks do not see them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from agentrl.bench.compare import Side, timed
 from agentrl.bench.engines.place import Row, listed, seeded, spread
-from agentrl.bench.megatron.place import PAIRS, Place, Work
+from agentrl.bench.megatron.place import PAIRS, Place, Work, plain
 from agentrl.bench.megatron.settings import PUBLISH_TARGET
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.protocols import Trainer, WeightSink
@@ -30,13 +31,13 @@ async def bench(place: Place) -> list[Row]:
     settings, rows = place.settings, list[Row]()
     engine = EmbeddedEngine.from_model(seeded(settings.published), max_slots=1, max_context_len=16)
     work = Work("published", settings.published, settings.row_tokens)
-    plain = place.plain(work)
+    alone = plain(work)
     copying, num_bytes = _copying(place)
     for name, ranks, sizes in (("one rank", 1, {}), ("TP2", 2, PAIRS["TP2"])):
         with place.spread(work, ranks=ranks, **sizes) as trainer:
             sides = {
                 _MEGATRON: _publishing(trainer, engine.sink),
-                _TORCH: _publishing(plain, engine.sink),
+                _TORCH: _publishing(alone, engine.sink),
                 _COPY: copying,
             }
             rows.append(await _row(f"publish, {name}", sides, num_bytes, place))
@@ -59,7 +60,7 @@ async def _row(name: str, sides: dict[str, Side], num_bytes: int, place: Place) 
         for side, of in seconds.items()
     }
     figures: dict[str, JSON] = {"ratio_to_copy": to_copy, "ratio_to_torch": to_torch, "num_bytes": num_bytes}
-    return Row(name, line, {**figures, "target": PUBLISH_TARGET, "sides": told})
+    return Row(name, line, {"device": "cpu", **figures, "target": PUBLISH_TARGET, "sides": told})
 
 
 def _publishing(trainer: Trainer, sink: WeightSink) -> Side:

@@ -2,16 +2,17 @@
 
 Timed is the whole call: rows, forward and backward passes, clipping, AdamW, and for Megatron the way to its
 process and back. Both train the same weights on the same batch, again and again, with the same loss.
+All of it is on the CPU, also where there are GPUs: the ranks do not see them.
 """
 
 from __future__ import annotations
 
 from agentrl.bench.compare import Side, rates
 from agentrl.bench.engines.place import Row
-from agentrl.bench.megatron.place import PAIRS, Place, Work, batch_of
+from agentrl.bench.megatron.place import PAIRS, Place, Work, batch_of, plain
 from agentrl.bench.megatron.settings import Workload
 from agentrl.protocols import Trainer
-from agentrl.types import TrainBatch
+from agentrl.types import JSON, TrainBatch
 
 _ONE = "one rank"
 
@@ -20,12 +21,12 @@ async def bench(place: Place) -> list[Row]:
     """A row for an update and one for scoring of every workload."""
     settings, rows = place.settings, list[Row]()
     work = Work("trained", settings.trained, settings.row_tokens)
-    plain = place.plain(work)
+    alone = plain(work)
     with place.spread(work) as spread:
         for workload in settings.workloads:
             batch = batch_of(workload, _vocab(place))
             for what, does in (("update", _updating), ("score", _scoring)):
-                sides = {"megatron": does(spread, batch), "torch": does(plain, batch)}
+                sides = {"megatron": does(spread, batch), "torch": does(alone, batch)}
                 rows.append(await _row(f"{what}, {workload.name}", workload, sides, place))
     return rows
 
@@ -53,7 +54,8 @@ async def _row(name: str, workload: Workload, sides: dict[str, Side], place: Pla
     if workload.target is not None:
         line += f", target {workload.target}x"
     place.say(f"{name}: {line}")
-    return Row(name, line, {"ratio": ratio, "target": workload.target, "sides": found.told})
+    told: dict[str, JSON] = {"device": "cpu", "ratio": ratio, "target": workload.target}
+    return Row(name, line, {**told, "sides": found.told})
 
 
 def _updating(trainer: Trainer, batch: TrainBatch) -> Side:

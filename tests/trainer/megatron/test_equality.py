@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.shape import OPEN
 from tests.trainer.megatron.equality import oracle, part_of, put_together
 from tests.trainer.megatron.models import CONFIGS
 from tests.trainer.megatron.together import Ranks
@@ -28,10 +29,33 @@ FOURS = {
     "CP2 x DP2": CP,
     "TP2 x DP2": TP,
     "TP2+SP x CP2": {**TP, **CP, "sequence_parallel": True},
+    "PP2 x CP2": {**PP, **CP},
+    "PP2 x DP2": PP,
+    "PP2, virtual x DP2": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
+}
+FULL = {"recompute_granularity": "full"}
+SELECTIVE = {"recompute_granularity": "selective"}
+CHOSEN = {
+    "bias_activation_fusion": ({}, {"bias_activation_fusion": True}),
+    "bias_dropout_fusion": ({}, {"bias_dropout_fusion": True}),
+    "fp32_residual_connection": ({}, {"fp32_residual_connection": True}),
+    "clone_scatter_output_in_embedding": (
+        {**TP, "sequence_parallel": True},
+        {"clone_scatter_output_in_embedding": False},
+    ),
+    "recompute_method": (FULL, {"recompute_method": "block"}),
+    "recompute_num_layers": (FULL, {"recompute_num_layers": 2}),
+    "recompute_modules": (SELECTIVE, {"recompute_modules": ["core_attn", "mlp"]}),
+    "deallocate_pipeline_outputs": (PP, {"deallocate_pipeline_outputs": True}),
+    "batch_p2p_sync": (PP, {"batch_p2p_sync": False}),
+    "microbatch_group_size_per_vp_stage": (
+        {**PP, "num_virtual_stages_per_pipeline_rank": 2},
+        {"microbatch_group_size_per_vp_stage": 4},
+    ),
 }
 RECOMPUTED = {
-    "full": {**TP, "recompute_granularity": "full"},
-    "selective": {**TP, "recompute_granularity": "selective"},
+    "full": {**TP, **FULL},
+    "selective": {**TP, **SELECTIVE},
 }
 
 
@@ -74,6 +98,41 @@ def test_both_ends_of_a_pipeline_share_tied_embeddings(pair, kind):
 @pytest.mark.parametrize("name", RECOMPUTED)
 def test_what_is_computed_again_is_the_same(pair, name):
     check(pair, "qwen3", **RECOMPUTED[name])
+
+
+def reads_and_part_of(layout, rank, kind):
+    """What `part_of` gives, and the fields of Megatron's config that were read once it was made."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    read, look, check = set(), TransformerConfig.__getattribute__, TransformerConfig.__post_init__
+
+    def noted(config, name):
+        read.add(name)
+        return look(config, name)
+
+    def checked(config):
+        check(config)
+        read.clear()
+
+    TransformerConfig.__getattribute__, TransformerConfig.__post_init__ = noted, checked
+    try:
+        return part_of(layout, rank, kind), read
+    finally:
+        TransformerConfig.__getattribute__, TransformerConfig.__post_init__ = look, check
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPEN)
+def test_what_a_user_may_choose_is_read_and_changes_nothing_that_is_learned(pair, name):
+    sizes, fields = CHOSEN[name]
+    layout = MegatronConfig(
+        actor_num_gpus_per_node=2, use_distributed_optimizer=False, megatron_config=fields, **sizes
+    )
+    parts, read = zip(*pair.run(reads_and_part_of, layout, "qwen3"), strict=True)
+    assert name in set.union(*read)
+    found, expected = put_together("qwen3", layout, list(parts)), oracle("qwen3")
+    for parameter, gradient in expected.gradients.items():
+        assert (found.gradients[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), parameter
 
 
 @pytest.mark.full

@@ -160,11 +160,11 @@ async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_
 def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listening):
     processes = Processes(plan_in(tmp_path, BreaksOnOne(), **TP), tmp_path / "ranks")
     says = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
+    if not listening:
+        # Both have failed when somebody asks, rank 0 because rank 1 has gone.
+        processes._ask("update", (batch(),))
+        wait_until(lambda: not any(map(alive, processes.pids)))
     with pytest.raises(TrainerError, match=says):
-        if not listening:
-            # Both have failed when somebody asks, rank 0 because rank 1 has gone.
-            processes._ask("update", (batch(),))
-            wait_until(lambda: not any(map(alive, processes.pids)))
         processes.call("update", batch())
     assert not any(map(alive, processes.pids))
     assert "Traceback" in (tmp_path / "ranks" / "rank-1.log").read_text()

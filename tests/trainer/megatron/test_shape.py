@@ -8,7 +8,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.model.shape import overridden, shape_of
+from agentrl.trainer.megatron.model.shape import check_layout, overridden, shape_of
 from tests.trainer.megatron.models import SIZES
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
@@ -32,12 +32,35 @@ def test_what_megatron_would_do_otherwise_is_refused(config, says):
 
 def test_a_field_may_be_added_and_not_contradicted():
     shape = shape_of(Qwen3Config(**SIZES))
-    assert overridden(shape, {"attention_softmax_in_fp32": False, "num_layers": 4}) == {
+    assert overridden(shape, {"batch_p2p_sync": False, "num_layers": 4}) == {
         **shape.sizes,
-        "attention_softmax_in_fp32": False,
+        "batch_p2p_sync": False,
     }
-    with pytest.raises(ConfigError, match="megatron_config says num_layers = 3, the checkpoint has 4"):
-        overridden(shape, {"num_layers": 3})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_layers": 3}, "says num_layers = 3, the checkpoint has 4; leave it out"),
+        ({"tensor_model_parallel_size": 2}, r"holds tensor_model_parallel_size; set it under \[megatron\]"),
+        # It would learn a third of each gradient.
+        ({"calculate_per_token_loss": False}, "holds calculate_per_token_loss, which is not for a run to"),
+        ({"num_layers_in_first_pipeline_stage": 1}, "holds num_layers_in_first_pipeline_stage, which is"),
+        (
+            {"attention_softmax_in_fp32": True},
+            r".*: it does nothing here, or .* These are: bias_activation_fusion, ",
+        ),
+        ({"foo": 1}, "holds foo, which is not"),
+        ({"bias_dropout_fusion": 1}, "says bias_dropout_fusion = 1; it must be of type bool"),
+        (
+            {"recompute_num_layers": 2},
+            "says recompute_num_layers, but nothing is computed again; set recompute_granularity, too",
+        ),
+    ],
+)
+def test_a_field_that_contradicts_or_does_nothing_is_refused(fields, says):
+    with pytest.raises(ConfigError, match=f"megatron_config {says}"):
+        check_layout(shape_of(Qwen3Config(**SIZES)), MegatronConfig(megatron_config=fields))
 
 
 def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():

@@ -10,6 +10,7 @@ A request is JSON in the bytes of one tensor:
     {"action": "read", "reply": PATH, "tensors": [[name, shape, dtype], ..]}
 
 The reply goes into a file that the sender made: {"error": null, "tensors": {name: [dtype, CRC-32 of bytes]}}.
+Whoever reaches the server may send a request, so both files have to have PREFIX before their names.
 `whole`: this process holds whole tensors (no tensor parallelism), so their shapes are checked before the
 first one is loaded; without it, what is told is what came in the file. A name under `tensors` is null where
 the model keeps the tensor in a form that is not known here.
@@ -28,6 +29,9 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import torch
+
+PREFIX = "agentrl-weights-"
+"""What the names of a sender's files begin with. No others are opened."""
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Parameters of SGLang, and the tensors of a checkpoint that lie in them, one below the other."""
@@ -94,8 +98,9 @@ class _Reply:
             "error": None if kind is None else f"{kind.__name__}: {error}"[:500],
             "tensors": {} if kind is not None else self.tensors,
         }
-        # Where it cannot be written, the sender finds no reply, and knows as much.
-        with suppress(OSError), os.fdopen(_opened(self.path, os.O_WRONLY | os.O_TRUNC), "w") as file:
+        # Where it cannot be written, the sender finds no reply, and knows as much. A path may be none at all.
+        with suppress(OSError, ValueError), os.fdopen(_opened(self.path, os.O_WRONLY), "w") as file:
+            file.truncate()
             json.dump(told, file)
         return True
 
@@ -174,7 +179,13 @@ def _mapped(path: str, sent: Iterable[_Sent]) -> Iterator[tuple[str, torch.Tenso
 
 
 def _opened(path: str, flags: int) -> int:
-    """A descriptor of a file that exists and is ours: a request names paths, and may not name just any."""
+    """A descriptor of a file that exists, is named as a sender's are, and is of this user.
+
+    A request names paths, and would otherwise reach all that its user has. Nothing is changed by opening: a
+    file that is refused stays as it is.
+    """
+    if not os.path.basename(path).startswith(PREFIX):
+        raise PermissionError(f"{path} is no file of a sender: its name does not begin with {PREFIX}")
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():

@@ -37,7 +37,6 @@ LOADER_FOLDER = Path(agentrl_sglang.__file__).parent
 SHARED = Path("/dev/shm")
 """Files in memory, for everyone on this machine who may open them."""
 
-_PREFIX = "agentrl-weights-"
 _FRESH_S = 60.0
 
 
@@ -65,7 +64,7 @@ def shared_file(folder: Path) -> Iterator[Path]:
         EngineError: there is no room for it.
     """
     try:
-        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+        descriptor, name = tempfile.mkstemp(prefix=agentrl_sglang.PREFIX, dir=folder)
     except OSError as error:
         raise EngineError(f"{folder} takes no file ({error.strerror}); free some memory.") from error
     path = Path(name)
@@ -87,7 +86,7 @@ def shared_files(folder: Path, count: int) -> Iterator[Sequence[Path]]:
 
 def sweep(folder: Path) -> None:
     """Remove what processes that were killed left behind."""
-    for path in folder.glob(f"{_PREFIX}*"):
+    for path in folder.glob(f"{agentrl_sglang.PREFIX}*"):
         with suppress(OSError), path.open("rb") as file:
             # One that was just made may not be locked yet.
             if time.time() - os.fstat(file.fileno()).st_mtime > _FRESH_S:

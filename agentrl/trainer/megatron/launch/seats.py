@@ -9,7 +9,6 @@ from typing import NamedTuple
 from agentrl.errors import ConfigError
 from agentrl.trainer.megatron.config import MegatronConfig
 
-
 _LAST_PORT = 65535
 
 

@@ -169,11 +169,10 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
         "context_parallel_size": layout.context_parallel_size,
         "sequence_parallel": layout.sequence_parallel,
         "recompute_granularity": layout.recompute_granularity,
-        **overridden(shape, layout.megatron_config),
     }
     if layout.recompute_granularity == "full":
         fields |= {"recompute_method": "uniform", "recompute_num_layers": 1}
-    return TransformerConfig(**fields)
+    return TransformerConfig(**{**fields, **overridden(shape, layout.megatron_config)})
 
 
 def _global(name: str, first_layer: int) -> str:

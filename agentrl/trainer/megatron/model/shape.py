@@ -13,6 +13,21 @@ from agentrl.trainer.megatron.model.families import Family, Placed, family_of, r
 from agentrl.trainer.megatron.model.rules import Dims
 from agentrl.types import JSON
 
+OPEN: Mapping[str, type] = {
+    "bias_activation_fusion": bool,
+    "bias_dropout_fusion": bool,
+    "fp32_residual_connection": bool,
+    "clone_scatter_output_in_embedding": bool,
+    "recompute_method": str,
+    "recompute_num_layers": int,
+    "recompute_modules": list,
+    "deallocate_pipeline_outputs": bool,
+    "batch_p2p_sync": bool,
+    "microbatch_group_size_per_vp_stage": int,
+}
+"""Fields of Megatron's TransformerConfig that are for a user to choose: those that what is built here reads,
+and that leave logprobs and gradients what they are."""
+
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -89,6 +104,11 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
         ConfigError: naming the size and the setting.
     """
     overridden(shape, layout.megatron_config)
+    again = [name for name in layout.megatron_config if name.startswith("recompute_")]
+    if again and layout.recompute_granularity is None:
+        raise ConfigError(
+            f"megatron_config says {again[0]}, but nothing is computed again; set recompute_granularity, too."
+        )
     tensor = layout.tensor_model_parallel_size
     stages = layout.pipeline_model_parallel_size * layout.num_virtual_stages_per_pipeline_rank
     for size, ranks, what, setting in (
@@ -111,16 +131,33 @@ def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
     """The checkpoint's sizes with a user's fields laid over them.
 
     Raises:
-        ConfigError: a field says something else than the checkpoint.
+        ConfigError: a field says something else than the checkpoint, is a setting of its own, or is none that
+            does anything here.
     """
     for name, value in fields.items():
-        known = shape.sizes.get(name, value)
-        if known != value:
+        if name in MegatronConfig.model_fields:
+            raise ConfigError(f"megatron_config holds {name}; set it under [megatron] itself.")
+        if name not in shape.sizes:
+            _check_open(name, value)
+        elif (known := shape.sizes[name]) != value:
             raise ConfigError(
                 f"megatron_config says {name} = {value!r}, the checkpoint has {known!r}; leave it out, or "
                 "name another checkpoint."
             )
     return {**shape.sizes, **fields}
+
+
+def _check_open(name: str, value: JSON) -> None:
+    if name not in OPEN:
+        raise ConfigError(
+            f"megatron_config holds {name}, which is not for a run to choose: it does nothing here, or would "
+            f"change what is learned; leave it out. These are: {', '.join(OPEN)}."
+        )
+    # For Python, True is an int.
+    if type(value) is not OPEN[name]:
+        raise ConfigError(
+            f"megatron_config says {name} = {value!r}; it must be of type {OPEN[name].__name__}."
+        )
 
 
 def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float | bool]:
