@@ -134,13 +134,16 @@ class Passes:
 
 def _packed(row: Row) -> PackedSeqParams:
     bounds = torch.tensor(row.bounds, dtype=torch.int32, device=here())
-    return PackedSeqParams(
+    packed = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=bounds,
         cu_seqlens_kv=bounds,
         max_seqlen_q=row.longest,
         max_seqlen_kv=row.longest,
     )
+    # Every layer wants them on the CPU, and would wait for the GPU to get them.
+    packed.bounds = row.bounds
+    return packed
 
 
 def _added_up(stages: list[nn.Module], _num_tokens: Tensor | None = None, **how: object) -> None:

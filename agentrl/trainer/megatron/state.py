@@ -44,6 +44,9 @@ def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps
     """Room for the means of every part, as after so many steps; what is in it is to be written."""
     (only,) = optimizer.chained_optimizers
     only.optimizer.state.clear()
+    for group in only.optimizer.param_groups:
+        # Transformer Engine's and Apex's, which Megatron takes where they are installed, count here.
+        group["step"] = steps
     for piece in pieces if steps else ():
         main = _main_of(only, piece.parameter)
         if main is not None:

@@ -17,6 +17,7 @@ from agentrl.trainer.megatron.files.export import write_directory
 from agentrl.trainer.megatron.launch.guests import Guests
 from agentrl.trainer.megatron.launch.processes import Processes
 from agentrl.trainer.megatron.plan import Done, Plan, Told, scored_tokens
+from agentrl.trainer.torch.batch import check_sampled
 from agentrl.trainer.torch.critic import critic_metrics
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 
@@ -55,11 +56,12 @@ class MegatronTrainer:
         of the engine.
 
         Raises:
-            ValueError: nobody here has that role.
+            ValueError: nobody here has that role, or a sample was sampled greedily.
             TrainerError: a rank failed.
         """
         if missing := [role for role in roles if role not in self._plan.roles]:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
+        check_sampled(samples)
         scored = {role: self._scored(samples, role) for role in roles}
         engine = tuple(sample.logprobs for sample in samples)
         return Scores(
@@ -76,11 +78,12 @@ class MegatronTrainer:
         train/skipped_steps (in all so far) grows by one, and the schedule goes on.
 
         Raises:
-            ValueError: no token of the batch is under a loss mask.
+            ValueError: no token of the batch is under a loss mask, or a sample was sampled greedily.
             TrainerError: a rank failed.
         """
         if not batch.num_loss_tokens:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
+        check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         told = cast(list[Mapping[ScoreRole, Told]], self._processes.call("update", batch))
         metrics: dict[str, float] = {}
         if "values" in told[0]:

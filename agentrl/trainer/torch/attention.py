@@ -104,15 +104,28 @@ def attention_within(
     # On CPU its backward pass takes several times as long in bfloat16 as in fp32.
     least = torch.float32 if query.device.type == "cpu" else value.dtype
     query, key, value = (x.to(torch.promote_types(value.dtype, least)) for x in (query, key, value))
-    shared = query.shape[1] != key.shape[1]
     parts = []
     for fold in folds:
         q, k, v = (_folded(x, fold) for x in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
-            out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
+            out = with_shared_heads(q, k, v, mask=None, scale=scale)
         flat = out.transpose(1, 2).reshape(fold.count * fold.longest, *out.shape[1::2])
         parts.append(flat if fold.unfold is None else flat.index_select(0, fold.unfold))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def with_shared_heads(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """SDPA of query [B, H, Q, D] over key and value [B, fewer heads, K, D]. mask [Q, K]; None = causal."""
+    times = query.shape[1] // key.shape[1]
+    if times > 1 and query.is_cuda and query.dtype == torch.float32:
+        # No kernel for GPUs shares heads in fp32: what is left would write all scores down.
+        key, value = (x.repeat_interleave(times, 1) for x in (key, value))
+        times = 1
+    return scaled_dot_product_attention(
+        *(query, key, value), attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=times > 1
+    )
 
 
 def _attend(

@@ -5,7 +5,7 @@ T input tokens of a row, N predicted tokens of a row, S sequences in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,16 @@ class MicroBatch:
         return np.concatenate([arrays[m][at] for m, at in zip(self.members, self.positions, strict=True)])
 
 
+def check_sampled(samples: Iterable[Sample]) -> None:
+    """See that probabilities can be given to samples.
+
+    Raises:
+        ValueError: one was sampled greedily, so its probabilities have no temperature.
+    """
+    if frozen := [sample.rollout_id for sample in samples if sample.temperature <= 0]:
+        raise ValueError(f"samples {frozen} were sampled at temperature 0; sample training data above 0")
+
+
 def micro_batches(
     samples: Sequence[Sample], masks: Sequence[BoolArray], max_tokens: int
 ) -> tuple[MicroBatch, ...]:
@@ -52,9 +62,7 @@ def micro_batches(
     """
     positions = [np.flatnonzero(mask) for mask in masks]
     chosen = [index for index, at in enumerate(positions) if len(at)]
-    frozen = [samples[index].rollout_id for index in chosen if samples[index].temperature <= 0]
-    if frozen:
-        raise ValueError(f"samples {frozen} were sampled at temperature 0; sample training data above 0")
+    check_sampled(samples[index] for index in chosen)
     rows = pack([int(positions[index][-1]) for index in chosen], max_tokens)
     return tuple(_row(samples, positions, tuple(chosen[i] for i in row)) for row in rows)
 

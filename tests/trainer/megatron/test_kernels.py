@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
 import torch
 from torch.nn.attention import varlen
 
-from agentrl.trainer.megatron.model.kernels import Ends, by_length, fastest
+from agentrl.trainer.megatron.model.kernels import Ends, Sides, by_length, fastest
 
 GPU = torch.device("cuda")
 LENGTHS = (7, 7, 6, 3, 1)
+BEFORE = (0, 2, 5, 0, 9)
+"""Keys of each sequence that its first query already looks back at."""
 SCALE = 0.2
+LOOKS = pytest.mark.parametrize("looks_back", [False, True])
 
 
-def drawn(dtype=torch.float32, device="cpu"):
-    """Query, key and value of a row whose heads share keys and values in pairs, and its ends."""
+def ends_of(lengths, device):
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    return Ends(bounds.to(device), max(lengths))
+
+
+def drawn(dtype=torch.float32, device="cpu", *, looks_back=False):
+    """Query, key and value of a row whose heads share keys and values in pairs, and its sides."""
     generator = torch.Generator().manual_seed(3)
-    bounds = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
-    shapes = [(sum(LENGTHS), heads, 16) for heads in (4, 2, 2)]
+    queries = keys = ends_of(LENGTHS, device)
+    if looks_back:
+        keys = ends_of([own + before for own, before in zip(LENGTHS, BEFORE, strict=True)], device)
+    shapes = [(int(ends.bounds[-1]), n, 16) for ends, n in ((queries, 4), (keys, 2), (keys, 2))]
     row = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
-    return *row, Ends(bounds.to(device), max(LENGTHS))
+    return *row, Sides(queries, keys)
 
 
-def alone(query, key, value, ends, scale):
+def alone(query, key, value, sides, scale):
     """Each sequence by itself, in plain numbers."""
     outputs = []
-    for start, stop in pairwise(ends.bounds.tolist()):
-        q, k, v = (x[start:stop].transpose(0, 1).double() for x in (query, key, value))
-        k, v = (x.repeat_interleave(2, 0) for x in (k, v))
+    starts = [list(pairwise(ends.bounds.tolist())) for ends in sides]
+    for mine, theirs in zip(*starts, strict=True):
+        q = query[slice(*mine)].transpose(0, 1).double()
+        k, v = (x[slice(*theirs)].transpose(0, 1).double().repeat_interleave(2, 0) for x in (key, value))
         logits = q @ k.transpose(1, 2) * scale
-        hidden = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
+        hidden = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device)
+        hidden = hidden.triu(1 + k.shape[1] - q.shape[1])
         outputs.append((logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1))
     return torch.cat(outputs)
 
 
-def test_by_length_is_each_sequence_by_itself():
-    row = drawn()
+@LOOKS
+def test_by_length_is_each_sequence_by_itself(looks_back):
+    row = drawn(looks_back=looks_back)
     torch.testing.assert_close(by_length(*row, SCALE).double(), alone(*row, SCALE), atol=1e-6, rtol=1e-5)
 
 
@@ -48,16 +62,19 @@ def test_where_no_kernel_can_do_it_sdpa_does(device, dtype):
     assert "SDPA" in kernel.name
 
 
-def test_torchs_own_is_given_the_sequences(monkeypatch):
-    def attend(query, key, value, *ends, scale, window_size, enable_gqa):
-        assert (window_size, enable_gqa, ends[2:]) == ((-1, 0), True, (7, 7))
-        assert ends[0] is ends[1]
-        return alone(query, key, value, Ends(ends[0], 7), scale).to(query.dtype)
+@LOOKS
+def test_torchs_own_is_given_the_sequences(monkeypatch, looks_back):
+    def attend(query, key, value, *places, scale, window_size, enable_gqa):
+        bounds, key_bounds, longest, longest_key = places
+        assert (window_size, enable_gqa) == ((-1, 0), True)
+        sides = Sides(Ends(bounds, longest), Ends(key_bounds, longest_key))
+        assert [ends.longest for ends in sides] == ([7, 11] if looks_back else [7, 7])
+        return alone(query, key, value, sides, scale).to(query.dtype)
 
     monkeypatch.setattr(varlen, "varlen_attn", attend)
     kernel = fastest(GPU, torch.bfloat16)
     assert kernel.name == f"torch {torch.__version__} varlen_attn"
-    row = drawn()
+    row = drawn(looks_back=looks_back)
     torch.testing.assert_close(kernel.attend(*row, SCALE), by_length(*row, SCALE), atol=1e-6, rtol=1e-5)
 
 
@@ -69,17 +86,33 @@ def test_one_that_cannot_share_keys_is_left_alone(monkeypatch):
     assert fastest(GPU, torch.bfloat16).attend is by_length
 
 
-def test_flash_attn_goes_first(monkeypatch, tmp_path):
-    (tmp_path / "flash_attn.py").write_text(
-        "from tests.trainer.megatron.test_kernels import Ends, alone\n"
-        "__version__ = '9.8'\n"
-        "def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,\n"
-        "                           dropout_p=0.0, softmax_scale=None, causal=False):\n"
-        "    assert causal and dropout_p == 0.0 and max_seqlen_q == max_seqlen_k == 7\n"
-        "    return alone(q, k, v, Ends(cu_seqlens_q, max_seqlen_q), softmax_scale).to(q.dtype)\n"
-    )
+FLASH_ATTN = """
+from tests.trainer.megatron.test_kernels import Ends, Sides, alone
+__version__ = '9.8'
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                           dropout_p=0.0, softmax_scale=None, causal=False):
+    assert causal and dropout_p == 0.0
+    sides = Sides(Ends(cu_seqlens_q, max_seqlen_q), Ends(cu_seqlens_k, max_seqlen_k))
+    return alone(q, k, v, sides, softmax_scale).to(q.dtype)
+"""
+
+
+@LOOKS
+def test_flash_attn_goes_first(monkeypatch, tmp_path, looks_back):
+    (tmp_path / "flash_attn.py").write_text(FLASH_ATTN)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     kernel = fastest(GPU, torch.float16)
     assert kernel.name == "flash-attn 9.8"
-    row = drawn()
+    row = drawn(looks_back=looks_back)
     torch.testing.assert_close(kernel.attend(*row, SCALE), by_length(*row, SCALE), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["import a_torch_of_last_year", "__version__ = '9.8'"])
+def test_a_flash_attn_that_cannot_be_used_is_told_and_left_alone(monkeypatch, tmp_path, caplog, source):
+    (tmp_path / "flash_attn.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    assert "flash" not in fastest(GPU, torch.bfloat16).name
+    assert "flash-attn is installed, but cannot be used: " in caplog.text
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)

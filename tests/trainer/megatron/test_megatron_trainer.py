@@ -308,6 +308,17 @@ async def test_a_rank_that_fails_says_why(tmp_path):
         assert "Traceback" in (tmp_path / "ranks" / "rank-0.log").read_text()
 
 
+async def test_greedy_samples_are_refused_and_no_rank_is_lost(tmp_path):
+    told = batch()
+    greedy = replace(told, samples=tuple(replace(sample, temperature=0.0) for sample in told.samples))
+    with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
+        with pytest.raises(ValueError, match="were sampled at temperature 0; sample training data above 0"):
+            await trainer.update(greedy)
+        with pytest.raises(ValueError, match="were sampled at temperature 0"):
+            await trainer.score(greedy.samples)
+        assert (await trainer.update(told)).metrics["train/skipped_steps"] == 0
+
+
 async def test_nobody_scores_in_a_role_that_nobody_has(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
         assert "attention: torch" in (tmp_path / "ranks" / "rank-0.log").read_text()

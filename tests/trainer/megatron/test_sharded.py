@@ -179,6 +179,10 @@ def rewrite(path, change):
     save_file(tensors, path, {"format": "pt"})
 
 
+def reconfigure(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def shortened(path):
     os.truncate(path, path.stat().st_size // 2)
 
@@ -220,6 +224,11 @@ DAMAGES = {
         "megatron.json and hf/config.json disagree: tensor_model_parallel_size = 3 does not divide",
     ),
     "config": ("hf/config.json", lambda path: path.unlink(), "hf cannot be read"),
+    "sizes": (
+        "hf/config.json",
+        lambda path: reconfigure(path, num_key_value_heads=0),
+        r"hf/config.json makes no sense \(ZeroDivisionError: .*\); copy it again",
+    ),
 }
 
 
@@ -254,6 +263,59 @@ SOURCE_DAMAGES = {
         "b cannot be read .*; copy it again",
     ),
 }
+
+
+NO_INDEX = "model.safetensors.index.json is no index of tensors"
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        (
+            '{"weight_map": {"a": 3}}',
+            rf"{NO_INDEX} \(weight_map: a: Input should be a valid string\); copy it",
+        ),
+        ('{"weight_map": {"a": ["b"]}}', rf"{NO_INDEX} \(weight_map: a: .*\); copy it again"),
+        ('{"weight_map": [["a", "b"]]}', rf"{NO_INDEX} \(weight_map: .*\); copy it again"),
+        ('{"weight_map": 3}', NO_INDEX),
+        ('{"metadata": {}}', rf"{NO_INDEX} \(weight_map: Field required\)"),
+        ('{"weight_map": {"a', rf"{NO_INDEX} \(Invalid JSON"),
+        ('{"weight_map": {"a": ""}}', "hf cannot be read .*; copy it again"),
+        (None, "model.safetensors.index.json cannot be read .*; copy it again"),
+    ],
+)
+def test_an_index_that_is_none_is_a_sentence(tmp_path, index, says):
+    saved("qwen3", tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors.index.json"
+    path.mkdir() if index is None else path.write_text(index)
+    with pytest.raises(ModelLoadError, match=says):
+        converted(tmp_path / "hf", tmp_path / "megatron")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_key_value_heads": 0}, "ZeroDivisionError"),
+        ({"head_dim": -1}, "RuntimeError: .* negative dimension"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
+            "ValueError: could not convert .*'x'",
+        ),
+        ({"rope_parameters": {"rope_theta": None}}, "TypeError"),
+        ({"rope_parameters": 3}, ".*"),
+        ({"hidden_size": "x"}, "field 'hidden_size': TypeError: Field 'hidden_size' expected int, got str"),
+        ({"dtype": []}, "IndexError"),
+        ({"dtype": 3}, "AttributeError"),
+        ({"model_type": []}, "TypeError"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_a_sentence(tmp_path, changes, says):
+    saved("qwen3", tmp_path / "hf")
+    reconfigure(tmp_path / "hf" / "config.json", **changes)
+    with pytest.raises(ModelLoadError, match=rf"hf/config.json makes no sense \(.*{says}.*\); copy it again"):
+        converted(tmp_path / "hf", tmp_path / "megatron")
+    assert {path.name for path in tmp_path.iterdir()} == {"hf"}
 
 
 @pytest.mark.parametrize("damage", SOURCE_DAMAGES)

@@ -9,17 +9,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl.cli import main
 from agentrl.errors import ConfigError, ModelLoadError, TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files import saved
+from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.megatron.plan import Done, Learning, Plan
 from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.weights.codec import bytes_of
+from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, Kept, learns, trainer_on
+from tests.trainer.megatron.together import Ranks
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, tokenizer
 
@@ -84,6 +88,62 @@ async def test_a_state_from_before_the_first_step(tmp_path):
         await learn(another, [7])
         another.load_state(str(tmp_path / "state"))
         assert await learn(another, [0]) == told
+
+
+class CountsByGroup(torch.optim.AdamW):
+    """AdamW that counts its steps where Transformer Engine's and Apex's do."""
+
+    def __init__(self, params, *, adam_w_mode, **how):
+        assert adam_w_mode
+        super().__init__(params, **how)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            done = group.get("step", 0)
+            group["step"] = done + 1
+            for parameter in group["params"]:
+                if "step" in self.state[parameter]:
+                    self.state[parameter]["step"].fill_(done)
+        return super().step(closure)
+
+
+def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> dict[str, bytes]:
+    """Runs in a rank: what is learned in three steps; with a break, the last in another learner."""
+    from megatron.core import optimizer as megatron
+
+    from agentrl.trainer.megatron.files import saving
+    from agentrl.trainer.megatron.learner import Learner
+    from agentrl.trainer.megatron.model.network import Network
+    from agentrl.trainer.megatron.model.outputs import logprobs_of
+
+    def begun():
+        model = model_of("qwen3")
+        network = Network(shape_of(model.config), layout, bf16=False)
+        network.load(model.state_dict().__getitem__)
+        return Learner(network, logprobs_of, Learning(PolicyLoss(), learns(), 10))
+
+    megatron.Adam, megatron.USING_PYTORCH_OPTIMIZER = CountsByGroup, False
+    learner = begun()
+    for number in range(3):
+        if breaks and number == 2:
+            saving.write(folder, learner)
+            done, learner = learner.optimizer.done, begun()
+            saving.read(folder, learner, done)
+        told = batch(seed=number)
+        learner.learn(share_of(layout, told.samples), told)
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in named(learner)}
+
+
+def named(learner):
+    return [(one.placed.megatron, one.parameter) for one in learner.passes.network.pieces()]
+
+
+def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
+    layout = MegatronConfig(actor_num_gpus_per_node=1)
+    with Ranks(1) as alone:
+        (through,) = alone.run(after_a_break, layout, tmp_path, False)
+        (broken,) = alone.run(after_a_break, layout, tmp_path, True)
+    assert broken == through
 
 
 async def test_what_is_saved_is_a_model_for_others(tmp_path):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -20,7 +21,24 @@ from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import dtype_of_code
 
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+_SENSELESS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+
+
+class _Index(BaseModel):
+    """Which file each tensor is in."""
+
+    model_config = ConfigDict(frozen=True)
+
+    weight_map: dict[str, str]
 
 
 class _Held(NamedTuple):
@@ -97,9 +115,13 @@ class Checkpoint:
         index = self.directory / _INDEX
         if index.exists():
             try:
-                return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ModelLoadError(f"{index} is no index of tensors ({error}); copy it again.") from None
+                return _Index.model_validate_json(index.read_bytes()).weight_map
+            except OSError as error:
+                raise ModelLoadError(f"{index} cannot be read ({error}); copy it again.") from None
+            except ValidationError as error:
+                first = error.errors()[0]
+                said = ": ".join([*map(str, first["loc"]), first["msg"]])
+                raise ModelLoadError(f"{index} is no index of tensors ({said}); copy it again.") from None
         if not (self.directory / _SINGLE).exists():
             raise ModelLoadError(
                 f"{self.directory} holds no {_SINGLE} and no {_INDEX}; save the model with safetensors."
@@ -108,24 +130,40 @@ class Checkpoint:
 
 
 def config_of(directory: Path) -> PretrainedConfig:
-    """The config of a Hugging Face directory.
+    """The config of a Hugging Face directory, out of which a `Shape` can be read.
 
     Raises:
-        ModelLoadError: there is none, or nobody can read it.
+        ModelLoadError: there is none, it makes no sense, or Megatron does not train such models.
     """
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
+    with _making_sense(directory):
+        try:
+            config: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
+        shape_of(config)
     return config
 
 
 def tensor_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that a model with this config has, by its Hugging Face name."""
-    with quiet_transformers(), torch.device("meta"):
+    """The shape of every tensor that a model with this config has, by its Hugging Face name.
+
+    Raises:
+        ModelLoadError: there is no model of such sizes.
+    """
+    with _making_sense(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+@contextmanager
+def _making_sense(directory: Path) -> Iterator[None]:
+    """As one sentence: what a damaged config comes to, in transformers, in torch and in `shape_of`."""
+    try:
+        yield
+    except _SENSELESS as error:
+        said = shorten(f"{type(error).__name__}: {error}", 200)
+        raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({said}); copy it again.") from error
 
 
 def open_tensors(path: Path) -> safe_open:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -16,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.trainer.torch.attention import attention_within, folds_of
+from agentrl.trainer.torch.attention import attention_within, folds_of, with_shared_heads
 
+_log = logging.getLogger(__name__)
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -27,9 +29,24 @@ class Ends(NamedTuple):
     bounds: Tensor
     longest: int
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence; waits for the GPU."""
+        return tuple(stop - start for start, stop in pairwise(self.bounds.tolist()))
 
-Attend = Callable[[Tensor, Tensor, Tensor, Ends, float | None], Tensor]
-"""Query [T, H, D], key and value [T, fewer heads, D], ends, scale -> [T, H, D]."""
+
+class Sides(NamedTuple):
+    """The ends of the queries, and of the keys that each of them looks back at: as many, or more.
+
+    The last query of a sequence sees all its keys, the one before it all but the last, and so on.
+    """
+
+    queries: Ends
+    keys: Ends
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Sides, float | None], Tensor]
+"""Query [T, H, D], key and value [tokens of the keys, fewer heads, D], sides, scale -> [T, H, D]."""
 
 
 class Kernel(NamedTuple):
@@ -45,21 +62,17 @@ def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
     The first two run on GPUs, in half precision.
     """
     if device.type == "cuda" and dtype in _HALF:
-        if find_spec("flash_attn") is not None:
-            flash_attn = importlib.import_module("flash_attn")
-            return Kernel(
-                f"flash-attn {flash_attn.__version__}", partial(_flash, flash_attn.flash_attn_varlen_func)
-            )
-        varlen = _varlen_of_torch()
-        if varlen is not None:
-            return Kernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, varlen))
+        for found in (_flash_attn(), _varlen_of_torch()):
+            if found is not None:
+                return found
     return Kernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
 
 
-def by_length(query: Tensor, key: Tensor, value: Tensor, ends: Ends, scale: float | None) -> Tensor:
-    """SDPA on any device: one call for all neighbouring sequences of like length."""
-    lengths = tuple(stop - start for start, stop in pairwise(ends.bounds.tolist()))
-    out = attention_within(_folds(lengths, query.device), query, key, value, scale=scale)
+def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+    """SDPA on any device: one call for neighbouring sequences of like length, if both sides are one."""
+    if sides.queries is not sides.keys:
+        return _one_by_one(query, key, value, sides, scale)
+    out = attention_within(_folds(sides.queries.lengths, query.device), query, key, value, scale=scale)
     return out.to(value.dtype)
 
 
@@ -67,16 +80,43 @@ def by_length(query: Tensor, key: Tensor, value: Tensor, ends: Ends, scale: floa
 _folds = lru_cache(maxsize=64)(folds_of)
 
 
+def _one_by_one(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+    outputs = []
+    lengths = [ends.lengths for ends in sides]
+    rows = (query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]))
+    for parts in zip(*rows, strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in parts)
+        size = (q.shape[2], k.shape[2])
+        mask = torch.ones(size, dtype=torch.bool, device=q.device).tril(size[1] - size[0])
+        outputs.append(with_shared_heads(q, k, v, mask=mask, scale=scale)[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _flash_attn() -> Kernel | None:
+    """None where there is none, or one that was built for another torch."""
+    if find_spec("flash_attn") is None:
+        return None
+    try:
+        flash_attn = importlib.import_module("flash_attn")
+        attention, version = flash_attn.flash_attn_varlen_func, flash_attn.__version__
+    except (ImportError, AttributeError) as error:
+        _log.warning("flash-attn is installed, but cannot be used: %s", error)
+        return None
+    return Kernel(f"flash-attn {version}", partial(_flash, attention))
+
+
 def _flash(
     attention: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    ends: Ends,
+    sides: Sides,
     scale: float | None,
 ) -> Tensor:
-    bounds, longest = ends
-    return attention(query, key, value, bounds, bounds, longest, longest, softmax_scale=scale, causal=True)
+    (bounds, longest), (key_bounds, longest_key) = sides
+    return attention(
+        query, key, value, bounds, key_bounds, longest, longest_key, softmax_scale=scale, causal=True
+    )
 
 
 def _varlen(
@@ -84,19 +124,24 @@ def _varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    ends: Ends,
+    sides: Sides,
     scale: float | None,
 ) -> Tensor:
-    bounds, longest = ends
+    (bounds, longest), (key_bounds, longest_key) = sides
     return attention(
-        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True
+        *(query, key, value, bounds, key_bounds, longest, longest_key),
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=True,
     )
 
 
-def _varlen_of_torch() -> Callable[..., Tensor] | None:
+def _varlen_of_torch() -> Kernel | None:
     """None where torch has none yet, or one that cannot share keys and values among heads (before 2.12)."""
     if find_spec("torch.nn.attention.varlen") is None:
         return None
     attention: Callable[..., Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     known = inspect.signature(attention).parameters
-    return attention if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
+    if not {"scale", "window_size", "enable_gqa"} <= known.keys():
+        return None
+    return Kernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, attention))

@@ -5,9 +5,10 @@ T: tokens of a packed row on this rank. H: heads, D: channels of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -29,11 +30,11 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import rms_norm
 
 from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.model.families import Family
-from agentrl.trainer.megatron.model.kernels import Ends, fastest
+from agentrl.trainer.megatron.model.kernels import Ends, Sides, fastest
 from agentrl.trainer.megatron.model.rows import pieces_of
 
 
@@ -57,7 +58,7 @@ class PackedAttention(nn.Module):
     """Causal attention inside each sequence of a packed row.
 
     Under context parallelism every rank has two pieces of each, one from either end (so that all have as much
-    to do), asks with their queries, and sees the keys and values of all ranks, in one call a sequence.
+    to do), asks with their queries, and sees the keys and values of all ranks.
     """
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: object) -> None:
@@ -79,42 +80,46 @@ class PackedAttention(nn.Module):
         """[T, H, D] -> [T, H x D]."""
         if packed_seq_params is None:
             raise ValueError("attention needs the lengths of the packed sequences")
-        bounds = packed_seq_params.cu_seqlens_q
         ranks, rank = get_context_parallel_world_size(), get_context_parallel_rank()
         if ranks == 1:
-            ends = Ends(bounds, packed_seq_params.max_seqlen_q)
-            return self.kernel.attend(query, key, value, ends, self.scale).flatten(1)
-        lengths = [stop - start for start, stop in pairwise(bounds.tolist())]
-        key, value = (_of_all_ranks(x, lengths, ranks) for x in (key, value))
-        queries = query.split([length // ranks for length in lengths])
-        outputs = [
-            self._attend(q, k, v, _seen(len(k), ranks, rank, q.device))
-            for q, k, v in zip(queries, key.split(lengths), value.split(lengths), strict=True)
-        ]
-        return torch.cat(outputs).flatten(1)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        shared = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=shared)
-        return out[0].transpose(0, 1)
+            ends = Ends(packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q)
+            return self.kernel.attend(query, key, value, Sides(ends, ends), self.scale).flatten(1)
+        sides, seen = _looking_back(packed_seq_params.bounds, ranks, rank, query.device)
+        key, value = (
+            gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(0, seen)
+            for x in (key, value)
+        )
+        return self.kernel.attend(query, key, value, sides, self.scale).flatten(1)
 
 
-def _of_all_ranks(mine: Tensor, lengths: Sequence[int], ranks: int) -> Tensor:
-    """Every rank's pieces of all sequences, in the sequences' order; gradients flow back to each rank."""
-    gathered = gather_from_sequence_parallel_region(mine, group=get_context_parallel_group())
-    per_rank = gathered.chunk(ranks)
-    wholes = []
-    for parts in zip(*(x.split([length // ranks for length in lengths]) for x in per_rank), strict=True):
-        halves = [part.chunk(2) for part in parts]
-        wholes += [first for first, _ in halves] + [last for _, last in reversed(halves)]
-    return torch.cat(wholes)
+# All layers of a model, and both passes, look at the same rows.
+@lru_cache(maxsize=64)
+def _looking_back(
+    bounds: tuple[int, ...], ranks: int, rank: int, device: torch.device
+) -> tuple[Sides, Tensor]:
+    """A context rank's queries, piece by piece, and where the keys that they see are in those of all ranks.
+
+    A piece looks back at all pieces before it, and into itself.
+    """
+    queries, keys, seen = [0], [0], []
+    for start, stop in pairwise(bounds):
+        size = (stop - start) // (2 * ranks)
+        # In the order of the sequence, and in that of the ranks, each of which has its own part of the row.
+        of_ranks = np.concatenate([pieces_of(stop - start, ranks, other) for other in range(ranks)])
+        place = np.repeat(np.arange(ranks) * bounds[-1] // ranks, 2 * size)
+        place += start // ranks + np.tile(np.arange(2 * size), ranks)
+        at = np.empty_like(place)
+        at[of_ranks] = place
+        for piece in (rank, 2 * ranks - 1 - rank):
+            queries.append(queries[-1] + size)
+            keys.append(keys[-1] + (piece + 1) * size)
+            seen.append(at[: (piece + 1) * size])
+    sides = Sides(*(_ends(ends, device) for ends in (queries, keys)))
+    return sides, torch.from_numpy(np.concatenate(seen)).to(device)
 
 
-def _seen(length: int, ranks: int, rank: int, device: torch.device) -> Tensor:
-    """[tokens on this rank, length]: which tokens each of this rank's may look at."""
-    mine = torch.from_numpy(pieces_of(length, ranks, rank)).to(device)
-    return mine[:, None] >= torch.arange(length, device=device)
+def _ends(bounds: list[int], device: torch.device) -> Ends:
+    return Ends(torch.tensor(bounds, dtype=torch.int32, device=device), int(np.diff(bounds).max()))
 
 
 class NormedRow(nn.Module):
