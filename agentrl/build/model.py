@@ -49,7 +49,15 @@ def open_model(directory: str) -> Model:
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
     """
-    network = open_directory(directory, torch.float32)
+    return Model(open_directory(directory, torch.float32), open_tokenizer(directory))
+
+
+def open_tokenizer(directory: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a Hugging Face model directory.
+
+    Raises:
+        ModelLoadError: it holds none.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -58,7 +66,8 @@ def open_model(directory: str) -> Model:
     # Without its files transformers makes an empty one of the model's kind.
     if not tokenizer.encode("a", add_special_tokens=False):
         raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json beside the model.")
-    return Model(network, tokenizer)
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded
 
 
 def fresh_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int) -> Model:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import deque
 from copy import deepcopy
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
-from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.build.config import RunConfig
-from agentrl.build.model import Model, open_model
+from agentrl.build.model import Model, open_tokenizer
+from agentrl.build.ranks import seat_of
+from agentrl.engine.embedded.loading import open_directory
 from agentrl.errors import ConfigError
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.launch.guests import Guests
+from agentrl.trainer.megatron.launch.members import check_gpus
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
@@ -24,33 +30,40 @@ from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.types import ScoreRole
 
 
-def opened_beside(config: AlgorithmConfig, model: Model) -> Beside:
+def opened_beside(model: Model, config: RunConfig) -> Beside:
     """The networks that the algorithm asks and that are read from a directory, before anything is played.
 
+    Megatron's ranks read their own shards of them: here they are only looked at.
+
     Raises:
-        UserError: one cannot be opened, or has another vocabulary than the policy.
+        UserError: one cannot be opened, or has another vocabulary than the policy; or trainer = megatron, and
+            its layout does not divide it, or Megatron does not train such a model.
     """
-    opened = [
-        None if directory is None or not asked else _frozen(directory, model)
+    algorithm = config.algorithm
+    judges = [
+        None if directory is None or not asked else _judge(directory, model, config)
         for directory, asked in (
-            (config.ref_load, config.has_reference),
-            (config.opd_teacher_load, config.use_opd),
+            (algorithm.ref_load, algorithm.has_reference),
+            (algorithm.opd_teacher_load, algorithm.use_opd),
         )
     ]
-    return Beside(None, *opened)
+    return Beside(None, *judges)
 
 
 def check_trainable(model: Model, config: RunConfig) -> None:
     """See before anything is played that the trainer can train such a model.
 
     Raises:
-        ConfigError: trainer = megatron, and it is not installed, or its layout does not divide the model.
+        ConfigError: trainer = megatron, and it is not installed, its layout does not divide the model, or it
+            wants more GPUs than there are.
         ModelLoadError: Megatron does not train such a model.
     """
     if config.trainer.trainer != "megatron":
         return
     if importlib.util.find_spec("megatron") is None:
         raise ConfigError("trainer = megatron needs Megatron-Core: pip install 'agentrl[megatron]'.")
+    if seat_of(config) is None:
+        check_gpus(config.megatron.world_size)
     check_layout(shape_of(model.network.config), config.megatron)
 
 
@@ -85,9 +98,9 @@ def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path, guest
     save_model(model.network, model.tokenizer, policy)
     models: dict[ScoreRole, str] = {"old": policy}
     if algorithm.has_reference:
-        models["ref"] = algorithm.ref_load or policy
+        models["ref"] = policy if algorithm.ref_load is None else str(Path(algorithm.ref_load).resolve())
     if algorithm.opd_teacher_load is not None:
-        models["teacher"] = algorithm.opd_teacher_load
+        models["teacher"] = str(Path(algorithm.opd_teacher_load).resolve())
     steps = rollout.num_rollout * rollout.num_steps_per_rollout
     plan = Plan(
         layout=config.megatron,
@@ -121,15 +134,26 @@ def _critic_settings(config: RunConfig) -> TrainerConfig:
     return config.trainer.model_copy(update={"lr": config.algorithm.critic_lr or config.trainer.lr})
 
 
-def _frozen(directory: str, model: Model) -> PreTrainedModel:
-    """A model that only says what it thinks of the policy's tokens."""
-    other = open_model(directory)
-    if other.tokenizer.get_vocab() != model.tokenizer.get_vocab():
+def _judge(directory: str, model: Model, config: RunConfig) -> PreTrainedModel | None:
+    """A model that only says what it thinks of the policy's tokens; None where ranks alone read it."""
+    network = None
+    if config.trainer.trainer == "megatron":
+        _check_readable(directory, config.megatron)
+    else:
+        network = open_directory(directory, torch.float32)
+    if open_tokenizer(directory).get_vocab() != model.tokenizer.get_vocab():
         raise ConfigError(
             f"{directory} has another vocabulary than the policy, so it cannot judge its tokens; choose a "
             "model with the same tokenizer."
         )
-    return other.network
+    return network
+
+
+def _check_readable(directory: str, layout: MegatronConfig) -> None:
+    with Checkpoint(directory) as checkpoint:
+        check_layout(checkpoint.shape, layout)
+        # All tensors are there.
+        deque(checkpoint.specs(), maxlen=0)
 
 
 def build_warm_start_trainer(model: Model, config: RunConfig) -> Trainer:

@@ -112,7 +112,7 @@ class Session:
             model = build_model(config.model, env, dialect, seed=config.run.seed)
             use_threads(model.network, config.run.num_threads)
             check_trainable(model, config)
-            opened = opened_beside(config.algorithm, model)
+            opened = opened_beside(model, config)
             place = Place(folder.engine, console.line)
             engine = await build_engine(model, config.engine, env.limits, place)
         return cls(

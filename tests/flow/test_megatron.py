@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 import agentrl
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
 from agentrl.observe import reconcile
+from agentrl.trainer.torch.checkpoint import save_model
 from tests.flow.runs import WARM, metrics_of, train
+from tests.trainer.megatron.models import SIZES, model_of
+from tests.trainer.tiny import tokenizer
 
 HOP_SEARCH = Path(__file__).parents[2] / "examples/hop_search/run.toml"
 ON_TWO = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "tensor_model_parallel_size": 2}
@@ -77,4 +83,50 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
 def test_what_megatron_does_not_do_is_told_before_anything_is_played(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
         train("Bandit", tmp_path, "x", num_rollout=1, **{**SETTINGS, **settings})
+    assert not (tmp_path / "x" / "trajectories").exists()
+
+
+def few_heads(folder):
+    save_model(Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "num_key_value_heads": 1})), tokenizer(), str(folder))
+
+
+def of_no_family(folder):
+    save_model(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2)), tokenizer(), str(folder))
+
+
+def not_whole(folder):
+    other_words(folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def other_words(folder):
+    save_model(model_of("qwen3"), tokenizer(), str(folder))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (few_heads, "does not divide the model's 1 heads of keys and values; lower it"),
+        (of_no_family, "no table for models of type `gpt2`"),
+        (not_whole, "has no tensor model.norm.weight; is it a whole model"),
+        (other_words, "has another vocabulary than the policy"),
+    ],
+)
+def test_a_reference_that_no_rank_can_read_is_told_before_anything_is_played(tmp_path, make, says):
+    make(tmp_path / "ref")
+    judged = {"use_kl_loss": True, "ref_load": str(tmp_path / "ref")}
+    with pytest.raises(UserError, match=says):
+        train("Bandit", tmp_path, "x", num_rollout=1, **SETTINGS, **judged)
+    assert not (tmp_path / "x" / "trajectories").exists()
+    assert not (tmp_path / "x" / "trainer" / "rank-0.log").exists()
+
+
+def test_each_rank_needs_a_gpu_of_its_own_where_there_are_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(
+        ConfigError, match="has 2 ranks, each with a GPU of its own, and this machine has 1; "
+    ):
+        train("Bandit", tmp_path, "x", num_rollout=1, **SETTINGS)
     assert not (tmp_path / "x" / "trajectories").exists()

@@ -150,7 +150,8 @@ class MegatronTrainer:
             ConfigError: it was saved under another layout, or with other networks.
             TrainerError: a rank failed.
         """
-        folder = Path(directory)
+        # Ranks of other machines find it under the same path.
+        folder = Path(directory).resolve()
         self._processes.call("load", folder, *saved.opened(folder, self._plan))
 
     def close(self) -> None:

@@ -13,10 +13,26 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
+from agentrl.errors import ConfigError
 from agentrl.trainer.megatron.launch.calls import Failed
 
 _END_S = 5.0
 _RANK = "agentrl.trainer.megatron.launch.rank"
+
+
+def check_gpus(ranks: int) -> None:
+    """See that so many ranks of this machine can have a GPU each, if there are any GPUs.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if 0 < (gpus := torch.cuda.device_count()) < ranks:
+        raise ConfigError(
+            f"the layout has {ranks} ranks, each with a GPU of its own, and this machine has {gpus}; take "
+            "fewer ranks, or set CUDA_VISIBLE_DEVICES= (to nothing) to train on the CPU."
+        )
 
 
 class Member(ABC):

@@ -20,7 +20,7 @@ from agentrl.protocols import Bucket
 from agentrl.trainer.megatron.launch.calls import Failed
 from agentrl.trainer.megatron.launch.guests import Guests
 from agentrl.trainer.megatron.launch.meeting import Meeting, kept
-from agentrl.trainer.megatron.launch.members import Child, Member
+from agentrl.trainer.megatron.launch.members import Child, Member, check_gpus
 from agentrl.trainer.megatron.launch.rooms import Bytes, heard
 from agentrl.trainer.megatron.plan import Plan
 
@@ -33,10 +33,13 @@ class Processes:
     guests: the ranks that a launcher started, all but rank 0; without, all are processes on this machine.
 
     Raises:
+        ConfigError: this machine has GPUs, but not one for each rank.
         TrainerError: a rank does not come up.
     """
 
     def __init__(self, plan: Plan, folder: Path, guests: Guests | None = None) -> None:
+        if guests is None:
+            check_gpus(plan.layout.world_size)
         folder.mkdir(parents=True, exist_ok=True)
         self._failure: str | None = None
         self._seen: ReferenceType[Bytes] | None = None
