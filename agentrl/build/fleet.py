@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.build.gpus import own_gpus
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.draft import Decode
@@ -38,7 +39,7 @@ class FleetPlan:
 
     model: a folder with the model that is served first. folder: for logs, and for weights on their way.
     vocab_size, decode: of its tokenizer. say: is told of servers that come and go.
-    trained: it will be given new weights. first_gpu: before it, GPUs are others'.
+    trained: it will be given new weights. first_gpu: of this process's GPUs; those before it are others'.
     """
 
     model: Path
@@ -54,7 +55,8 @@ class FleetPlan:
         """Start the servers that a run asks for; `close` of the fleet ends them.
 
         Raises:
-            ConfigError: an argument that SGLang does not know, no SGLang, or a server does not come up.
+            ConfigError: an argument that SGLang does not know, no SGLang, too few GPUs, or a server does not
+                come up.
         """
         async with AsyncExitStack() as stack:
             starting = Servers(*self._groups(), say=self.say)
@@ -91,8 +93,7 @@ class FleetPlan:
         groups, first = [], self.first_gpu
         for group in self.config.groups:
             number = group.num_engines * self.config.gpus_of(group)
-            gpus = [str(gpu) for gpu in range(first, first + number)]
-            groups.append(Group(self._settings(group), group.num_engines, gpus))
+            groups.append(Group(self._settings(group), group.num_engines, own_gpus(first, number)))
             first += number
         return groups
 

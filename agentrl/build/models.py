@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.fleet import FleetPlan
+from agentrl.build.gpus import own_gpus
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.errors import ConfigError
 
@@ -22,11 +23,14 @@ async def served_models(
     folder: gets one for each model, with logs. say: is told of servers that come and go.
 
     Raises:
-        ConfigError: a folder holds no model; SGLang is not installed, knows no such argument, or does not
-            come up.
+        ConfigError: a folder holds no model; there are too few GPUs; SGLang is not installed, knows no such
+            argument, or does not come up.
     """
     addresses: dict[str, str] = {}
     first = sum(group.num_engines * config.gpus_of(group) for group in config.groups)
+    models = config.sglang_models.values()
+    # Too few are told of before the first model is started.
+    own_gpus(first, sum(model.num_engines * model.num_gpus_per_engine for model in models))
     async with AsyncExitStack() as stack:
         for name, model in config.sglang_models.items():
             if not (Path(model.hf_checkpoint) / "config.json").is_file():

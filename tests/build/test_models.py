@@ -27,6 +27,7 @@ from tests.tools.mcp.watching import alive, servers, until
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "config.json").write_text("{}")
 
@@ -76,6 +77,28 @@ async def test_they_have_arguments_and_gpus_of_their_own_and_come_back(tmp_path)
         assert about(addresses["judge"])["pids"][0] != told["pids"][0]
         below = servers()
     assert not any(map(alive, below))
+
+
+async def test_their_gpus_are_those_that_the_run_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-8932f937,6")
+    config = EngineConfig(
+        engine="sglang",
+        rollout_num_gpus_per_engine=1,
+        sglang_python=sys.executable,
+        sglang_models={"judge": judge(tmp_path, num_gpus_per_engine=2)},
+    )
+    async with served_models(config, tmp_path / "engine", print) as addresses:
+        assert about(addresses["judge"])["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-8932f937,6"
+
+
+async def test_too_few_gpus_are_told_of_before_anything_is_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    models = {"small": judge(tmp_path), "judge": judge(tmp_path, num_gpus_per_engine=3)}
+    said = []
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES = '4,5' gives this run 2 GPUs, .* need 3"):
+        async with served_models(EngineConfig(sglang_models=models), tmp_path / "engine", said.append):
+            pass
+    assert said == []
 
 
 class Asking(Bandit):
