@@ -77,10 +77,14 @@ class Passes:
         return seen
 
     def tensors(self) -> Iterator[Tensor]:
-        """Its parameters, and the room for their gradients."""
+        """Its parameters."""
         for stage in self.stages:
             yield from stage.parameters()
-            for buffer in [*stage.buffers, *stage.expert_parallel_buffers] if self.learns else []:
+
+    def gradients(self) -> Iterator[Tensor]:
+        """The room for their gradients, which `learn` fills anew."""
+        for stage in self.stages if self.learns else ():
+            for buffer in (*stage.buffers, *stage.expert_parallel_buffers):
                 yield buffer.grad_data
 
     def _through(

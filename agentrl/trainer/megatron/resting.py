@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+ROOM_BYTES = 64 << 20
+"""Pinned memory is taken in pieces of this size: torch rounds what it is asked for up to a power of two."""
+
+Tensors = Callable[[], Iterable[Tensor]]
+
+
+class _Kept(NamedTuple):
+    """A storage that holds nothing now, its size when it does, and what it held, piece by piece."""
+
+    storage: torch.UntypedStorage
+    num_bytes: int
+    pieces: Sequence[Tensor]
 
 
 class Resting:
     """The memory of some tensors, which is theirs only inside `awake`.
 
-    tensors: asked each time, since an optimizer's appear with its first step. Views of one memory are moved
-    once, together.
+    tensors, scratch: asked each time, since an optimizer's appear with its first step. What is in `scratch`
+    is not kept: whoever wakes up overwrites it. Views of one memory are moved once, together.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self._tensors = tensors
-        self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []
+    def __init__(self, tensors: Tensors, scratch: Tensors = tuple) -> None:
+        self._tensors, self._scratch = tensors, scratch
+        self._kept: list[_Kept] = []
+        self._rooms: list[Tensor] = []
         self._put_away()
 
     @contextmanager
@@ -31,24 +46,41 @@ class Resting:
             self._put_away()
 
     def _put_away(self) -> None:
-        found = [tensor.untyped_storage() for tensor in self._tensors()]
-        # Memory of the CPU that numpy has seen stays where it is; there is nothing to win there.
-        storages = {storage.data_ptr(): storage for storage in found if storage.resizable()}
-        # Pinned memory is slow to get: what was there before is used again.
-        rooms = [room for _, room in self._kept]
-        self._kept = []
-        for number, storage in enumerate(storages.values()):
-            bytes_ = _bytes_of(storage)
-            room = rooms[number] if number < len(rooms) else bytes_[:0].cpu()
-            if len(room) != len(bytes_):
-                room = torch.empty(len(bytes_), dtype=torch.uint8, pin_memory=bytes_.is_cuda)
-            self._kept.append((storage, room.copy_(bytes_)))
-            storage.resize_(0)
+        scratch = _storages(self._scratch()).values()
+        self._kept = [_Kept(storage, storage.nbytes(), ()) for storage in scratch]
+        used = 0
+        for storage in _storages(self._tensors()).values():
+            pieces = self._room_for(_bytes_of(storage), used)
+            used += storage.nbytes()
+            self._kept.append(_Kept(storage, storage.nbytes(), pieces))
+        for kept in self._kept:
+            kept.storage.resize_(0)
+
+    def _room_for(self, bytes_: Tensor, start: int) -> list[Tensor]:
+        """Copy bytes to where there are `start` before them; the rooms of the last time are filled again."""
+        pieces = []
+        while len(bytes_):
+            number, at = divmod(start, ROOM_BYTES)
+            if number == len(self._rooms):
+                self._rooms.append(torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=bytes_.is_cuda))
+            room = self._rooms[number][at : at + len(bytes_)]
+            pieces.append(room.copy_(bytes_[: len(room)]))
+            bytes_, start = bytes_[len(room) :], start + len(room)
+        return pieces
 
     def _take_back(self) -> None:
-        for storage, room in self._kept:
-            storage.resize_(len(room))
-            _bytes_of(storage).copy_(room)
+        for storage, num_bytes, pieces in self._kept:
+            storage.resize_(num_bytes)
+            bytes_ = _bytes_of(storage)
+            for piece in pieces:
+                bytes_[: len(piece)].copy_(piece)
+                bytes_ = bytes_[len(piece) :]
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
+    """By where they are. Memory of the CPU that numpy has seen stays there; there is nothing to win."""
+    found = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage for storage in found if storage.resizable()}
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -113,7 +113,7 @@ class Worker:
     def _add(self, role: ScoreRole, passes: Passes, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._passes[role] = passes
         if self._plan.layout.offload:
-            self._resting[role] = Resting(tensors)
+            self._resting[role] = Resting(tensors, passes.gradients)
 
     def _awake(self, role: ScoreRole) -> AbstractContextManager[None]:
         return self._resting[role].awake() if role in self._resting else nullcontext()
