@@ -149,12 +149,18 @@ def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
 
 
 def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
+    """The way that was asked for.
+
+    A process group is of gloo, also for servers with GPUs: it reaches them through the CPU's memory. It meets
+    at a loopback address, so its members are all on this machine, where servers take the GPUs from the first
+    on. With NCCL this process would send from the first, and NCCL refuses two ranks on one GPU.
+    """
     written = folder / "weights"
     match config.update_weights_transport:
         case "tensor":
             return SharedMemory()
         case "distributed":
-            return Distributed(backend="nccl" if all(map(config.gpus_of, config.groups)) else "gloo")
+            return Distributed(backend="gloo")
         case "disk":
             return Disk(written, model=model)
         case "delta":

@@ -1,4 +1,4 @@
-"""Weights through a process group of torch, for servers on other machines: gloo on CPUs, NCCL on GPUs."""
+"""Weights through a process group of torch, for servers on any machine: gloo, or NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ class Distributed:
 
     host: an address of this machine that the servers reach; rank 0 is met there. With gloo, the tensors
     themselves go through the interface that GLOO_SOCKET_IFNAME names, or the one of the host's name.
+    backend: gloo goes through the memory of CPUs, wherever servers keep their weights. nccl sends from this
+    process's first GPU, which may be no server's: NCCL refuses two ranks on one.
     timeout_s: for making the group, and for each bucket.
     check_loaded: read back what a server has loaded, where it has our loader and tp_size = 1; it has to
     run on this machine then. Otherwise what is known is that it took every tensor.

@@ -1,0 +1,24 @@
+"""What a run's servers are told of the way of its weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.build.fleet import _transport
+from agentrl.engine.config import EngineConfig, ServerGroup
+from tests.engine.feeding import rig
+from tests.engine.scheduling import Scheduler
+
+
+@pytest.mark.parametrize("gpus", [(0,), (1,), (2, 1), (1, 0)])
+async def test_a_group_is_of_gloo_where_servers_are_on_the_senders_gpu(tmp_path, gpus):
+    groups = [ServerGroup(num_gpus_per_engine=number) for number in gpus]
+    config = EngineConfig(engine="sglang", sglang_groups=groups, update_weights_transport="distributed")
+    met = []
+    scheduler = Scheduler(loader=False)
+    scheduler.before = lambda path, body: met.append(body) if path.startswith("/init") else None
+    async with rig(tmp_path, scheduler, transport=_transport(tmp_path, config, tmp_path)) as made:
+        await made.send(1)
+        await made.serve(1)
+    # What makes gloo right: who can be met here is on this machine.
+    assert [(told["backend"], told["master_address"]) for told in met] == [("gloo", "127.0.0.1")]
