@@ -167,6 +167,7 @@ def test_ranks_are_in_order_and_strangers_stay_outside(words, monkeypatch):
     with coming(everybody), gathered(seat(0, 3, port), patience_s=30) as guests:
         for number, guest in enumerate(guests.members, start=1):
             guest.pipe.send(number)
+        wait_until(lambda: 1 in pipes)
         assert [pipes[number].recv() for number in (1, 2)] == [1, 2]
     with pytest.raises(EOFError):
         pipes[1].recv()
