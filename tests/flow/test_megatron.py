@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 import agentrl
 from agentrl.errors import ConfigError, UserError
 from agentrl.observe import reconcile
+from agentrl.trainer.megatron.launch.members import check_gpus
 from agentrl.trainer.torch.checkpoint import save_model
 from tests.flow.runs import WARM, metrics_of, train
 from tests.trainer.megatron.models import SIZES, model_of
@@ -125,8 +126,12 @@ def test_a_reference_that_no_rank_can_read_is_told_before_anything_is_played(tmp
 
 def test_each_rank_needs_a_gpu_of_its_own_where_there_are_any(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(
         ConfigError, match="has 2 ranks, each with a GPU of its own, and this machine has 1; "
     ):
         train("Bandit", tmp_path, "x", num_rollout=1, **SETTINGS)
     assert not (tmp_path / "x" / "trajectories").exists()
+    # Where they are hidden, ranks train on the CPU.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_gpus(2)

@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.megatron.launch.calls import Failed
 
 _END_S = 5.0
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "agentrl.trainer.megatron.launch.rank"
 
 
@@ -28,10 +29,12 @@ def check_gpus(ranks: int) -> None:
     Raises:
         ConfigError: there are fewer.
     """
-    if 0 < (gpus := torch.cuda.device_count()) < ranks:
+    # A rank sees what the environment shows now; torch may remember what it showed before.
+    gpus = 0 if os.environ.get(_VISIBLE) in ("", "-1") else torch.cuda.device_count()
+    if 0 < gpus < ranks:
         raise ConfigError(
             f"the layout has {ranks} ranks, each with a GPU of its own, and this machine has {gpus}; take "
-            "fewer ranks, or set CUDA_VISIBLE_DEVICES= (to nothing) to train on the CPU."
+            f"fewer ranks, or set {_VISIBLE}= (to nothing) to train on the CPU."
         )
 
 
