@@ -23,6 +23,8 @@ KINDS = {
     "reinforce_plus_plus": {"gamma": 0.99, "discount_per": "turn", **ALONE},
     "reinforce_plus_plus_baseline": {"use_icepop": True, "loss_weighting": "rollout"},
 }
+# With larger steps a run may fall back for one of them, and on some machines that is the last one.
+STEADY = {"num_rollout": 16, "lr": 1e-3}
 TOLD = {
     "ppo": {"value_loss", "value_explained_variance", "critic_lr", "ref_kl", "tis", "train_rollout_ess"},
     "grpo": {"train_rollout_kl", "train_rollout_max_ratio"},
@@ -38,7 +40,7 @@ TOLD = {
     "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.full) for name in KINDS]
 )
 def test_an_agent_learns(tmp_path, name):
-    settings = {**WARM, "num_rollout": 8, "advantage_estimator": name, **KINDS[name]}
+    settings = {**WARM, **STEADY, "advantage_estimator": name, **KINDS[name]}
     result = train("Bandit", tmp_path, name, **settings)
     before, after = (result.reports[at]["sampled"].mean for at in ("after warm start", "after RL"))
     assert before < 0.5
