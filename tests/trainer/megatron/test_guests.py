@@ -169,6 +169,7 @@ def test_ranks_are_in_order_and_strangers_stay_outside(words, monkeypatch):
             guest.pipe.send(number)
         wait_until(lambda: 1 in pipes)
         assert [pipes[number].recv() for number in (1, 2)] == [1, 2]
+    assert pipes[1].poll(END_S), "its end is told"
     with pytest.raises(EOFError):
         pipes[1].recv()
 
