@@ -11,6 +11,7 @@ from tests.mutants.__main__ import Fate, judge
 from tests.mutants.table import Mutant, StaleMutantError, load, mutated
 
 TEST = "from double_it import double\n\ndef test_double():\n    assert double(2) == 4\n"
+ABORTED_IN_THE_END = "__import__('atexit').register(__import__('os').abort)"
 MUTANT = Mutant("times three", "double_it.py", "2 * x", "3 * x", ("test_code.py",))
 
 
@@ -34,7 +35,14 @@ def test_a_snippet_must_stand_in_the_file_exactly_once(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "fate"), [("3 * x", Fate.KILLED), ("x + x", Fate.SURVIVED), ("(", Fate.BROKEN)]
+    ("new", "fate"),
+    [
+        ("3 * x", Fate.KILLED),
+        (f"{ABORTED_IN_THE_END} and 3 * x", Fate.KILLED),
+        ("x + x", Fate.SURVIVED),
+        (f"{ABORTED_IN_THE_END} and 2 * x", Fate.BROKEN),
+        ("(", Fate.BROKEN),
+    ],
 )
 def test_a_bug_is_killed_only_by_a_test_that_fails(tmp_path: Path, new: str, fate: Fate) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a GPU\n")

@@ -102,12 +102,15 @@ def last_line(output: str, start: str = "") -> str:
 
 
 def fate_of(run: subprocess.CompletedProcess[str]) -> tuple[Fate, str]:
-    """Read pytest's exit code: 1 = a test failed; 2 and up = the bug did not even import."""
-    match run.returncode:
-        case 0:
-            return Fate.SURVIVED, last_line(run.stdout)
-        case 1:
-            return Fate.KILLED, last_line(run.stdout, "FAILED").removeprefix("FAILED ").split(" - ")[0]
+    """Read pytest's exit code: 1 = a test failed; 2 and up = the bug did not even import.
+
+    Less than 0: a thread that the bug left over aborted the process, maybe after a test had failed.
+    """
+    failed = last_line(run.stdout, "FAILED").removeprefix("FAILED ").split(" - ")[0]
+    if run.returncode == 0:
+        return Fate.SURVIVED, last_line(run.stdout)
+    if run.returncode == 1 or (run.returncode < 0 and failed):
+        return Fate.KILLED, failed
     return Fate.BROKEN, last_line(run.stdout) or last_line(run.stderr)
 
 

@@ -19,8 +19,12 @@ from agentrl.tools.python.sessions import NOBODY
 
 def run(command: Sequence[str], needed: Sequence[Path]) -> subprocess.CompletedProcess[str]:
     """Run it; what it prints is returned."""
-    whole = [sys.executable, "-c", _PROGRAM, *map(str, needed), "--", *command]
-    return subprocess.run(whole, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    # What is mounted below this home is seen in the namespace only: out here there are empty folders.
+    with tempfile.TemporaryDirectory(prefix="nobody-") as home:
+        whole = [sys.executable, "-c", _PROGRAM, home, *map(str, needed), "--", *command]
+        return subprocess.run(
+            whole, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+        )
 
 
 _PROGRAM = "from tests.tools.python.ordinary_user import main; main()"
@@ -29,8 +33,8 @@ _PROGRAM = "from tests.tools.python.ordinary_user import main; main()"
 def main() -> None:
     """Open the way to what is needed, become nobody, run the command."""
     split = sys.argv.index("--")
-    needed, command = [Path(text).resolve() for text in sys.argv[1:split]], sys.argv[split + 1 :]
-    home = tempfile.mkdtemp(prefix="nobody-")
+    home, needed = sys.argv[1], [Path(text).resolve() for text in sys.argv[2:split]]
+    command = sys.argv[split + 1 :]
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     for path in needed:
