@@ -52,14 +52,14 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 	$(NO_GPU) $(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)
-	$(BIN)/agentrl bench envs --json
-	$(BIN)/agentrl bench python --json
-	$(BIN)/agentrl bench search --json
-	$(BIN)/agentrl bench engine --json
-	$(BIN)/agentrl bench engines --json --sglang-python $(SGLANG_VENV)/bin/python
-	$(BIN)/agentrl bench megatron --json
-	$(BIN)/agentrl bench quickstart --json
-	$(BIN)/agentrl bench algorithms --json
+	$(BIN)/python -m benchmarks envs --json
+	$(BIN)/python -m benchmarks python --json
+	$(BIN)/python -m benchmarks search --json
+	$(BIN)/python -m benchmarks engine --json
+	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
+	$(BIN)/python -m benchmarks megatron --json
+	$(BIN)/python -m benchmarks quickstart --json
+	$(BIN)/python -m benchmarks algorithms --json
 
 sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for test-full and bench (2 GB)
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import rich_click as click
 from click import exceptions
 
-from agentrl.cli.bench import bench
 from agentrl.cli.convert import convert_command
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
@@ -19,7 +18,7 @@ from agentrl.cli.tools import tools
 from agentrl.cli.train import train_command
 from agentrl.errors import AgentRLError, UserError
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -38,7 +37,6 @@ for command in (
     train_command,
     evaluate_command,
     envs,
-    bench,
     plot_command,
     serve_command,
     serve_search_command,
@@ -53,8 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A world of one's own is named `module:Class`; it is looked for in the current folder first, as
     # `python -m` would.
     sys.path.insert(0, "")
+    run(cli, arguments, name="agentrl")
+
+
+def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -> None:
+    """Run a command line under a name; end the process with its exit code.
+
+    Bad input is one sentence on stderr and exit code 2, any other failure of ours exit code 1.
+    """
     try:
-        cli.main(args=arguments, prog_name="agentrl", standalone_mode=False)
+        command.main(args=arguments, prog_name=name, standalone_mode=False)
     except (exceptions.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except exceptions.NoArgsIsHelpError as error:

@@ -12,6 +12,7 @@ import pytest
 import rich_click as click
 
 from agentrl.cli import cli
+from benchmarks.__main__ import cli as benchmarks
 from tests.docs.blocks import ROOT, Block, blocks, documents
 
 TIMEOUT_S = {"test": 300, "full": 1200}
@@ -19,7 +20,7 @@ ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
     ".venv/bin/pip install -e .": "likewise",
 }
-"""Commands that belong neither to make nor to agentrl, and why nothing runs them."""
+"""Commands of neither make nor agentrl nor the benchmarks, and why nothing runs them."""
 
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in documents()}
 
@@ -63,6 +64,13 @@ def run_tier(name: str, tier: str, folder: Path) -> None:
             run(block, folder)
 
 
+def check_arguments(command: click.Command, arguments: list[str]) -> None:
+    while isinstance(command, click.Group):
+        assert arguments[0] in command.commands, arguments
+        command = command.commands[arguments.pop(0)]
+    command.make_context(command.name, arguments)
+
+
 def check(words: tuple[str, ...]) -> None:
     """Prove that a command exists, with every flag and file it names, without running it.
 
@@ -76,11 +84,9 @@ def check(words: tuple[str, ...]) -> None:
         case ("make", *targets):
             subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, capture_output=True, check=True)
         case ("agentrl", *arguments):
-            command: click.Command = cli
-            while isinstance(command, click.Group):
-                assert arguments[0] in command.commands, words
-                command = command.commands[arguments.pop(0)]
-            command.make_context(command.name, arguments)
+            check_arguments(cli, arguments)
+        case ("python", "-m", "benchmarks", *arguments):
+            check_arguments(benchmarks, arguments)
         case _:
             assert " ".join(words) in ELSEWHERE, words
 
@@ -114,7 +120,13 @@ def test_the_readme_begins_with_a_whole_environment_in_15_lines() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["make no-such-target", "agentrl tarin run.toml", "agentrl train run.toml --no-such-flag 1", "rm -r /"],
+    [
+        "make no-such-target",
+        "agentrl tarin run.toml",
+        "agentrl train run.toml --no-such-flag 1",
+        "rm -r /",
+        "python -m benchmarks engin",
+    ],
 )
 def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
     with pytest.raises((AssertionError, click.ClickException, subprocess.CalledProcessError)):

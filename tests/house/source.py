@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PYTHON_FOLDERS = ("agentrl", "envs_contrib", "examples", "tests")
+PYTHON_FOLDERS = ("agentrl", "benchmarks", "envs_contrib", "examples", "tests")
 TEXT_FOLDERS = (*PYTHON_FOLDERS, "docs", ".ci")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".html", ".css", ".js", ".svg", ".json", ".txt", ""}
 
@@ -26,7 +26,8 @@ def python_files(*folders: str) -> tuple[Path, ...]:
 def text_files() -> tuple[Path, ...]:
     """Every text file that is part of the project."""
     inside = [path for folder in TEXT_FOLDERS for path in sorted((ROOT / folder).rglob("*"))]
-    top = sorted(ROOT.glob("*"))
+    # In a worktree `.git` is a file, and holds a path of the machine.
+    top = sorted(path for path in ROOT.glob("*") if path.name != ".git")
     return tuple(
         path
         for path in [*top, *inside]

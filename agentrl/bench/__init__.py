@@ -1,1 +1,0 @@
-"""Benchmarks: commands that print JSON, each comparing things side by side in one run."""

@@ -1,1 +1,0 @@
-"""`agentrl bench algorithms`: what every estimator gains, and what late weights cost."""

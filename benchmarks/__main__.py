@@ -1,0 +1,152 @@
+"""`python -m benchmarks`: the project's own benchmarks, as a command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import rich_click as click
+
+from agentrl.cli import run
+from agentrl.cli.flags import config_flags, given
+from agentrl.config import Section, parse, place
+from agentrl.types import JSON
+from benchmarks.config import AlgorithmsBench, QuickstartBench
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """The project's own benchmarks: each compares side by side in one run and prints its figures.
+
+    `python -m benchmarks engine` prints a summary; `--json` adds settings, versions and every single
+    run. docs/benchmarks.md shows what each command printed last. Start them from the project's root, on
+    a machine that does nothing else; `make bench` runs all of them.
+    """
+
+
+class _Quickstart(Section):
+    bench: QuickstartBench = QuickstartBench()
+
+
+@config_flags(_Quickstart)
+@cli.command("quickstart")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def quickstart_command(as_json: bool, **flags: str | bool | None) -> None:
+    """How well an agent learns: over seeds, on held-out tasks, against two controls."""
+    from benchmarks.quickstart import bench_quickstart
+
+    values = place(_Quickstart, given(flags, _Quickstart))
+    _print(bench_quickstart(parse(_Quickstart, values, source="the flags").bench), as_json)
+
+
+class _Algorithms(Section):
+    bench: AlgorithmsBench = AlgorithmsBench()
+
+
+@config_flags(_Algorithms)
+@cli.command("algorithms")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
+    """What every estimator gains from the same warm starts, and what late weights cost.
+
+    Arms that were finished in an earlier call are read, not run again.
+    """
+    from rich.console import Console
+
+    from agentrl.view.console import RunConsole
+    from benchmarks.algorithms.everything import bench_algorithms
+
+    values = place(_Algorithms, given(flags, _Algorithms))
+    console = RunConsole(console=Console(stderr=True, highlight=False))
+    _print(bench_algorithms(parse(_Algorithms, values, source="the flags").bench, console), as_json)
+
+
+@cli.command("engine")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def engine_command(as_json: bool) -> None:
+    """The embedded engine against transformers' generate: tokens a second, side by side."""
+    from benchmarks.engine import bench_engine
+
+    _print(bench_engine(), as_json)
+
+
+@cli.command("engines")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option(
+    "--only", default="", metavar="NAMES", help="Sections to run, e.g. throughput,client; none = all."
+)
+@click.option(
+    "--sglang-python",
+    "python",
+    envvar="AGENTRL_SGLANG_PYTHON",
+    default=sys.executable,
+    metavar="PATH",
+    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or the running one.",
+)
+def engines_command(as_json: bool, only: str, python: str) -> None:
+    """SGLang and the other engines: throughput, our client, sessions, weights, a killed server.
+
+    Sections: throughput, client, turns, weights, killed. It starts servers on the CPU, and ends them.
+    """
+    from benchmarks.engines.everything import bench_engines
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    _print(bench_engines(Path(python), only=names, say=partial(click.echo, err=True)), as_json)
+
+
+@cli.command("megatron")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")
+def megatron_command(as_json: bool, only: str) -> None:
+    """The Megatron trainer: steps and publishing, against the torch trainer and a plain copy.
+
+    Sections: step, publish, layouts (two ranks against one), gpu (where there is one). It starts ranks, and
+    ends them.
+    """
+    from benchmarks.megatron.everything import bench_megatron
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    _print(bench_megatron(only=names, say=partial(click.echo, err=True)), as_json)
+
+
+@cli.command("envs")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def envs_command(as_json: bool) -> None:
+    """What the episode loop costs: episodes a second through it and around it, side by side."""
+    from benchmarks.worlds import bench_envs
+
+    _print(bench_envs(), as_json)
+
+
+@cli.command("python")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def python_command(as_json: bool) -> None:
+    """What the sandbox costs: calls a second of the Python tool, against a process for every call."""
+    from benchmarks.python import bench_python
+
+    _print(bench_python(), as_json)
+
+
+@cli.command("search")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def search_command(as_json: bool) -> None:
+    """What a search costs: queries a second of the search tools, against bm25s and faiss called bare."""
+    from benchmarks.search import bench_search
+
+    _print(bench_search(), as_json)
+
+
+def _print(result: dict[str, JSON], as_json: bool) -> None:
+    click.echo(json.dumps(result) if as_json else json.dumps(result["summary"], indent=2))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one benchmark. Bad input is one sentence on stderr and exit code 2."""
+    run(cli, arguments, name="python -m benchmarks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`python -m benchmarks algorithms`: what every estimator gains, and what late weights cost."""

@@ -1,0 +1,133 @@
+"""One training run of the benchmark: from the warm start of its seed, to a score on held-out tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentrl.types import JSON
+from benchmarks.algorithms.late import LateSink
+from benchmarks.algorithms.settings import WARM_START, Arm
+from benchmarks.config import AlgorithmsBench
+from benchmarks.kept import kept
+
+_QUIET: dict[str, JSON] = {"use_tensorboard": False, "eval_episodes": 1, "eval_interval": 1_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An arm with a seed."""
+
+    bench: AlgorithmsBench
+    arm: Arm
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        return Path(self.bench.output_dir) / self.name
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return "-".join("".join(c if c.isalnum() or c == "_" else " " for c in self.arm.name).split()) + (
+            f"-seed{self.seed}"
+        )
+
+    @property
+    def warm_start(self) -> Job:
+        """What it begins from."""
+        return Job(self.bench, Arm(WARM_START), self.seed)
+
+    @property
+    def checkpoint(self) -> Path:
+        """What it leaves."""
+        return self.folder / "checkpoint"
+
+
+def run_job(job: Job) -> dict[str, JSON]:
+    """Train and score, or read what an earlier call left behind.
+
+    Returns:
+        score: of the trained policy, sampled. metrics: the means over the iterations.
+
+    Raises:
+        UserError: the run file is wrong, or the folder holds something else.
+    """
+    scored: dict[str, JSON] = job.bench.model_dump(
+        mode="json", include={"run_file", "split", "episodes", "num_rollout"}
+    )
+    arm: dict[str, JSON] = asdict(job.arm)
+    return kept(job.folder, {**scored, "seed": job.seed, "arm": arm}, lambda: _trained(job))
+
+
+def _trained(job: Job) -> dict[str, JSON]:
+    from agentrl.evaluation.model import evaluate
+
+    env_id = _warmed(job) if job.arm.name == WARM_START else asyncio.run(_reinforced(job))
+    report = evaluate(
+        env_id,
+        str(job.checkpoint),
+        n=job.bench.episodes,
+        split=job.bench.split,
+        seed=job.seed,
+        quiet=True,
+    )
+    return {"score": report.as_json(), "metrics": _means(job.folder / "metrics.jsonl")}
+
+
+def _warmed(job: Job) -> str:
+    from agentrl.run import train
+
+    own: dict[str, JSON] = {"name": job.name, "output_dir": job.bench.output_dir, "seed": job.seed}
+    return train(job.bench.run_file, quiet=True, num_rollout=0, **_QUIET, **own).env_id
+
+
+async def _reinforced(job: Job) -> str:
+    """RL alone, with weights that come as late as the arm says; gives the environment's id."""
+    from agentrl.build.load import load_config
+    from agentrl.run.folder import RunFolder
+    from agentrl.run.session import Session
+    from agentrl.view.console import RunConsole
+
+    settings: dict[str, JSON] = {
+        "hf_checkpoint": str(job.warm_start.checkpoint),
+        "warm_start_steps": 0,
+        "num_rollout": job.bench.num_rollout,
+        "name": job.name,
+        "output_dir": job.bench.output_dir,
+        "seed": job.seed,
+        **job.arm.settings,
+    }
+    config = load_config(job.bench.run_file, {**_QUIET, **settings})
+    session = await Session.build(config, RunFolder.create(config), RunConsole(quiet=True), {})
+    session.sink = LateSink(session.sink, job.arm.lag)
+    try:
+        await session.reinforce()
+    finally:
+        await session.close()
+    return config.env.env
+
+
+def _means(path: Path) -> dict[str, JSON]:
+    """Over the iterations that have the metric."""
+    from agentrl.observe import read_metrics
+
+    found: dict[str, list[float]] = {}
+    for record in read_metrics(path):
+        for name, value in record.items():
+            if value is not None and name.startswith(("train/", "rollout/raw_reward")):
+                found.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def mean_of(row: Mapping[str, JSON]) -> float:
+    """The mean score of a result."""
+    score = row["score"]
+    mean = score["mean"] if isinstance(score, dict) else None
+    if not isinstance(mean, int | float):
+        raise TypeError(f"expected a score, found {score!r}")
+    return float(mean)

@@ -1,0 +1,108 @@
+"""`python -m benchmarks megatron`: its sections, one after the other, and what they ran on."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from agentrl.errors import UserError, did_you_mean
+from agentrl.types import JSON
+from benchmarks.engines.place import Row
+from benchmarks.machine import machine
+from benchmarks.megatron import gpu, publish, step
+from benchmarks.megatron.place import PAIRS, Place
+from benchmarks.megatron.settings import SETTINGS, GpuSettings, Settings
+
+SECTIONS: Mapping[str, Callable[[Place], Awaitable[list[Row]]]] = {
+    "step": step.bench,
+    "publish": publish.bench,
+    "layouts": step.bench_layouts,
+    "gpu": gpu.bench,
+}
+_ON_GPUS = ("gpu",)
+
+
+def bench_megatron(
+    *,
+    only: Sequence[str] = (),
+    settings: Settings = SETTINGS,
+    say: Callable[[str], None] = print,
+) -> dict[str, JSON]:
+    """Run the sections; every rank that they start is gone at the end.
+
+    only: names of sections; none = all. say: is told each line of the summary as soon as it is known.
+
+    Returns:
+        summary: one line per row. rows: every repeat, medians and spreads. settings: what was run, on what.
+
+    Raises:
+        UserError: no such section, or Megatron-Core is not installed.
+    """
+    if importlib.util.find_spec("megatron") is None:
+        raise UserError("This benchmark needs Megatron-Core: pip install 'agentrl[megatron]'.")
+    if unknown := [name for name in only if name not in SECTIONS]:
+        raise UserError(
+            f"There is no section `{unknown[0]}`; there are {', '.join(SECTIONS)}."
+            f"{did_you_mean(unknown[0], SECTIONS)}"
+        )
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
+            place = Place(Path(folder), settings, say)
+            return asyncio.run(_bench(place, _chosen(only, say)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _chosen(only: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    if only:
+        return [name for name in SECTIONS if name in only]
+    if torch.cuda.is_available():
+        return [*SECTIONS]
+    say(f"left out: {', '.join(_ON_GPUS)} (torch sees no GPU)")
+    return [name for name in SECTIONS if name not in _ON_GPUS]
+
+
+async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
+    rows = [(name, row) for name in names for row in await SECTIONS[name](place)]
+    settings = place.settings
+    return {
+        "summary": {row.name: row.line for _, row in rows},
+        "rows": [{"section": name, "name": row.name, "line": row.line, **row.figures} for name, row in rows],
+        "settings": {
+            "sections": [*names],
+            "repeats": settings.repeats,
+            "threads": 1,
+            "warm_up": "one run of each side per row",
+            "workloads": [{**asdict(one), "lengths": [*one.lengths]} for one in settings.workloads],
+            "models": {"step": settings.trained.__name__, "publish": settings.published.__name__},
+            "row_tokens": settings.row_tokens,
+            "layout_row_tokens": settings.layout_row_tokens,
+            "layouts": {name: {**sizes} for name, sizes in PAIRS.items()},
+            "loss": "PolicyLoss(), AdamW, fp32",
+            "gpu": _told(settings.gpu),
+            "machine": {**machine(), "megatron-core": version("megatron-core")},
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        },
+    }
+
+
+def _told(gpu: GpuSettings) -> JSON:
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else gpu.device,
+        "models": {model.name: model.make_config().to_diff_dict() for model in gpu.models},
+        "lengths": [*gpu.lengths],
+        "row_tokens": gpu.row_tokens,
+        "rounds": gpu.rounds,
+        "updates": gpu.updates,
+        "dtype": "bf16, AdamW in fp32",
+        "warm_up": "one update after building",
+    }

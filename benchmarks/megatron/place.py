@@ -1,0 +1,126 @@
+"""The trainers under test, and what they are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.losses import PolicyLoss
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.plan import Learning, Plan
+from agentrl.trainer.megatron.trainer import MegatronTrainer
+from agentrl.trainer.torch import TorchTrainer
+from agentrl.types import Credit, Sample, Scores, TrainBatch
+from benchmarks.engines.place import save, seeded, tokenizer_of
+from benchmarks.megatron.settings import Settings, Workload
+
+_STEPS = 1_000_000
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+PAIRS: dict[str, dict[str, int]] = {
+    "TP2": {"tensor_model_parallel_size": 2},
+    "PP2": {"pipeline_model_parallel_size": 2},
+    "CP2": {"context_parallel_size": 2},
+    "DP2": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model to train. row_tokens: that go through it at once. device: where both sides compute."""
+
+    name: str
+    make: Callable[[], PreTrainedModel]
+    row_tokens: int
+    bf16: bool = False
+    device: str = "cpu"
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The same for both trainers."""
+        return TrainerConfig(lr=1e-5, max_tokens_per_gpu=self.row_tokens, bf16=self.bf16)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """folder: for models and logs. say: is told what goes on."""
+
+    folder: Path
+    settings: Settings
+    say: Callable[[str], None]
+
+    @contextmanager
+    def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[MegatronTrainer]:
+        """The Megatron trainer over as many processes, one thread each."""
+        model = self.folder / work.name
+        if not model.exists():
+            save(seeded(work.make), model)
+        plan = Plan(
+            layout=MegatronConfig.model_validate({"actor_num_gpus_per_node": ranks, **sizes}),
+            policy=Learning(PolicyLoss(), work.config, _STEPS),
+            models={"old": str(model)},
+        )
+        with starting_on(work.device):
+            trainer = MegatronTrainer(plan, self.folder / "ranks")
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def plain(work: Work) -> TorchTrainer:
+    """The torch trainer, in this process."""
+    network = seeded(work.make)
+    # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
+    nn.Module.to(network, work.device)
+    return TorchTrainer(
+        network, PolicyLoss(), work.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
+    )
+
+
+@contextmanager
+def starting_on(device: str) -> Iterator[None]:
+    """Processes that start inside see no GPU where they are to compute on the CPU: a rank takes what it sees.
+
+    This process, which may have asked CUDA before, sees what it saw.
+    """
+    before = os.environ.get(_VISIBLE)
+    if device == "cpu":
+        os.environ[_VISIBLE] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop(_VISIBLE, None)
+        if before is not None:
+            os.environ[_VISIBLE] = before
+
+
+def batch_of(workload: Workload, vocab: int) -> TrainBatch:
+    """Random tokens; the second half of every sample is trained on."""
+    rng = np.random.default_rng(0)
+    samples = tuple(_sample(rng, length, vocab) for length in workload.lengths)
+    share = 1 / sum(int(sample.loss_mask.sum()) for sample in samples)
+    advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
+    weights = tuple((s.loss_mask * share).astype(np.float32) for s in samples)
+    return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(advantages, weights))
+
+
+def _sample(rng: np.random.Generator, length: int, vocab: int) -> Sample:
+    mask = np.arange(length) >= length // 2
+    return Sample(
+        token_ids=rng.integers(0, vocab, length).astype(np.int32),
+        author=mask.astype(np.int8),
+        loss_mask=mask,
+        logprobs=np.where(mask, -np.log(vocab), 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=np.zeros(length, np.int32),
+        temperature=1.0,
+        rollout_id="bench",
+    )

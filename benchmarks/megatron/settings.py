@@ -1,0 +1,143 @@
+"""What `python -m benchmarks megatron` runs. Frozen: it changes together with docs/benchmarks.md alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+STEP_TARGET = 0.85
+PUBLISH_TARGET = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Samples of one batch, by their lengths (tokens). target: the share of the torch trainer's speed."""
+
+    name: str
+    lengths: tuple[int, ...]
+    target: float | None = STEP_TARGET
+
+
+SHORT = Workload("very short", tuple(np.random.default_rng(0).integers(8, 17, 84).tolist()), target=None)
+"""This one hurts: 84 sequences in a row of 1,024 tokens, of nine lengths."""
+
+WORKLOADS = (
+    Workload("four of 256", (256,) * 4),
+    Workload("ragged", (17, 256, 96, 198, 64, 33, 141, 219)),
+    SHORT,
+)
+
+
+def ten_million() -> PreTrainedModel:
+    """A Qwen3 with 10.7 million parameters that all layouts of two ranks divide, random weights."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=4096,
+            hidden_size=320,
+            intermediate_size=960,
+            num_hidden_layers=8,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def small_even() -> PreTrainedModel:
+    """Nearly the shape of SmolLM2-135M, with heads that two ranks can share (137 million), random weights."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=49_152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A model under test on a GPU. utilisation: the share of the card's operations to reach."""
+
+    name: str
+    make_config: Callable[[], PretrainedConfig]
+    utilisation: float | None = None
+
+    def make(self) -> PreTrainedModel:
+        """With random weights."""
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(self.make_config(), dtype=torch.float32)
+        return model
+
+
+def qwen3(hidden: int, wide: int, layers: int, heads: int) -> Qwen3Config:
+    """The shape of a dense Qwen3 whose head is its embedding, as its config.json has it."""
+    return Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+        pad_token_id=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """lengths: of a batch's samples (tokens). rounds: how often each side is built, for so many updates."""
+
+    device: str = "cuda"
+    models: tuple[GpuModel, ...] = (
+        GpuModel("Qwen3-0.6B", partial(qwen3, 1024, 3072, 28, 16)),
+        GpuModel("Qwen3-4B", partial(qwen3, 2560, 9728, 36, 32), utilisation=0.4),
+    )
+    lengths: tuple[int, ...] = (4096,) * 8
+    row_tokens: int = 4096
+    rounds: int = 5
+    updates: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """row_tokens: that go through the model at once; layout_row_tokens: the same for `layouts`."""
+
+    trained: Callable[[], PreTrainedModel] = ten_million
+    published: Callable[[], PreTrainedModel] = small_even
+    workloads: tuple[Workload, ...] = WORKLOADS
+    row_tokens: int = 1024
+    layout_row_tokens: int = 256
+    repeats: int = 9
+    gpu: GpuSettings = GpuSettings()
+
+
+SETTINGS = Settings()
+"""Frozen."""

@@ -1,0 +1,55 @@
+"""`python -m benchmarks`, as a person meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.cli import cli as product
+from benchmarks.__main__ import cli, main
+from tests.house.source import ROOT
+
+NAMES = {"algorithms", "engine", "engines", "envs", "megatron", "python", "quickstart", "search"}
+
+
+def test_help_names_every_benchmark_and_says_where_to_start_it():
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert set(cli.commands) == NAMES
+    assert all(name in done.stdout for name in NAMES)
+    assert "from the project's root" in done.stdout
+
+
+def test_make_bench_runs_every_benchmark():
+    done = subprocess.run(
+        ["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    run = {
+        line.split(" -m benchmarks ")[1].split()[0]
+        for line in done.stdout.splitlines()
+        if " -m benchmarks " in line
+    }
+    assert run == NAMES
+
+
+def test_no_benchmark_is_a_command_of_the_package():
+    assert "bench" not in product.commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["engin"], "No such command 'engin'"),
+        (["engines", "--only", "turnz"], "mean `turns`"),
+        (["quickstart", "--episodes", "0"], "episodes"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, arguments, says):
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1

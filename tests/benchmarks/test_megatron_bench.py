@@ -1,0 +1,175 @@
+"""The benchmark of the Megatron trainer runs all sides on the same work, and tells of every row."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from agentrl.errors import UserError
+from benchmarks.megatron import everything, gpu
+from benchmarks.megatron.everything import bench_megatron
+from benchmarks.megatron.flops import forward_flops
+from benchmarks.megatron.place import batch_of, starting_on
+from benchmarks.megatron.settings import SETTINGS, GpuModel, GpuSettings, Settings, Workload
+
+
+def tiny() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def tiny_config() -> PretrainedConfig:
+    return tiny().config
+
+
+SMALL = Settings(
+    trained=tiny,
+    published=tiny,
+    workloads=(Workload("equal", (16, 16)), Workload("short", (3, 2), target=None)),
+    row_tokens=32,
+    layout_row_tokens=16,
+    repeats=2,
+    gpu=GpuSettings(
+        device="cpu",
+        models=(GpuModel("tiny", tiny_config, utilisation=0.4),),
+        lengths=(16, 9),
+        row_tokens=16,
+        rounds=2,
+        updates=1,
+    ),
+)
+ROWS = {
+    "step": {"update, equal", "score, equal", "update, short", "score, short"},
+    "publish": {"publish, one rank", "publish, TP2"},
+    "gpu": {"gpu, tiny"},
+    "layouts": {f"update, {name} by one rank" for name in ("TP2", "PP2", "CP2", "DP2")},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("section", ROWS)
+def test_every_row_is_told_with_all_its_repeats(section):
+    threads, said = torch.get_num_threads(), []
+    result = bench_megatron(only=[section], settings=SMALL, say=said.append)
+    assert torch.get_num_threads() == threads
+    assert json.loads(json.dumps(result)) == result
+    assert set(result["summary"]) == ROWS[section] == {row["name"] for row in result["rows"]}
+    assert len(said) == len(result["rows"])
+    for row in result["rows"]:
+        assert row["device"] == "cpu"
+        medians = [side["median"] for side in row["sides"].values()]
+        assert all(len(side.get("seconds") or side["tokens_per_s"]) == 2 for side in row["sides"].values())
+        if section == "publish":
+            assert row["ratio_to_torch"] == pytest.approx(medians[0] / medians[1])
+            assert row["ratio_to_copy"] == pytest.approx(medians[0] / medians[2])
+            assert row["num_bytes"] == sum(p.nbytes for p in tiny().parameters())
+        else:
+            assert row["ratio"] == pytest.approx(medians[0] / medians[1])
+
+
+def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
+    for workload in SETTINGS.workloads:
+        batch = batch_of(workload, 100)
+        assert sum(workload.lengths) == pytest.approx(SETTINGS.row_tokens, abs=16)
+        assert sum(workload.lengths) <= SETTINGS.row_tokens
+        assert sum(weights.sum() for weights in batch.credit.weights) == pytest.approx(1, abs=1e-5)
+    assert {8 <= length <= 16 for length in SETTINGS.workloads[-1].lengths} == {True}
+
+
+def test_without_a_gpu_its_section_is_left_out_or_refused(monkeypatch):
+    ran, said = [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in everything.SECTIONS:
+        monkeypatch.setitem(everything.SECTIONS, name, partial(nothing, ran, name))
+    bench_megatron(settings=SETTINGS, say=said.append)
+    assert ran == ["step", "publish", "layouts"]
+    assert said == ["left out: gpu (torch sees no GPU)"]
+    monkeypatch.setitem(everything.SECTIONS, "gpu", gpu.bench)
+    with pytest.raises(UserError, match="Section gpu needs a GPU"):
+        bench_megatron(only=["gpu"])
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+@pytest.mark.parametrize(("device", "seen"), [("cpu", ""), ("cuda", None)])
+def test_what_starts_for_the_cpu_sees_no_gpu_and_this_process_does(monkeypatch, before, device, seen):
+    name = "CUDA_VISIBLE_DEVICES"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    with starting_on(device):
+        told = subprocess.run(
+            [sys.executable, "-c", f"import os; print(repr(os.environ.get({name!r})))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    assert told == repr(before if seen is None else seen)
+    assert os.environ.get(name) == before
+
+
+async def test_a_round_counts_what_it_took_of_the_card_and_nothing_that_was_there(monkeypatch):
+    used = iter([100, 250])
+    monkeypatch.setattr(gpu, "_used", lambda device: next(used))
+
+    async def side():
+        return gpu._Round(7.0, gpu._used("cuda"))
+
+    assert await gpu._round(side, "cuda") == (7.0, 150)
+
+
+async def nothing(ran, name, _place):
+    ran.append(name)
+    return []
+
+
+@pytest.mark.parametrize("make", [*(one.make_config for one in SETTINGS.gpu.models), tiny_config])
+def test_operations_are_those_that_torch_counts(make):
+    """One layer, a small vocabulary: torch counts a look at every token, also at later ones."""
+    config = make()
+    config.num_hidden_layers, config.vocab_size = 1, 512
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 48, dtype=torch.int64), use_cache=False)
+    counted = counter.get_total_flops()
+    assert forward_flops(config, [48], 48, causal=False) == pytest.approx(counted, rel=1e-3)
+
+
+def test_half_of_the_looks_are_at_later_tokens():
+    looks = [
+        forward_flops(tiny().config, [1000], 0, causal=causal)
+        - forward_flops(tiny().config, [1] * 1000, 0, causal=causal)
+        for causal in (True, False)
+    ]
+    assert looks[0] == pytest.approx(looks[1] / 2, rel=0.01)
+
+
+def test_an_unknown_section_is_one_sentence():
+    with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts, gpu"):
+        bench_megatron(only=["stop"])
+    assert set(everything.SECTIONS) == set(ROWS)
