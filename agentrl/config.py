@@ -10,10 +10,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -27,6 +27,22 @@ class Section(BaseModel):
     """Base of every section: frozen, closed to unknown keys, each field described."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Keys that change nothing under the values of the others, each with what would make it act.
+
+        Such a key is refused where it was set, and left out where the configuration is written.
+        """
+        return {}
+
+    @model_validator(mode="after")
+    def _keys_have_an_effect(self) -> Self:
+        for name, need in self.without_effect.items():
+            # None and False are the ways to say that something is off.
+            if name in self.model_fields_set and getattr(self, name) not in (None, False):
+                raise ValueError(f"{name} has no effect without {need}; add it, or leave {name} out.")
+        return self
 
 
 S = TypeVar("S", bound=Section)
@@ -101,13 +117,22 @@ def read_toml(path: Path) -> dict[str, JSON]:
         raise ConfigError(f"{path} is not a TOML file ({error}); mend that and start again.") from None
 
 
+def effective_values(config: Section) -> Values:
+    """Plain values of a tree of sections, without None and without the keys that have no effect."""
+    sections: dict[str, Section] = {name: getattr(config, name) for name in type(config).model_fields}
+    return {
+        name: section.model_dump(mode="json", exclude_none=True, exclude=set(section.without_effect))
+        for name, section in sections.items()
+    }
+
+
 def write_toml(config: Section, path: Path) -> None:
-    """Write every value, so that reading the file gives an equal object. None is left out.
+    """Write every value that has an effect, so that reading the file gives an equal object.
 
     Raises:
         ConfigError: a table or a list holds None, which TOML cannot say.
     """
-    values: dict[str, JSON] = config.model_dump(mode="json", exclude_none=True)
+    values = effective_values(config)
     for name, value in values.items():
         _refuse_null(name, value)
     path.write_text(tomli_w.dumps(values), encoding="utf-8")

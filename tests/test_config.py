@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from agentrl.config import Section, leaves, merge, parse, place, read_toml, write_toml
+from agentrl.config import Section, effective_values, leaves, merge, parse, place, read_toml, write_toml
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -200,3 +200,48 @@ def test_reading_back_what_was_written_gives_an_equal_configuration(tmp_path_fac
         return
     write_toml(config, path)
     assert parse(Bakery, read_toml(path), source=str(path)) == config
+
+
+class Proving(Section):
+    """How the dough rises."""
+
+    cold: bool = False
+    """Prove in the fridge."""
+    fridge: int = 4
+    """Degrees (Celsius)."""
+    fan_speed: int | None = None
+    """Turns a second."""
+
+    @property
+    def without_effect(self):
+        """In the warm, both."""
+        return {} if self.cold else {"fridge": "cold", "fan_speed": "cold"}
+
+
+class Kitchen(Section):
+    """A section whose keys depend on each other."""
+
+    proving: Proving = Proving()
+
+
+@pytest.mark.parametrize("value", [4, 7])
+def test_a_key_without_an_effect_is_refused_by_its_name_also_at_its_default(value):
+    with pytest.raises(ConfigError) as caught:
+        parse(Kitchen, {"proving": {"fridge": value}}, source="run.toml")
+    said = "run.toml: fridge has no effect without cold; add it, or leave fridge out."
+    assert str(caught.value) == said
+
+
+def test_a_key_that_is_left_out_or_off_is_not_refused():
+    assert parse(Kitchen, {"proving": {"fan_speed": None}}, source="x") == Kitchen()
+    assert parse(Kitchen, {"proving": {"cold": True, "fridge": 7}}, source="x").proving.fridge == 7
+
+
+@pytest.mark.parametrize(
+    "proving", [Proving(), Proving(cold=True, fridge=7), Proving(cold=True, fan_speed=2)]
+)
+def test_only_keys_with_an_effect_are_written_and_they_read_back_equal(tmp_path, proving):
+    config = Kitchen(proving=proving)
+    write_toml(config, tmp_path / "config.toml")
+    assert parse(Kitchen, read_toml(tmp_path / "config.toml"), source="x") == config
+    assert ("fridge" in effective_values(config)["proving"]) == proving.cold

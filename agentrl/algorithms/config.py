@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -96,13 +97,13 @@ class AlgorithmConfig(Section):
     """Bonus for the policy's entropy."""
 
     kl_coef: NotNegative = 0.0
-    """Penalty in the reward for straying from the reference model, token by token."""
+    """Penalty in the reward for straying from the reference model: the log-ratio of each token (k1)."""
     use_kl_loss: bool = False
     """Penalty in the loss for straying from the reference model."""
     kl_loss_coef: NotNegative = 0.0
     """Its weight."""
     kl_loss_type: KlKind = "low_var_kl"
-    """Estimate of the divergence, in the loss and in the reward."""
+    """Estimate of the divergence in the loss."""
     use_unbiased_kl: bool = False
     """Weigh the estimate in the loss by the probability ratio, which makes its gradient right."""
     ref_load: str | None = None
@@ -177,6 +178,12 @@ class AlgorithmConfig(Section):
     def has_reference(self) -> bool:
         """Whether a reference model is asked."""
         return self.use_kl_loss or self.kl_coef > 0
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Keys that change nothing under the others, and what they need."""
+        # The reward (kl_coef) takes k1 alone: it is the one whose gradient there is that of the divergence.
+        return {} if self.use_kl_loss else {"kl_loss_type": "use_kl_loss"}
 
     @model_validator(mode="after")
     def _corrections_compare(self) -> AlgorithmConfig:

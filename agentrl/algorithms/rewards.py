@@ -80,13 +80,16 @@ def kl_estimate(logp_N: Floats, ref_logp_N: Floats, kind: KlKind) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class KlPenalty:
-    """What straying from the reference costs, token by token: kl_coef x estimate, taken off the reward.
+    """What straying from the reference costs, token by token: kl_coef x k1, taken off the reward.
 
-    Source: https://arxiv.org/abs/2203.02155, equation 2 (with k1).
+    k1 alone. A reward is multiplied by the score of its token, and the expectation of score x k1, summed
+    from the token to the end of its episode, is the gradient of KL(policy, reference). With k2 or k3 it is
+    the gradient of another function, which may point the other way: https://arxiv.org/abs/2506.09477.
+
+    Source: https://arxiv.org/abs/2203.02155, equation 2.
     """
 
     kl_coef: float
-    kl_kind: KlKind = "k1"
 
     def estimate(self, tokens: Tokens, scores: Scores) -> Floats:
         """KL(old policy, reference) at each token, [N], in nats, before kl_coef.
@@ -100,4 +103,4 @@ class KlPenalty:
                 "or set kl_coef to 0"
             )
         old_N = tokens.gather(scores.old, "old logprobs")
-        return kl_estimate(old_N, tokens.gather(scores.ref, "reference logprobs"), self.kl_kind)
+        return kl_estimate(old_N, tokens.gather(scores.ref, "reference logprobs"), "k1")

@@ -141,7 +141,7 @@ def _callable(names: Names, path: str) -> object:
 
 
 def _named(config: AlgorithmConfig) -> AdvantageEstimator:
-    kl = KlPenalty(config.kl_coef, config.kl_loss_type) if config.kl_coef else None
+    kl = KlPenalty(config.kl_coef) if config.kl_coef else None
     normalized = partial(grpo, std_normalization=config.grpo_std_normalization)
     match config.advantage_estimator:
         case "ppo":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_metrics
 from agentrl.run.session import GREEDY, SAMPLED, Milestone, Session
@@ -47,7 +48,7 @@ def write_page(session: Session) -> None:
                 for episode, verdict in _samples_of(milestone)
             ],
             decode_token=lambda token: session.renderer.decode([token]),
-            config=session.config.model_dump(mode="json"),
+            config=effective_values(session.config),
         ),
         session.folder.report,
     )

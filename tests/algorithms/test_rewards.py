@@ -112,7 +112,7 @@ def test_k1_and_k3_are_unbiased():
 
 def test_the_penalty_compares_the_old_policy_with_the_reference():
     one = batch([Told([2, 1])])
-    estimates = KlPenalty(0.1, "k1").estimate(Tokens.of(one.samples), one.scores)
+    estimates = KlPenalty(0.1).estimate(Tokens.of(one.samples), one.scores)
     expected = [
         old - ref for old, ref in zip(flat(one, one.scores.old), flat(one, one.scores.ref), strict=True)
     ]

@@ -114,11 +114,10 @@ SETTINGS = [
     {"advantage_estimator": "ppo", "normalize_advantages": False},
     {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.5},
     {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.5, "discount_per": "turn"},
-    {"kl_coef": 0.3, "kl_loss_type": "k1"},
-    {"kl_coef": 0.3, "kl_loss_type": "k2"},
-    {"advantage_estimator": "ppo", "kl_coef": 0.3, "kl_loss_type": "k1"},
-    {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.3, "kl_loss_type": "k1"},
-    {"advantage_estimator": "reinforce_plus_plus_baseline", "kl_coef": 0.3, "kl_loss_type": "k1"},
+    {"kl_coef": 0.3},
+    {"advantage_estimator": "ppo", "kl_coef": 0.3},
+    {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.3},
+    {"advantage_estimator": "reinforce_plus_plus_baseline", "kl_coef": 0.3},
     {"use_opd": True, "opd_teacher_load": "x", "opd_kl_coef": 0.5},
     {"use_opd": True, "opd_teacher_load": "x", "opd_kl_coef": 1.0},
     {**CRITIC, "use_tis": True},
@@ -158,7 +157,7 @@ def test_each_setting_of_the_loss_reaches_it():
     )
     kl = KlTerm(0.2, "k2", unbiased=True)
     assert build_loss(told) == PolicyLoss(eps_clip_c=3.0, entropy_coef=0.01, kl=kl, opsm_delta=0.1)
-    assert build_loss(AlgorithmConfig(opsm_delta=0.1, kl_loss_type="k2")) == PolicyLoss()
+    assert build_loss(AlgorithmConfig(opsm_delta=0.1)) == PolicyLoss()
 
 
 @pytest.mark.parametrize(
@@ -201,6 +200,8 @@ def test_groups_that_did_alike_are_set_aside_only_where_they_cannot_teach(settin
         ({"use_icepop": True, "use_rollout_logprobs": True}, "takes the engine's for both"),
         ({"tis_clip_low": 3.0}, r"lower bound of tis_clip \(3\) must be below the upper \(2\)"),
         ({"kl_coef": 0.1, "use_kl_loss": True}, "choose one"),
+        ({"kl_coef": 0.1, "kl_loss_type": "k3"}, "kl_loss_type has no effect without use_kl_loss"),
+        ({"kl_loss_type": "k1"}, "kl_loss_type has no effect without use_kl_loss"),
         ({"kl_loss_coef": 0.1}, "kl_loss_coef = 0.1 needs use_kl_loss"),
         ({"credit_level": "turn"}, "choose rloo, gspo or cispo"),
         ({"use_opd": True}, "go together"),

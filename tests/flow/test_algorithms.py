@@ -13,7 +13,7 @@ from tests.flow.worlds import Bandit
 
 ALONE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
 KINDS = {
-    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "kl_loss_type": "k1", "use_tis": True, **ALONE},
+    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "use_tis": True, **ALONE},
     "grpo": {"use_rollout_logprobs": False, "num_steps_per_rollout": 2},
     "dr_grpo": {"use_opsm": True, "opsm_delta": 0.05},
     "rloo": {"credit_level": "turn", "gamma": 0.9},

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentrl
 from agentrl.build.config import RunConfig
-from agentrl.config import parse, read_toml
+from agentrl.config import effective_values, parse, read_toml
 from agentrl.errors import WorldBrokenError
 from agentrl.observe import reconcile
 from tests.flow.runs import EPISODES_PER_STEP, TINY, WARM, journal_of, metrics_of, tokens_of, train
@@ -80,7 +80,7 @@ def test_the_folder_holds_everything(learned):
 
 def test_the_resolved_configuration_reads_back_equal_and_holds_what_was_asked(learned):
     config = parse(RunConfig, read_toml(learned.folder / "config.toml"), source="config.toml")
-    again = parse(RunConfig, config.model_dump(), source="itself")
+    again = parse(RunConfig, effective_values(config), source="itself")
     assert config == again
     assert config.rollout.num_rollout == STEPS
     assert config.model.hidden_size == TINY["hidden_size"]
