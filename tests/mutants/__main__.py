@@ -1,9 +1,9 @@
-"""Plant every bug of mutants.toml, one at a time, and demand that its tests turn red.
+"""Plant every bug of the tables, one at a time, and demand that its tests turn red.
 
     python -m tests.mutants [--json] [--jobs 2] [NAME ...]
 
-Exits with 1 when a bug survives, when its snippet is no longer in the code exactly once, or when
-its tests are not green without it.
+Exits with 1 when a bug survives, when its function or pattern is no longer in the code exactly once, or
+when its tests are not green without it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from tests.mutants.table import ROOT, Mutant, StaleMutantError, load, mutated
+from tests.mutants.planting import PACKAGES, Index, StaleBugError, index_of, mutated
+from tests.mutants.table import ROOT, Bug, load
 
-COPIED = ("agentrl", "envs_contrib", "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
-TIMEOUT_S = 300.0
+COPIED = (*PACKAGES, "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
+TIMEOUT_S = 120.0
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 
 
 class Fate(StrEnum):
-    """What became of a bug. `slow` is no proof: a test that hangs tells nobody what is wrong."""
+    """What became of a bug. `slow` is no proof: a test that hangs does not say what is wrong."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -68,28 +69,32 @@ def copy_tree(target: Path) -> Path:
 
 
 def run_tests(
-    tree: Path, tests: Sequence[str], *, full: bool, timeout_s: float | None = None, jobs: int = 0
+    tree: Path, tests: Sequence[str], *, timeout_s: float | None = None, jobs: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run some tests of `tree` against the code of `tree`, not against the installed package.
 
-    full: those that are marked so, too. jobs: how many files at a time; 0 = one, in this order.
+    Of files and folders the tests of the quick tier run; a test that is named runs whatever its tier.
+
+    jobs: how many files at a time; 0 = one, in this order.
 
     Raises:
         subprocess.TimeoutExpired: they took longer than `timeout_s`.
     """
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS": "bugs"}
-    marks = "not gpu" if full else "not gpu and not full"
-    told = [*PYTEST, "-m", marks, "-n", str(jobs), "--dist", "loadfile", *tests]
+    marks = "not gpu" if all("::" in test for test in tests) else "not gpu and not full"
+    command = [*PYTEST, "-m", marks, "-n", str(jobs), "--dist", "loadfile", *tests]
     return subprocess.run(
-        told, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        command, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
-def all_green(tree: Path, mutants: Sequence[Mutant], jobs: int) -> bool:
+def all_green(tree: Path, bugs: Sequence[Bug], jobs: int) -> bool:
     """Whether the tests of these bugs pass without any."""
-    for full in (False, True):
-        tests = sorted({test for mutant in mutants if mutant.full is full for test in mutant.tests})
-        run = run_tests(tree, tests, full=full, jobs=jobs) if tests else None
+    tests = {test for bug in bugs for test in bug.tests}
+    whole = {test for test in tests if "::" not in test}
+    named = {test for test in tests - whole if test.split("::")[0] not in whole}
+    for chosen in (whole, named):
+        run = run_tests(tree, sorted(chosen), jobs=jobs) if chosen else None
         if run is not None and run.returncode:
             print(run.stdout, run.stderr, file=sys.stderr)
             return False
@@ -115,67 +120,70 @@ def fate_of(run: subprocess.CompletedProcess[str]) -> tuple[Fate, str]:
 
 
 @contextmanager
-def planted(mutant: Mutant, tree: Path) -> Iterator[None]:
+def planted(bug: Bug, index: Index, tree: Path) -> Iterator[None]:
     """`tree` with the bug in it; afterwards without."""
-    path = tree / mutant.file
+    path, broken = mutated(bug, index, tree)
     sound = path.read_text(encoding="utf-8")
-    path.write_text(mutated(mutant, sound), encoding="utf-8")
+    path.write_text(broken, encoding="utf-8")
     try:
         yield
     finally:
         path.write_text(sound, encoding="utf-8")
 
 
-def judge(mutant: Mutant, tree: Path) -> Outcome:
+def judge(bug: Bug, index: Index, tree: Path) -> Outcome:
     """Plant one bug and see whether its tests notice."""
     started = time.monotonic()
     try:
-        with planted(mutant, tree):
-            fate, detail = fate_of(run_tests(tree, mutant.tests, full=mutant.full, timeout_s=TIMEOUT_S))
-    except StaleMutantError as error:
+        with planted(bug, index, tree):
+            fate, detail = fate_of(run_tests(tree, bug.tests, timeout_s=TIMEOUT_S))
+    except StaleBugError as error:
         fate, detail = Fate.STALE, str(error)
     except subprocess.TimeoutExpired:
         fate, detail = Fate.SLOW, f"no answer within {TIMEOUT_S:g} s"
-    return Outcome(mutant.name, fate, detail, time.monotonic() - started)
+    return Outcome(bug.name, fate, detail, time.monotonic() - started)
 
 
-def judge_all(mutants: Sequence[Mutant], folder: Path, jobs: int) -> list[Outcome]:
-    """Judge every mutant, `jobs` at a time, each worker in a copy of its own."""
+def judge_all(bugs: Sequence[Bug], folder: Path, jobs: int) -> list[Outcome]:
+    """Judge every bug, `jobs` at a time, each worker in a copy of its own."""
     copies: SimpleQueue[Path] = SimpleQueue()
     for job in range(jobs):
         copies.put(copy_tree(folder / str(job)))
+    index = index_of(ROOT)
 
-    def in_a_copy(mutant: Mutant) -> Outcome:
+    def in_a_copy(bug: Bug) -> Outcome:
         tree = copies.get()
         try:
-            outcome = judge(mutant, tree)
+            outcome = judge(bug, index, tree)
         finally:
             copies.put(tree)
         print(f"{outcome.fate:9}{outcome.seconds:6.1f} s  {outcome.name}: {outcome.detail}", file=sys.stderr)
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(in_a_copy, mutants))
+        return list(pool.map(in_a_copy, bugs))
 
 
 def main() -> int:
-    """Judge the mutants named on the command line, or all of them."""
+    """Judge the bugs named on the command line, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these bugs")
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     options = parser.parse_args()
     # Started in the background it would ignore Ctrl-C, and so would all tests: bugs there could not be seen.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    known = {mutant.name: mutant for mutant in load()}
+    known = {bug.name: bug for bug in load()}
     if unknown := set(options.names) - set(known):
-        parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
+        parser.error(f"no bug is called {', '.join(sorted(unknown))}")
     chosen = [known[name] for name in options.names or known]
 
+    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         if not all_green(copy_tree(Path(folder) / "sound"), chosen, options.jobs):
             print("The tests are not green without any bug; mend that first.", file=sys.stderr)
             return 1
+        print(f"green without any bug: {time.monotonic() - started:.0f} s", file=sys.stderr)
         outcomes = judge_all(chosen, Path(folder), options.jobs)
 
     survivors = [outcome for outcome in outcomes if not outcome.fine]

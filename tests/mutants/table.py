@@ -1,47 +1,67 @@
-"""The table of planted bugs: read from mutants.toml, checked, planted into a copy of the tree."""
+"""The table of planted bugs: laws.toml and kernels.toml, read and checked.
+
+A `[[law]]` has the words of a law in docs/architecture.md, a `[[kernel]]` the name of a computation. Below
+stand its bugs:
+
+    name    what the bug does
+    where   the qualified name of a function, a class or a constant, wherever in the package it is
+    path    part of the path of its file; only where `where` alone is ambiguous
+    old     an expression, statements or `keyword=value`: the pattern of what is replaced (patterns.py)
+    new     what replaces it; `...` where it just goes
+    tests   files, folders or `file::test`, the fastest first: one of these tests must turn red
+"""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from tests.mutants.patterns import Pattern, Replacement
+
 ROOT = Path(__file__).parents[2]
-TABLE = Path(__file__).parent / "mutants.toml"
+FOLDER = Path(__file__).parent
+TABLES = {"law": FOLDER / "laws.toml", "kernel": FOLDER / "kernels.toml"}
+MOST_BUGS = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One bug: in `file`, the only place that reads `old` reads `new`, and a test of `tests` turns red.
+@dataclass(frozen=True)
+class Bug:
+    """One bug, what it is planted against, where it goes, and the tests that must notice it."""
 
-    full: some of its tests are too long for the quick tier.
-    """
-
+    target: str
     name: str
-    file: str
+    where: str
     old: str
     new: str
     tests: tuple[str, ...]
-    full: bool = False
+    path: str = ""
+
+    @cached_property
+    def replacement(self) -> Replacement:
+        """What the bug does to a syntax tree.
+
+        Raises:
+            SyntaxError: `old` or `new` is no Python.
+        """
+        return Replacement(Pattern.of(self.old), Pattern.of(self.new))
 
 
-class StaleMutantError(Exception):
-    """The snippet does not stand in the file exactly once: the table has to follow the code."""
+def targets(kind: str) -> tuple[str, ...]:
+    """The laws, or the kernels, that bugs are planted against, as the tables name them."""
+    return tuple(entry["name"] for entry in tomllib.loads(TABLES[kind].read_text(encoding="utf-8"))[kind])
 
 
-def load() -> tuple[Mutant, ...]:
-    """Every mutant of the table, in its order."""
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mutant"]
-    return tuple(Mutant(**{**row, "tests": tuple(row["tests"])}) for row in rows)
-
-
-def mutated(mutant: Mutant, source: str) -> str:
-    """`source` with the bug in it.
-
-    Raises:
-        StaleMutantError: the snippet is not there exactly once.
-    """
-    count = source.count(mutant.old)
-    if count != 1:
-        raise StaleMutantError(f"{mutant.name}: the old snippet stands {count} times in {mutant.file}")
-    return source.replace(mutant.old, mutant.new)
+def load() -> tuple[Bug, ...]:
+    """Every bug of both tables, in their order."""
+    entries = [
+        entry
+        for kind, path in TABLES.items()
+        for entry in tomllib.loads(path.read_text(encoding="utf-8"))[kind]
+    ]
+    return tuple(
+        Bug(entry["name"], **{**row, "tests": tuple(row["tests"])})
+        for entry in entries
+        for row in entry["bug"]
+    )
