@@ -8,9 +8,9 @@ code it configures. Leaf names are unique over the tree, so the same word is a T
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -23,47 +23,177 @@ from agentrl.types import JSON
 Values = dict[str, dict[str, JSON]]
 
 
+class Spelling(NamedTuple):
+    """Another name for settings, as other tools write them.
+
+    text: what --help shows. stands_for: from its value, and the section's values of lower precedence, to the
+    settings that it stands for. is_switch: its value is true or false.
+    """
+
+    text: str
+    stands_for: Callable[[JSON, Mapping[str, JSON]], Mapping[str, JSON]]
+    is_switch: bool = True
+
+
+def renamed(key: str) -> Spelling:
+    """Another name for `key`."""
+    return Spelling(f"Same as {key}.", lambda value, _: {key: value}, is_switch=False)
+
+
+def chosen(key: str, choice: str, otherwise: str) -> Spelling:
+    """A switch for one value of `key`; switched off, it takes `otherwise` in place of that value alone."""
+
+    def stands_for(on: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+        if on:
+            return {key: choice}
+        return {key: otherwise} if before.get(key) == choice else {}
+
+    return Spelling(f"Same as {key} = {choice}.", stands_for)
+
+
 class Section(BaseModel):
-    """Base of every section: frozen, closed to unknown keys, each field described."""
+    """Base of every section: frozen, closed to unknown keys, each field described.
+
+    A field that is a section itself is a table: its key `clip` in the table `tis` is also the flat name
+    `tis_clip`. spellings: other names that the section takes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    spellings: ClassVar[Mapping[str, Spelling]] = {}
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Keys that change nothing under the values of the others, each with what would make it act.
+        """Keys and tables that change nothing under the values of the others, each with how to change that.
 
-        Such a key is refused where it was set, and left out where the configuration is written.
+        Such a key is refused where it was set, and left out where the configuration is written. The text
+        stands between "has no effect" and "or leave it out": `without use_tis; add it`.
         """
         return {}
 
+    @classmethod
+    def tables(cls) -> dict[str, type[Section]]:
+        """The fields that are sections themselves."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {n: kind for n, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+    @classmethod
+    def table_keys(cls) -> dict[str, tuple[str, str]]:
+        """The flat names of the keys in tables: table and key of each."""
+        return {
+            f"{table}_{key}": (table, key)
+            for table, kind in cls.tables().items()
+            for key in kind.model_fields
+        }
+
+    @classmethod
+    def canonical(
+        cls, values: Mapping[str, JSON], before: Mapping[str, JSON] | None = None
+    ) -> dict[str, JSON]:
+        """`values` under the section's own keys: no spellings, and no flat names of keys in tables.
+
+        before: the canonical values of lower precedence.
+
+        Raises:
+            ValueError: two names give one setting different values.
+        """
+        found: dict[str, tuple[str, JSON]] = {}
+        for name, value in values.items():
+            for key, meant in cls._meaning(name, value, before or {}).items():
+                other, earlier = found.setdefault(key, (name, meant))
+                if earlier != meant:
+                    raise ValueError(f"{other} and {name} both set {key}; choose one.")
+        nested: dict[str, JSON] = {}
+        places = cls.table_keys()
+        for key, (_, value) in found.items():
+            if key not in places:
+                nested[key] = value
+                continue
+            table = nested.setdefault(places[key][0], {})
+            if not isinstance(table, dict):
+                raise ValueError(f"{places[key][0]} is no table of settings, and {key} belongs there.")
+            table[places[key][1]] = value
+        return nested
+
+    @classmethod
+    def _meaning(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+        if name in cls.spellings:
+            return cls.spellings[name].stands_for(value, before)
+        if name in cls.tables() and isinstance(value, dict):
+            return {f"{name}_{key}": below for key, below in value.items()}
+        return {name: value}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_own_keys(cls, values: object) -> object:
+        # A tree of sections is not a section with tables: it has no spellings, and its sections read theirs.
+        return cls.canonical(values) if isinstance(values, dict) and not cls._is_tree() else values
+
+    @classmethod
+    def _is_tree(cls) -> bool:
+        return len(cls.tables()) == len(cls.model_fields)
+
     @model_validator(mode="after")
     def _keys_have_an_effect(self) -> Self:
-        for name, need in self.without_effect.items():
-            # None and False are the ways to say that something is off.
-            if name in self.model_fields_set and getattr(self, name) not in (None, False):
-                raise ValueError(f"{name} has no effect without {need}; add it, or leave {name} out.")
+        for name, change in self.without_effect.items():
+            for key in self._set_keys(name):
+                raise ValueError(f"{key} has no effect {change}, or leave {key} out.")
         return self
+
+    def _set_keys(self, name: str) -> Sequence[str]:
+        """Those of a key or a table that were set; None and False say that something is off."""
+        table, key = self.table_keys().get(name, ("", name))
+        holder: Section = getattr(self, table) if table else self
+        value = getattr(holder, key)
+        if isinstance(value, Section):
+            return [f"{key}_{below}" for below in value.model_fields_set if _is_on(getattr(value, below))]
+        return [name] if key in holder.model_fields_set and _is_on(value) else []
+
+
+def _is_on(value: object) -> bool:
+    return value is not None and value is not False
 
 
 S = TypeVar("S", bound=Section)
 
 
 def leaves(tree: type[Section]) -> dict[str, tuple[str, FieldInfo]]:
-    """Map each leaf's name to its section's name and its field.
+    """Map each leaf's name to its section's name and its field; a key in a table has its flat name.
 
     Raises:
         ValueError: two sections use one leaf name (a mistake of ours, not the user's).
     """
     found: dict[str, tuple[str, FieldInfo]] = {}
-    for section, holder in tree.model_fields.items():
-        section_type = holder.annotation
-        if not (isinstance(section_type, type) and issubclass(section_type, Section)):
-            raise ValueError(f"{section} is not a section")
-        for name, leaf in section_type.model_fields.items():
+    for section, kind in _sections(tree).items():
+        for name, leaf in _flat_fields(kind):
             if name in found:
                 raise ValueError(f"leaf {name} stands in {found[name][0]} and in {section}")
             found[name] = (section, leaf)
     return found
+
+
+def spellings(tree: type[Section]) -> dict[str, tuple[str, Spelling]]:
+    """Map each spelling to its section's name and what it stands for."""
+    return {
+        name: (section, spelling)
+        for section, kind in _sections(tree).items()
+        for name, spelling in kind.spellings.items()
+    }
+
+
+def _sections(tree: type[Section]) -> dict[str, type[Section]]:
+    for section in tree.model_fields.keys() - tree.tables().keys():
+        raise ValueError(f"{section} is not a section")
+    return tree.tables()
+
+
+def _flat_fields(kind: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    tables = kind.tables()
+    for name, field in kind.model_fields.items():
+        if name not in tables:
+            yield name, field
+            continue
+        for key, below in tables[name].model_fields.items():
+            yield f"{name}_{key}", below
 
 
 def parse(tree: type[S], values: Mapping[str, JSON], *, source: str) -> S:
@@ -85,21 +215,38 @@ def place(tree: type[Section], flat: Mapping[str, JSON]) -> Values:
     Raises:
         ConfigError: no leaf has that name.
     """
-    known = leaves(tree)
+    known = _homes(tree)
     placed: Values = {}
     for name, value in flat.items():
         if name not in known:
             raise ConfigError(f"unknown setting `{name}`.{did_you_mean(name, known)}")
-        placed.setdefault(known[name][0], {})[name] = value
+        placed.setdefault(known[name], {})[name] = value
     return placed
 
 
-def merge(base: Mapping[str, JSON], over: Values) -> dict[str, JSON]:
-    """`base` with the leaves of `over` in place of its own."""
+def merge(tree: type[Section], base: Mapping[str, JSON], over: Values) -> dict[str, JSON]:
+    """`base` with the leaves of `over` in place of its own, whatever either calls them.
+
+    Raises:
+        ConfigError: two names of `over` give one setting different values.
+    """
     merged = dict(base)
     for section, values in over.items():
         below = merged.get(section, {})
-        merged[section] = {**below, **values} if isinstance(below, dict) else values
+        try:
+            merged[section] = _merged(_sections(tree)[section], below, values)
+        except ValueError as error:
+            raise ConfigError(f"the settings given: {error}") from None
+    return merged
+
+
+def _merged(kind: type[Section], below: JSON, above: Mapping[str, JSON]) -> dict[str, JSON]:
+    base = kind.canonical(below) if isinstance(below, dict) else {}
+    merged = base | kind.canonical(above, base)
+    for table in kind.tables():
+        low, high = base.get(table), merged.get(table)
+        if isinstance(low, dict) and isinstance(high, dict):
+            merged[table] = low | high
     return merged
 
 
@@ -119,11 +266,17 @@ def read_toml(path: Path) -> dict[str, JSON]:
 
 def effective_values(config: Section) -> Values:
     """Plain values of a tree of sections, without None and without the keys that have no effect."""
-    sections: dict[str, Section] = {name: getattr(config, name) for name in type(config).model_fields}
-    return {
-        name: section.model_dump(mode="json", exclude_none=True, exclude=set(section.without_effect))
-        for name, section in sections.items()
-    }
+    return {name: _effective(getattr(config, name)) for name in type(config).model_fields}
+
+
+def _effective(section: Section) -> dict[str, JSON]:
+    values: dict[str, JSON] = section.model_dump(mode="json", exclude_none=True)
+    for name in section.without_effect:
+        table, key = section.table_keys().get(name, ("", name))
+        holder = values.get(table) if table else values
+        if isinstance(holder, dict):
+            holder.pop(key, None)
+    return values
 
 
 def write_toml(config: Section, path: Path) -> None:
@@ -150,26 +303,45 @@ def _refuse_null(where: str, value: JSON) -> None:
 
 
 def _refuse_unknown_keys(tree: type[Section], values: Mapping[str, JSON], source: str) -> None:
-    known = leaves(tree)
+    known = _homes(tree)
     for section, below in values.items():
         if section not in tree.model_fields:
             if section in known:
                 raise ConfigError(
-                    f"{source}: `{section}` belongs in section [{known[section][0]}]; move it there."
+                    f"{source}: `{section}` belongs in section [{known[section]}]; move it there."
                 )
             raise ConfigError(
                 f"{source}: unknown section [{section}].{did_you_mean(section, tree.model_fields)}"
             )
         if not isinstance(below, dict):
             raise ConfigError(f"{source}: [{section}] must be a table of settings, got {below!r}.")
-        for name in below:
-            if known.get(name, ("",))[0] != section:
-                raise ConfigError(f"{source}: unknown key `{section}.{name}`.{_where(name, known)}")
+        for path, name in _names(tree, section, below, source):
+            if known.get(name) != section:
+                raise ConfigError(f"{source}: unknown key `{section}.{path}`.{_where(name, known)}")
 
 
-def _where(name: str, known: Mapping[str, tuple[str, FieldInfo]]) -> str:
+def _homes(tree: type[Section]) -> dict[str, str]:
+    """The section of every name that a setting may be given under."""
+    return {name: section for name, (section, _) in (leaves(tree) | spellings(tree)).items()}
+
+
+def _names(
+    tree: type[Section], section: str, values: Mapping[str, JSON], source: str
+) -> Iterator[tuple[str, str]]:
+    """The path of each key below the section, and its flat name."""
+    tables = _sections(tree)[section].tables()
+    for name, below in values.items():
+        if name not in tables:
+            yield name, name
+        elif isinstance(below, dict):
+            yield from ((f"{name}.{key}", f"{name}_{key}") for key in below)
+        else:
+            raise ConfigError(f"{source}: [{section}.{name}] must be a table of settings, got {below!r}.")
+
+
+def _where(name: str, known: Mapping[str, str]) -> str:
     if name in known:
-        return f" It belongs in section [{known[name][0]}]."
+        return f" It belongs in section [{known[name]}]."
     return did_you_mean(name, known)
 
 

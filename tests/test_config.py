@@ -122,13 +122,13 @@ def test_place_sorts_flags_into_sections_and_refuses_unknown_ones():
 
 
 def test_flags_win_over_the_file_and_leave_the_rest():
-    merged = merge({"oven": {"heat": 1, "fan": True}}, {"oven": {"heat": 2}, "dough": {"flour": 1.0}})
+    merged = merge(Bakery, {"oven": {"heat": 1, "fan": True}}, {"oven": {"heat": 2}, "dough": {"flour": 1.0}})
     assert merged == {"oven": {"heat": 2, "fan": True}, "dough": {"flour": 1.0}}
 
 
 def test_merging_leaves_the_file_as_it_was():
     base = {"oven": {"heat": 1}}
-    merge(base, {"oven": {"heat": 2}})
+    merge(Bakery, base, {"oven": {"heat": 2}})
     assert base == {"oven": {"heat": 1}}
 
 
@@ -215,7 +215,7 @@ class Proving(Section):
     @property
     def without_effect(self):
         """In the warm, both."""
-        return {} if self.cold else {"fridge": "cold", "fan_speed": "cold"}
+        return {} if self.cold else {"fridge": "without cold; add it", "fan_speed": "without cold; add it"}
 
 
 class Kitchen(Section):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import Section, Spelling, chosen, renamed
 
 Estimator = Literal[
     "grpo",
@@ -22,6 +22,7 @@ Estimator = Literal[
 ]
 Weighting = Literal["token", "sample", "rollout", "constant"]
 Objective = Literal["clip", "gspo", "cispo"]
+CorrectionName = Literal["none", "tis", "mis", "icepop", "opsm"]
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
@@ -50,14 +51,110 @@ RECIPES: dict[Estimator, Recipe] = {
     "maxrl": Recipe("clip", True, "token", _NEAR),
     "gspo": Recipe("gspo", True, "sample", (3e-4, 4e-4)),
     "cispo": Recipe("cispo", True, "token", (1.0, 4.0)),
-    "reinforce_plus_plus": Recipe("clip", False, "token", _NEAR),
-    "reinforce_plus_plus_baseline": Recipe("clip", True, "token", _NEAR),
+    "reinforce_plus_plus": Recipe("clip", False, "token", _NEAR, normalize=True),
+    "reinforce_plus_plus_baseline": Recipe("clip", True, "token", _NEAR, normalize=True),
     "ppo": Recipe("clip", False, "token", _NEAR, normalize=True),
 }
 
 
+_COMPARING = ("tis", "mis", "icepop")
+_DISCOUNTING = ("ppo", "reinforce_plus_plus")
+_WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+_ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
+    "grpo_std_normalization": ("grpo", "gspo", "cispo"),
+    "discount_per": _DISCOUNTING,
+    **dict.fromkeys(("lambd", "value_clip", "critic_lr", "num_critic_only_steps"), ("ppo",)),
+}
+"""Keys that belong to some estimators alone."""
+_OF_OUR_ESTIMATORS = ("grpo_std_normalization", "credit_level", "gamma", "discount_per", "lambd", "kl_coef")
+_OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl")
+_OF_OUR_LOSS = ("eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef", *_OF_KL_LOSS)
+
+
+class TisConfig(Section):
+    """Truncated importance sampling: the factor of a token is its ratio, kept between two bounds."""
+
+    clip: Positive = 2.0
+    """Largest factor of a token (tis)."""
+    clip_low: NotNegative = 0.0
+    """Smallest factor of a token (tis)."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> TisConfig:
+        _check_bounds("tis_clip", self.clip_low, self.clip)
+        return self
+
+
+class MisConfig(Section):
+    """Importance sampling by tokens or by sequences, with a choice of what happens beyond the bounds."""
+
+    level: Literal["token", "sequence", "geometric"] = "geometric"
+    """Whose ratio: each token's, the whole sequence's, or its geometric mean per token (mis)."""
+    mode: Literal["truncate", "clip", "mask"] = "mask"
+    """What happens beyond the bounds: the factor becomes the bound above, either bound, or 0 (mis)."""
+    lower: NotNegative | None = None
+    """Lower bound (mis; ratio); left out, 0.5 for tokens and sequences, 0.999 for a geometric mean."""
+    upper: Positive | None = None
+    """Upper bound (mis; ratio); left out, 2 for tokens and sequences, 1.001 for a geometric mean."""
+    veto: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Drop a sequence with a token whose ratio is below this (mis); left out, none."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Both bounds. A mean over a sequence hardly moves, so a bound for tokens would never act on it."""
+        low, high = (0.999, 1.001) if self.level == "geometric" else (0.5, 2.0)
+        return (low if self.lower is None else self.lower, high if self.upper is None else self.upper)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> MisConfig:
+        _check_bounds("mis", *self.bounds)
+        return self
+
+
+class IcePopConfig(Section):
+    """The factor of a token is its ratio, and 0 beyond the bounds."""
+
+    low: NotNegative = 0.5
+    """Smallest ratio of a token that counts (icepop)."""
+    high: Positive = 5.0
+    """Largest ratio of a token that counts (icepop)."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> IcePopConfig:
+        _check_bounds("icepop", self.low, self.high)
+        return self
+
+
+class OpsmConfig(Section):
+    """Off-policy sequence masking, in the loss."""
+
+    delta: Positive = 1e-4
+    """How far the policy may have moved from a sequence that paid badly: mean of the engine's logprobs minus
+    the policy's (opsm; nats per token)."""
+
+
+def _check_bounds(name: str, low: float, high: float) -> None:
+    if low >= high:
+        raise ValueError(
+            f"the lower bound of {name} ({low:g}) must be below the upper ({high:g}); change one."
+        )
+
+
 class AlgorithmConfig(Section):
     """How rewards become advantages, and advantages a loss."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {
+        **{f"use_{name}": chosen("correction", name, "none") for name in ("tis", "mis", "icepop", "opsm")},
+        "tis_threshold": renamed("tis_clip"),
+        "use_critic": chosen("advantage_estimator", "ppo", "grpo"),
+        "calculate_per_token_loss": Spelling(
+            "Same as loss_weighting = token; off: sample.",
+            lambda on, _: {"loss_weighting": "token" if on else "sample"},
+        ),
+        "disable_grpo_std_normalization": Spelling(
+            "Same as grpo_std_normalization, off.", lambda off, _: {"grpo_std_normalization": not off}
+        ),
+    }
 
     advantage_estimator: Estimator = "grpo"
     """How rewards become advantages, and which loss goes with them: siblings are compared by grpo, dr_grpo,
@@ -78,7 +175,8 @@ class AlgorithmConfig(Section):
     lambd: Share = 1.0
     """GAE: 1 trusts returns, 0 the critic (ppo)."""
     normalize_advantages: bool | None = None
-    """Whiten advantages over the batch; left out, ppo does. reinforce_plus_plus always does."""
+    """Whiten advantages over the batch; left out, ppo does, and reinforce_plus_plus and its baseline form
+    always do."""
     loss_weighting: Weighting | None = None
     """What counts the same: every token, sample or rollout, or every token divided by a constant; left out,
     token; gspo sample, dr_grpo constant."""
@@ -91,8 +189,9 @@ class AlgorithmConfig(Section):
     0.28; gspo 0.0004, cispo 4."""
     eps_clip_c: Annotated[float, Field(gt=1.0)] | None = None
     """Dual clip: a negative advantage weighs at most this often (ratio); left out, none."""
-    value_clip: Positive | None = 0.2
-    """How far the critic's values may move in a step before its loss stops following them (reward)."""
+    value_clip: NotNegative = 0.2
+    """How far the critic's values may move in a step before its loss stops following them (ppo; reward; 0 =
+    no bound)."""
     entropy_coef: NotNegative = 0.0
     """Bonus for the policy's entropy."""
 
@@ -119,34 +218,14 @@ class AlgorithmConfig(Section):
     use_rollout_logprobs: bool | None = None
     """Take the old logprobs from the engine, as it sampled; off: the trainer computes them again. Left out,
     on, unless a correction compares the two."""
-    use_tis: bool = False
-    """Correct for the engine's probabilities: multiply by the ratio of trainer and engine, truncated."""
-    tis_clip: Positive = 2.0
-    """Largest factor."""
-    tis_clip_low: NotNegative = 0.0
-    """Smallest factor."""
-    use_mis: bool = False
-    """Likewise, by tokens or sequences, truncated, clipped or masked."""
-    mis_level: Literal["token", "sequence", "geometric"] = "geometric"
-    """Whose ratio: each token's, the whole sequence's, or its mean per token."""
-    mis_mode: Literal["truncate", "clip", "mask"] = "mask"
-    """What happens beyond the bounds: the factor becomes the bound above, either bound, or 0."""
-    mis_lower: NotNegative = 0.5
-    """Lower bound (ratio)."""
-    mis_upper: Positive = 2.0
-    """Upper bound (ratio)."""
-    mis_veto: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Drop a sequence with a token whose ratio is below this; left out, none."""
-    use_icepop: bool = False
-    """Likewise, each token by its ratio, and 0 beyond the bounds."""
-    icepop_low: NotNegative = 0.5
-    """Lower bound (ratio)."""
-    icepop_high: Positive = 5.0
-    """Upper bound (ratio)."""
-    use_opsm: bool = False
-    """Leave out sequences that paid badly and that the policy has moved away from."""
-    opsm_delta: Positive = 1e-4
-    """How far it may have moved: mean of the engine's logprobs minus the policy's (nats per token)."""
+    correction: CorrectionName = "none"
+    """What corrects for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
+    trainer and engine, bounded each in its own way; opsm leaves out sequences that paid badly and that the
+    policy has moved away from."""
+    tis: TisConfig = TisConfig()
+    mis: MisConfig = MisConfig()
+    icepop: IcePopConfig = IcePopConfig()
+    opsm: OpsmConfig = OpsmConfig()
 
     critic_lr: Positive | None = None
     """Peak learning rate of the critic (ppo); left out, lr."""
@@ -165,14 +244,11 @@ class AlgorithmConfig(Section):
         )
 
     @property
-    def corrects(self) -> bool:
-        """Whether the engine's probabilities are compared with the trainer's."""
-        return self.use_tis or self.use_mis or self.use_icepop
-
-    @property
     def rescores(self) -> bool:
         """Whether the trainer computes the old logprobs."""
-        return self.corrects if self.use_rollout_logprobs is None else not self.use_rollout_logprobs
+        if self.use_rollout_logprobs is not None:
+            return not self.use_rollout_logprobs
+        return self.correction in _COMPARING
 
     @property
     def has_reference(self) -> bool:
@@ -181,30 +257,53 @@ class AlgorithmConfig(Section):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Keys that change nothing under the others, and what they need."""
-        # The reward (kl_coef) takes k1 alone: it is the one whose gradient there is that of the divergence.
-        return {} if self.use_kl_loss else {"kl_loss_type": "use_kl_loss"}
+        """Keys of an estimator, a correction or a loss that was not chosen."""
+        return dict([*self._of_other_estimators(), *self._of_other_terms(), *self._of_other_corrections()])
+
+    def _of_other_estimators(self) -> Iterator[tuple[str, str]]:
+        for name, estimators in _ESTIMATORS_OF.items():
+            if self.advantage_estimator not in estimators:
+                yield name, f"without advantage_estimator = {' or '.join(estimators)}; choose it"
+        by_turns = self.credit_level == "turn"
+        if self.advantage_estimator not in _DISCOUNTING and not by_turns:
+            yield "gamma", f"without {' or '.join(_DISCOUNTING)}, or credit_level = turn; choose one"
+        if by_turns:
+            yield "grpo_std_normalization", "with credit_level = turn; drop that"
+        if self.custom_advantage_function_path is not None:
+            yield from dict.fromkeys(
+                _OF_OUR_ESTIMATORS, "with custom_advantage_function_path; drop that"
+            ).items()
+
+    def _of_other_terms(self) -> Iterator[tuple[str, str]]:
+        if not self.use_kl_loss:
+            # The reward (kl_coef) takes k1 alone: its gradient there is that of the divergence.
+            yield from dict.fromkeys(_OF_KL_LOSS, "without use_kl_loss; add it").items()
+        if not self.has_reference:
+            yield "ref_load", "without use_kl_loss or kl_coef; add one"
+        if not self.use_opd:
+            yield "opd_kl_coef", "without use_opd; add it"
+        if self.custom_loss_function_path is not None:
+            yield from dict.fromkeys(_OF_OUR_LOSS, "with custom_loss_function_path; drop that").items()
+
+    def _of_other_corrections(self) -> Iterator[tuple[str, str]]:
+        for name in get_args(CorrectionName):
+            if name not in ("none", self.correction):
+                yield name, f"without use_{name} (correction = {name}); add it"
+        if self.mis.mode == "truncate":
+            yield "mis_lower", "without mis_mode = clip or mask; choose one"
 
     @model_validator(mode="after")
-    def _corrections_compare(self) -> AlgorithmConfig:
-        chosen = [name for name in ("use_tis", "use_mis", "use_icepop") if getattr(self, name)]
-        if len(chosen) > 1:
-            raise ValueError(f"{' and '.join(chosen)} correct for the same thing; choose one.")
-        if chosen and self.use_rollout_logprobs:
+    def _correction_has_two_to_compare(self) -> AlgorithmConfig:
+        if self.correction in _COMPARING and self.use_rollout_logprobs:
             raise ValueError(
-                f"{chosen[0]} compares the engine's logprobs with the trainer's, and use_rollout_logprobs "
-                "takes the engine's for both; leave one out."
+                f"correction = {self.correction} compares the engine's logprobs with the trainer's, and "
+                "use_rollout_logprobs takes the engine's for both; leave one out."
             )
-        bounds = {
-            "tis_clip": (self.tis_clip_low, self.tis_clip),
-            "mis": (self.mis_lower, self.mis_upper),
-            "icepop": (self.icepop_low, self.icepop_high),
-        }
-        for name, (low, high) in bounds.items():
-            if low >= high:
-                raise ValueError(
-                    f"the lower bound of {name} ({low:g}) must be below the upper ({high:g}); change one."
-                )
+        if self.correction == "opsm" and self.custom_loss_function_path is not None:
+            raise ValueError(
+                "correction = opsm is a part of the policy loss, which custom_loss_function_path replaces; "
+                "leave one out."
+            )
         return self
 
     @model_validator(mode="after")
@@ -212,12 +311,15 @@ class AlgorithmConfig(Section):
         name = self.advantage_estimator
         if self.kl_coef and self.use_kl_loss:
             raise ValueError("kl_coef puts the penalty in the reward, use_kl_loss in the loss; choose one.")
-        if self.kl_loss_coef and not self.use_kl_loss:
-            raise ValueError(f"kl_loss_coef = {self.kl_loss_coef:g} needs use_kl_loss; set it.")
         if self.credit_level == "turn" and name not in ("rloo", "gspo", "cispo"):
             raise ValueError(
                 f"credit_level = turn compares a turn with those of the other siblings, which `{name}` does "
                 "not; choose rloo, gspo or cispo."
+            )
+        if self.normalize_advantages is False and name in _WHITENED:
+            raise ValueError(
+                f"`{name}` is made of whitened advantages; leave normalize_advantages out, or choose another "
+                "advantage_estimator."
             )
         if self.use_opd != (self.opd_teacher_load is not None):
             raise ValueError("use_opd and opd_teacher_load, the teacher's directory, go together; set both.")

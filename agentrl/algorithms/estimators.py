@@ -2,12 +2,12 @@
 
     GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL: one advantage for all tokens of an episode
     TurnRelative              the same, turn by turn
-    ReinforcePlusPlus         returns of each token, brought to one scale over the batch
-    ReinforcePlusPlusBaseline the same, after the mean of the group has been taken off
+    ReinforcePlusPlus         returns of each token
     Gae                       PPO: needs a critic
     Crediting                 puts other weights, distillation, whitening or a correction on top of one
 
-GSPO and CISPO are losses; their advantages are those of `GroupRelative`.
+GSPO and CISPO are losses; their advantages are those of `GroupRelative`. The variant of REINFORCE++ with a
+baseline is `GroupRelative(dr_grpo)`, whitened over the batch.
 
 In all of them `kl` takes a KL penalty off the reward of each token, and a token is credited with the
 penalties from itself to the end of its episode, as with any other reward; baselines of groups leave it out.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo
+from agentrl.algorithms.baselines import Baseline, grpo
 from agentrl.algorithms.corrections import Correction
 from agentrl.algorithms.returns import Discount, discounted_returns, gae
 from agentrl.algorithms.rewards import KlPenalty, token_rewards
@@ -98,7 +98,7 @@ class TurnRelative:
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePlusPlus:
-    """Discounted returns of each token, KL in the reward, whitened over the batch.
+    """Discounted returns of each token, KL in the reward; to be whitened over the batch (`Crediting`).
 
     Groups may hold a single episode: none is compared with its siblings.
 
@@ -120,28 +120,7 @@ class ReinforcePlusPlus:
         penalty_N, metrics = _penalties(self.kl, tokens, scores)
         rewards_N = token_rewards(groups, tokens) - penalty_N
         returns_N = discounted_returns(rewards_N, tokens, gamma=self.gamma, discount=self.discount)
-        return _credit(tokens, whiten(returns_N), metrics)
-
-
-@dataclass(frozen=True, slots=True)
-class ReinforcePlusPlusBaseline:
-    """The mean of the group taken off, then KL, then whitened over the batch, not in the group.
-
-    Source: https://arxiv.org/abs/2501.03262, the variant with a baseline.
-    """
-
-    kl: KlPenalty | None = None
-
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """Credit for `samples`, whose episodes are all in `groups`.
-
-        Raises:
-            ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
-        """
-        tokens = Tokens.of(samples)
-        penalty_N, metrics = _penalties(self.kl, tokens, scores)
-        advantages_N = _outcomes(groups, tokens, dr_grpo) - discounted_returns(penalty_N, tokens)
-        return _credit(tokens, whiten(advantages_N), metrics)
+        return _credit(tokens, returns_N, metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +128,12 @@ class Gae:
     """Generalised advantages of a critic, and the returns that it learns from: PPO.
 
     Source: https://arxiv.org/abs/1506.02438; see `agentrl.algorithms.returns.gae`.
-    normalize_advantages: whiten advantages over the batch; returns keep their units.
     """
 
     gamma: float = 1.0
     lambd: float = 1.0
     discount: Discount = "token"
     kl: KlPenalty | None = None
-    normalize_advantages: bool = False
 
     def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
         """Credit for `samples`, whose episodes are all in `groups`, with returns.
@@ -180,8 +157,6 @@ class Gae:
             lambd=self.lambd,
             discount=self.discount,
         )
-        if self.normalize_advantages:
-            advantages_N = whiten(advantages_N)
         return replace(_credit(tokens, advantages_N, metrics), returns=tokens.scatter(returns_N))
 
 
@@ -192,7 +167,7 @@ class Crediting:
     opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (old logprob - teacher logprob); the
         expectation of that difference is KL(policy, teacher). Source: https://arxiv.org/abs/2306.13649;
         the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
-    normalize_advantages: whiten advantages over the batch.
+    normalize_advantages: whiten advantages over the batch; a critic's returns keep their units.
     weights: a function of `agentrl.algorithms.weights`; None keeps the estimator's own.
     correction: one of `agentrl.algorithms.corrections`; its factors multiply the advantages, so the
         policy's term alone: entropy, KL and values in the loss stay, and so do the weights.

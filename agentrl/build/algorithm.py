@@ -15,7 +15,6 @@ from agentrl.algorithms.estimators import (
     Gae,
     GroupRelative,
     ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
     TurnRelative,
 )
 from agentrl.algorithms.filters import Split, split_by_signal
@@ -87,7 +86,7 @@ def build_loss(config: AlgorithmConfig) -> Loss:
         objective=config.recipe.objective,
         entropy_coef=config.entropy_coef,
         kl=_kl_term(config),
-        opsm_delta=config.opsm_delta if config.use_opsm else None,
+        opsm_delta=config.opsm.delta if config.correction == "opsm" else None,
     )
 
 
@@ -148,8 +147,6 @@ def _named(config: AlgorithmConfig) -> AdvantageEstimator:
             return Gae(gamma=config.gamma, lambd=config.lambd, discount=config.discount_per, kl=kl)
         case "reinforce_plus_plus":
             return ReinforcePlusPlus(gamma=config.gamma, discount=config.discount_per, kl=kl)
-        case "reinforce_plus_plus_baseline":
-            return ReinforcePlusPlusBaseline(kl=kl)
     if config.credit_level == "turn":
         return TurnRelative(gamma=config.gamma, kl=kl)
     baselines: dict[str, Baseline] = {
@@ -157,6 +154,8 @@ def _named(config: AlgorithmConfig) -> AdvantageEstimator:
         "gspo": normalized,
         "cispo": normalized,
         "dr_grpo": dr_grpo,
+        # Whitened, which its recipe says.
+        "reinforce_plus_plus_baseline": dr_grpo,
         "rloo": rloo,
         "maxrl": maxrl,
     }
@@ -176,11 +175,16 @@ def _weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
 
 
 def _correction(config: AlgorithmConfig) -> Correction | None:
-    if config.use_tis:
-        return Tis(config.tis_clip, config.tis_clip_low)
-    if config.use_mis:
-        return Mis(config.mis_level, config.mis_mode, config.mis_lower, config.mis_upper, config.mis_veto)
-    return IcePop(config.icepop_low, config.icepop_high) if config.use_icepop else None
+    match config.correction:
+        case "tis":
+            return Tis(config.tis.clip, config.tis.clip_low)
+        case "mis":
+            mis = config.mis
+            return Mis(mis.level, mis.mode, *mis.bounds, mis.veto)
+        case "icepop":
+            return IcePop(config.icepop.low, config.icepop.high)
+    # opsm is a part of the loss.
+    return None
 
 
 def _kl_term(config: AlgorithmConfig) -> KlTerm | None:

@@ -106,8 +106,8 @@ class EvalSection(Section):
     """Split that is held out."""
     eval_episodes: Count = 256
     """Episodes in each evaluation, sampled and again greedily (count)."""
-    eval_temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Sampling temperature of the sampled half."""
+    eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
 
 
 class RunConfig(Section):

@@ -21,4 +21,4 @@ def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> Ru
         # Alone first, so that a mistake in the file is told as the file's.
         parse(RunConfig, values, source=str(run_file))
     source = "the settings given" if run_file is None else f"{run_file} with the settings given"
-    return parse(RunConfig, merge(values, place(RunConfig, settings)), source=source)
+    return parse(RunConfig, merge(RunConfig, values, place(RunConfig, settings)), source=source)

@@ -106,7 +106,7 @@ def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path, guest
         layout=config.megatron,
         policy=Learning(loss, config.trainer, steps),
         models=models,
-        critic=Learning(ValueLoss(algorithm.value_clip), _critic_settings(config), steps)
+        critic=Learning(ValueLoss(algorithm.value_clip or None), _critic_settings(config), steps)
         if algorithm.advantage_estimator == "ppo"
         else None,
         alone=algorithm.num_critic_only_steps,
@@ -120,7 +120,7 @@ def _completed(opened: Beside, model: Model, config: RunConfig) -> Beside:
     if algorithm.advantage_estimator == "ppo":
         critic = Critic(
             critic_over(model.network),
-            ValueLoss(algorithm.value_clip),
+            ValueLoss(algorithm.value_clip or None),
             _critic_settings(config),
             total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
             alone=algorithm.num_critic_only_steps,

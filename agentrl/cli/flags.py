@@ -11,7 +11,7 @@ import rich_click as click
 from pydantic.fields import FieldInfo
 from rich_click.utils import OptionGroupDict
 
-from agentrl.config import Section, leaves
+from agentrl.config import Section, Spelling, leaves, spellings
 from agentrl.engine.sglang.launch.arguments import FLAG, from_flags
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
@@ -31,6 +31,9 @@ def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command
         for name, (section, leaf) in leaves(tree).items():
             command.params.append(_option(name, leaf))
             groups.setdefault(section, []).append(_flag(name))
+        for name, (section, spelling) in spellings(tree).items():
+            command.params.append(_other_option(name, spelling))
+            groups.setdefault(section, []).append(_flag(name))
         panels: list[OptionGroupDict] = [
             {"name": section, "options": flags} for section, flags in groups.items()
         ]
@@ -47,7 +50,12 @@ def given(flags: Mapping[str, str | bool | None], tree: type[Section]) -> dict[s
         ConfigError: the flag of a table or a list is not JSON.
     """
     known = leaves(tree)
-    return {name: _read(name, v, known[name][1]) for name, v in flags.items() if v is not None}
+    others = spellings(tree)
+    return {
+        name: value if name in others else _read(name, value, known[name][1])
+        for name, value in flags.items()
+        if value is not None
+    }
 
 
 class EngineFlags(click.RichCommand):
@@ -90,6 +98,13 @@ def _option(name: str, leaf: FieldInfo) -> click.Option:
         declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
         return click.Option([declaration, name], default=None, help=help_text)
     return click.Option([_flag(name), name], default=None, type=str, metavar=_metavar(leaf), help=help_text)
+
+
+def _other_option(name: str, spelling: Spelling) -> click.Option:
+    if spelling.is_switch:
+        declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
+        return click.Option([declaration, name], default=None, help=spelling.text)
+    return click.Option([_flag(name), name], default=None, type=str, metavar="VALUE", help=spelling.text)
 
 
 def _metavar(leaf: FieldInfo) -> str:

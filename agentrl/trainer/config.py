@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config import Section
 
 Rate = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _optimizer(name: object) -> object:
+    """The field writes adam where weight decay is decoupled too."""
+    return "adamw" if name == "adam" else name
 
 
 class TrainerConfig(Section):
@@ -18,8 +23,9 @@ class TrainerConfig(Section):
     trainer: Literal["torch", "megatron"] = "torch"
     """One process and plain torch, or Megatron-Core on as many as its layout has ranks (RL; a warm start is
     torch's)."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """adamw for everything, or muon for the 2-D hidden weights and adamw for the rest."""
+    optimizer: Annotated[Literal["adamw", "muon"], BeforeValidator(_optimizer)] = "adamw"
+    """adamw (adam is another name for it) for everything, or muon for the 2-D hidden weights and adamw for
+    the rest."""
     lr: Annotated[float, Field(gt=0.0)] = 2e-4
     """Peak learning rate."""
     min_lr: Rate = 0.0

@@ -16,7 +16,6 @@ from agentrl.algorithms.estimators import (
     Gae,
     GroupRelative,
     ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
     TurnRelative,
 )
 from agentrl.algorithms.rewards import KlPenalty
@@ -36,12 +35,13 @@ ESTIMATORS = {
     "reinforce_plus_plus": ReinforcePlusPlus(),
     "discounted reinforce_plus_plus": ReinforcePlusPlus(0.5),
     "reinforce_plus_plus by turns": ReinforcePlusPlus(0.5, "turn"),
-    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline(),
     "ppo": Gae(0.9, 0.8),
     "ppo by turns": Gae(0.9, 0.8, "turn"),
-    "ppo whitened": Gae(0.9, 0.8, normalize_advantages=True),
 }
 WITH_KL = {f"{name} with kl": replace(estimator, kl=KL) for name, estimator in ESTIMATORS.items()}
+ESTIMATORS["ppo whitened"] = Crediting(ESTIMATORS["ppo"], normalize_advantages=True)
+ESTIMATORS["dr_grpo whitened"] = Crediting(GroupRelative(dr_grpo), normalize_advantages=True)
+ESTIMATORS["reinforce_plus_plus whitened"] = Crediting(ReinforcePlusPlus(), normalize_advantages=True)
 
 
 def whitened(values):
@@ -117,13 +117,13 @@ def against_others(returns, i, k):
 
 def advantages_by_hand(name, one: Batch):
     """The advantages of an estimator by its name, as one list for each sample, with nothing but loops."""
-    bare = name.removesuffix(" with kl")
+    bare = name.removesuffix(" with kl").removesuffix(" whitened")
     places = {e.id: (g, i) for g in one.groups for i, e in enumerate(g.episodes)}
     order, found = [], []
     for id, told in walk(one.samples).items():
         siblings, i = places[id]
         old, ref = scores_of(one, one.scores.old, told), scores_of(one, one.scores.ref, told)
-        kl = [0.25 * (a - b) if bare != name else 0.0 for a, b in zip(old, ref, strict=True)]
+        kl = [0.25 * (a - b) if name.endswith(" with kl") else 0.0 for a, b in zip(old, ref, strict=True)]
         from_here = [sum(kl[n:]) for n in range(len(told))]
         totals = [v.total for v in siblings.verdicts]
         rewards = rewards_of(siblings.verdicts[i], told, kl)
@@ -131,15 +131,15 @@ def advantages_by_hand(name, one: Batch):
         if bare.startswith("ppo"):
             values = scores_of(one, one.scores.values, told)
             found += backwards(told, rewards, values, (0.9, 0.8, "turns" in bare))
-        elif "reinforce_plus_plus" in bare and "baseline" not in bare:
-            gamma = 1.0 if bare == "reinforce_plus_plus" else 0.5
+        elif "reinforce_plus_plus" in bare:
+            gamma = 0.5 if "discounted" in bare or "turns" in bare else 1.0
             found += backwards(told, rewards, [0.0] * len(told), (gamma, 1.0, "turns" in bare))
         elif "turns" in bare:
             returns = turn_returns(siblings, 0.5 if "discounted" in bare else 1.0)
             found += [against_others(returns, i, t.turn) - k for t, k in zip(told, from_here, strict=True)]
         else:
             found += [outcome(bare, totals[i], totals) - k for k in from_here]
-    if "reinforce" in bare or "whitened" in bare:
+    if "whitened" in name:
         found = whitened(found)
     return laid_out(one.samples, {(t.sample, t.position): a for t, a in zip(order, found, strict=True)})
 

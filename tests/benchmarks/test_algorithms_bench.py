@@ -120,11 +120,11 @@ def test_the_arms_are_all_estimators_a_control_and_every_correction_at_every_lag
     late = {(arm.lag, arm.name.split(" ", 2)[2]): AlgorithmConfig(**arm.settings) for arm in lags()}
     assert {lag for lag, _ in late} == {0, 1, 4} == set(LAGS)
     for lag in (1, 4):
-        assert late[lag, "TIS"].use_tis
-        assert late[lag, "MIS"].use_mis
-        assert late[lag, "icepop"].use_icepop
-        assert late[lag, "OPSM"].use_opsm
-        assert not late[lag, "none"].corrects
+        corrections = {name: config.correction for (at, name), config in late.items() if at == lag}
+        assert corrections == {
+            **{"none": "none", "TIS": "tis", "MIS": "mis", "icepop": "icepop", "OPSM": "opsm"},
+            "engine's logprobs": "none",
+        }
         assert [name for (at, name), config in late.items() if at == lag and not config.rescores] == [
             "engine's logprobs"
         ]

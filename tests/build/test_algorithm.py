@@ -123,14 +123,14 @@ SETTINGS = [
     {**CRITIC, "use_tis": True},
     {**CRITIC, "use_tis": True, "tis_clip": 1.1},
     {**CRITIC, "use_tis": True, "tis_clip_low": 0.9},
-    {**CRITIC, "use_mis": True},
+    {**CRITIC, "use_mis": True, "mis_lower": 0.5, "mis_upper": 2.0},
     {**CRITIC, "use_mis": True, "mis_level": "token"},
     {**CRITIC, "use_mis": True, "mis_level": "sequence"},
     {**CRITIC, "use_mis": True, "mis_level": "token", "mis_mode": "clip"},
     {**CRITIC, "use_mis": True, "mis_level": "token", "mis_mode": "truncate", "mis_upper": 1.5},
     {**CRITIC, "use_mis": True, "mis_level": "token", "mis_mode": "clip", "mis_lower": 0.8},
     {**CRITIC, "use_mis": True, "mis_level": "token", "mis_mode": "clip", "mis_upper": 1.3},
-    {**CRITIC, "use_mis": True, "mis_veto": 0.3},
+    {**CRITIC, "use_mis": True, "mis_lower": 0.5, "mis_upper": 2.0, "mis_veto": 0.3},
     {**CRITIC, "use_icepop": True},
     {**CRITIC, "use_icepop": True, "icepop_low": 0.9},
     {**CRITIC, "use_icepop": True, "icepop_high": 1.2},
@@ -157,7 +157,6 @@ def test_each_setting_of_the_loss_reaches_it():
     )
     kl = KlTerm(0.2, "k2", unbiased=True)
     assert build_loss(told) == PolicyLoss(eps_clip_c=3.0, entropy_coef=0.01, kl=kl, opsm_delta=0.1)
-    assert build_loss(AlgorithmConfig(opsm_delta=0.1)) == PolicyLoss()
 
 
 @pytest.mark.parametrize(
@@ -196,13 +195,20 @@ def test_groups_that_did_alike_are_set_aside_only_where_they_cannot_teach(settin
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"use_tis": True, "use_mis": True}, "use_tis and use_mis correct for the same thing"),
+        ({"use_tis": True, "use_mis": True}, "use_tis and use_mis both set correction; choose one"),
+        ({"correction": "tis", "use_opsm": True}, "correction and use_opsm both set correction; choose one"),
         ({"use_icepop": True, "use_rollout_logprobs": True}, "takes the engine's for both"),
-        ({"tis_clip_low": 3.0}, r"lower bound of tis_clip \(3\) must be below the upper \(2\)"),
+        ({"use_opsm": True, "custom_loss_function_path": "a:b"}, "opsm is a part of the policy loss"),
+        (
+            {"use_tis": True, "tis_clip_low": 3.0},
+            r"lower bound of tis_clip \(3\) must be below the upper \(2\)",
+        ),
+        (
+            {"use_mis": True, "mis_lower": 1.5},
+            r"lower bound of mis \(1.5\) must be below the upper \(1.001\)",
+        ),
         ({"kl_coef": 0.1, "use_kl_loss": True}, "choose one"),
-        ({"kl_coef": 0.1, "kl_loss_type": "k3"}, "kl_loss_type has no effect without use_kl_loss"),
-        ({"kl_loss_type": "k1"}, "kl_loss_type has no effect without use_kl_loss"),
-        ({"kl_loss_coef": 0.1}, "kl_loss_coef = 0.1 needs use_kl_loss"),
+        ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "whitened"),
         ({"credit_level": "turn"}, "choose rloo, gspo or cispo"),
         ({"use_opd": True}, "go together"),
         ({"opd_teacher_load": "x"}, "go together"),

@@ -1,0 +1,243 @@
+"""Every setting changes something, and where it would not, it is refused by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.build.algorithm import build_algorithm
+from agentrl.build.config import RunConfig
+from agentrl.build.load import load_config
+from agentrl.build.model import Model
+from agentrl.build.trainer import build_trainer, opened_beside
+from agentrl.config import effective_values, leaves, parse, read_toml, spellings, write_toml
+from agentrl.errors import ConfigError, UserError
+from agentrl.losses import PolicyLoss
+from agentrl.trainer.torch import Beside
+from tests.algorithms.batches import Told, batch
+from tests.trainer.tiny import qwen3, tokenizer
+
+GROUPS = batch([Told((2,), 1.0), Told((1,), 0.0)], [Told((2,), 1.0), Told((1,), 1.0)]).groups
+
+
+class Setting(NamedTuple):
+    """Where a setting acts: `value` beside `under`, which alone it does nothing without.
+
+    refused: what it is refused under, and what the sentence says of it; None: it acts wherever it is set.
+    """
+
+    value: object
+    under: Mapping[str, object] = MappingProxyType({})
+    refused: tuple[dict[str, object], str] | None = None
+
+
+def of_estimator(value, name="ppo", **under):
+    return Setting(value, {"advantage_estimator": name, **under}, ({}, "without advantage_estimator = "))
+
+
+def of_correction(name, value, **under):
+    return Setting(value, {"correction": name, **under}, ({"correction": "none"}, f"without use_{name} "))
+
+
+OURS = "with custom_loss_function_path; drop that"
+LOSS = {"custom_loss_function_path": "my_parts:loss"}
+ESTIMATOR = {"custom_advantage_function_path": "my_parts:estimator"}
+KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1}
+ALGORITHM = {
+    "advantage_estimator": Setting("rloo"),
+    "custom_advantage_function_path": Setting("my_parts:estimator"),
+    "custom_loss_function_path": Setting("my_parts:loss"),
+    "grpo_std_normalization": Setting(
+        False, {}, ({"advantage_estimator": "rloo", "grpo_std_normalization": True}, "choose it")
+    ),
+    "credit_level": Setting("turn", {"advantage_estimator": "rloo"}, ({}, "compares a turn")),
+    "gamma": Setting(0.9, {"advantage_estimator": "ppo"}, ({}, "without ppo or reinforce_plus_plus")),
+    "discount_per": of_estimator("turn", gamma=0.9),
+    "lambd": of_estimator(0.9),
+    "normalize_advantages": Setting(True),
+    "loss_weighting": Setting("sample"),
+    "eps_clip": Setting(0.1, {}, (LOSS, OURS)),
+    "eps_clip_high": Setting(0.3, {}, (LOSS, OURS)),
+    "eps_clip_c": Setting(3.0, {}, (LOSS, OURS)),
+    "value_clip": of_estimator(0.5),
+    "entropy_coef": Setting(0.01, {}, (LOSS, OURS)),
+    "kl_coef": Setting(0.1, {}, (ESTIMATOR, "with custom_advantage_function_path; drop that")),
+    "use_kl_loss": Setting(True),
+    "kl_loss_coef": Setting(0.1, {"use_kl_loss": True}, ({}, "without use_kl_loss; add it")),
+    "kl_loss_type": Setting("k2", KL_LOSS, ({"kl_coef": 0.1}, "without use_kl_loss; add it")),
+    "use_unbiased_kl": Setting(True, KL_LOSS, ({}, "without use_kl_loss; add it")),
+    "ref_load": Setting("nowhere", KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
+    "use_opd": Setting(True, {"opd_teacher_load": "nowhere"}, ({}, "go together")),
+    "opd_kl_coef": Setting(
+        0.5, {"use_opd": True, "opd_teacher_load": "nowhere"}, ({}, "without use_opd; add it")
+    ),
+    "opd_teacher_load": Setting("nowhere", {"use_opd": True}, ({}, "go together")),
+    "use_rollout_logprobs": Setting(False),
+    "correction": Setting("tis"),
+    "tis_clip": of_correction("tis", 3.0),
+    "tis_clip_low": of_correction("tis", 0.5),
+    "mis_level": of_correction("mis", "sequence"),
+    "mis_mode": of_correction("mis", "clip"),
+    "mis_lower": Setting(
+        0.9, {"correction": "mis"}, ({"correction": "mis", "mis_mode": "truncate"}, "without mis_mode")
+    ),
+    "mis_upper": of_correction("mis", 1.1),
+    "mis_veto": of_correction("mis", 1e-4),
+    "icepop_low": of_correction("icepop", 0.4),
+    "icepop_high": of_correction("icepop", 4.0),
+    "opsm_delta": of_correction("opsm", 0.1),
+    "critic_lr": of_estimator(1e-2),
+    "num_critic_only_steps": of_estimator(3),
+}
+# Each is the same as other settings.
+SPELLED = {
+    "use_tis": (True, {"correction": "tis"}),
+    "use_mis": (True, {"correction": "mis"}),
+    "use_icepop": (True, {"correction": "icepop"}),
+    "use_opsm": (True, {"correction": "opsm"}),
+    "tis_threshold": (3.0, {"tis_clip": 3.0}),
+    "use_critic": (True, {"advantage_estimator": "ppo"}),
+    "calculate_per_token_loss": (True, {"loss_weighting": "token"}),
+    "disable_grpo_std_normalization": (True, {"grpo_std_normalization": False}),
+}
+CUSTOM = """
+from agentrl.algorithms.estimators import GroupRelative
+from agentrl.losses import PolicyLoss
+estimator, loss = GroupRelative(), PolicyLoss(eps_clip=0.9)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(CUSTOM)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_parts", None)
+
+
+def config_of(settings) -> RunConfig:
+    return load_config(None, settings)
+
+
+def observed(config: RunConfig, folder) -> object:
+    """All that is built of the section, or the sentence that says what cannot be."""
+    algorithm = build_algorithm(config.algorithm, max_length=10)
+    model = Model(qwen3(torch.float32), tokenizer())
+    try:
+        opened_beside(model, config)
+    except UserError as error:
+        return repr(algorithm.estimator), repr(algorithm.loss), algorithm.roles, str(error)
+    trainer = build_trainer(model, config, PolicyLoss(), Beside(), folder)
+    critic = trainer._beside.critic
+    trained = len(algorithm.split(GROUPS).trained)
+    return (
+        *(repr(algorithm.estimator), repr(algorithm.loss), algorithm.roles, trained),
+        critic and (critic.alone, repr(critic._learner._loss), critic._learner._config),
+        trainer._beside.ref is not None,
+    )
+
+
+def test_every_setting_of_the_algorithm_is_here():
+    section = {name for name, (home, _) in leaves(RunConfig).items() if home == "algorithm"}
+    assert set(ALGORITHM) == section
+    assert set(SPELLED) == {name for name, (home, _) in spellings(RunConfig).items() if home == "algorithm"}
+
+
+@pytest.mark.parametrize("name", ALGORITHM)
+def test_a_setting_changes_what_is_built(tmp_path, name):
+    setting = ALGORITHM[name]
+    without = {k: v for k, v in setting.under.items() if k not in ("use_opd", "opd_teacher_load")}
+    bare = config_of(without if name in ("use_opd", "opd_teacher_load") else setting.under)
+    assert observed(config_of({**setting.under, name: setting.value}), tmp_path) != observed(bare, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name, setting in ALGORITHM.items() if setting.refused])
+def test_a_setting_without_effect_is_refused_by_its_name(name):
+    setting = ALGORITHM[name]
+    under, says = setting.refused
+    config_of({key: value for key, value in under.items() if key != name})
+    with pytest.raises(ConfigError) as caught:
+        config_of({name: setting.value, **under})
+    sentence = str(caught.value)
+    assert name in sentence
+    assert says in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_another_tools_word_is_the_setting_that_it_stands_for(name):
+    value, settings = SPELLED[name]
+    under = {"correction": "tis"} if name == "tis_threshold" else {}
+    assert config_of({**under, name: value}) == config_of({**under, **settings})
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "expected"),
+    [
+        ('correction = "mis"', {"use_tis": True, "tis_clip": "3"}, {"correction": "tis", "tis_clip": 3.0}),
+        ("use_tis = true", {"correction": "mis"}, {"correction": "mis"}),
+        ("use_tis = true", {"use_tis": False}, {}),
+        ('correction = "mis"', {"use_tis": False}, {"correction": "mis"}),
+        ("use_tis = true\n[algorithm.tis]\nclip = 3", {"tis_clip": 4}, {"use_tis": True, "tis_clip": 4.0}),
+        (
+            "use_tis = true\n[algorithm.tis]\nclip = 3",
+            {"tis_clip_low": 1},
+            {"use_tis": True, "tis_clip": 3.0, "tis_clip_low": 1.0},
+        ),
+        ("use_tis = true\ntis_clip = 3", {"tis_threshold": 5}, {"use_tis": True, "tis_clip": 5.0}),
+    ],
+)
+def test_a_flag_wins_over_the_file_whatever_either_calls_a_setting(tmp_path, file, flags, expected):
+    path = tmp_path / "run.toml"
+    path.write_text(f"[algorithm]\n{file}\n")
+    assert load_config(path, flags) == config_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("[algorithm.tis]\nclop = 3", "unknown key `algorithm.tis.clop`. Did you mean `tis_clip`?"),
+        (
+            "[algorithm.tis]\nclip = 3",
+            "tis_clip has no effect without use_tis (correction = tis); add it, or ",
+        ),
+        ('[algorithm]\ncorrection = "tis"\ntis = 3', "[algorithm.tis] must be a table of settings, got 3."),
+        ("[rollout]\nuse_tis = true", "unknown key `rollout.use_tis`. It belongs in section [algorithm]"),
+    ],
+)
+def test_a_mistake_in_a_table_is_one_sentence(tmp_path, file, says):
+    path = tmp_path / "run.toml"
+    path.write_text(file)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALGORITHM)
+def test_what_was_written_reads_back_equal(tmp_path, name):
+    setting = ALGORITHM[name]
+    config = config_of({**setting.under, name: setting.value})
+    write_toml(config, tmp_path / "config.toml")
+    assert parse(RunConfig, read_toml(tmp_path / "config.toml"), source="x") == config
+    if config.algorithm.correction != "tis":
+        assert "tis" not in effective_values(config)["algorithm"]
+
+
+def test_adam_is_adamw_and_a_temperature_of_zero_is_greedy():
+    assert config_of({"optimizer": "adam"}) == config_of({"optimizer": "adamw"})
+    assert config_of({"eval_temperature": 0}).eval.eval_temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("level", "bounds"), [("token", (0.5, 2.0)), ("sequence", (0.5, 2.0)), ("geometric", (0.999, 1.001))]
+)
+def test_bounds_of_mis_follow_its_level(level, bounds):
+    assert AlgorithmConfig(correction="mis", mis_level=level).mis.bounds == bounds
+    assert AlgorithmConfig(correction="mis", mis_level=level, mis_upper=4.0).mis.bounds == (bounds[0], 4.0)
