@@ -1,11 +1,12 @@
 # Every target makes the virtual environment it needs; nothing has to be installed by hand.
 #
 #   PYTHON    the interpreter that .venv is made from (3.11 or newer)
-#   PIP_ARGS  more arguments for pip, e.g. another package index
+#   PIP_ARGS  more arguments for pip, e.g. another package index (tests that install something use them, too)
 #   JOBS      how many tests of the quick tier run at once (2)
 #   ARGS      more arguments for the command that a target runs, e.g. make test ARGS="-k engine"
 PYTHON ?= python3
 PIP_ARGS ?=
+export PIP_ARGS
 JOBS ?= 2
 ARGS ?=
 
@@ -76,7 +77,7 @@ $(VENV)/pyvenv.cfg:
 
 # A stamp is older than what it was made from exactly when pip has to run again.
 $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet -e . -c constraints.txt $(PIP_ARGS)
+	$(BIN)/python -m pip install --quiet -e ".[train]" -c constraints.txt $(PIP_ARGS)
 	touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg

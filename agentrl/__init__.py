@@ -1,11 +1,12 @@
 """agentrl: an agent gym on top of an RL engine.
 
-Everything public is here. `train` and `evaluate` import torch when they are first used, so
-that `import agentrl` stays light for those who only write environments.
+Everything public is here. `train` imports torch when it is called, and `evaluate` where it opens a model,
+so that `import agentrl` stays light, and works without torch, for those who only write environments.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.envs import (
@@ -27,12 +28,13 @@ from agentrl.envs.check import check_env
 from agentrl.envs.gym import GymEnv
 from agentrl.envs.registry import tell_gymnasium_of_all
 from agentrl.errors import AgentRLError, ToolRejected, UserError
+from agentrl.extras import TRAINING, require
 from agentrl.tools import tool
-from agentrl.types import Episode, Limits, Message, Step, Task, ToolCall, Verdict, call, say
+from agentrl.types import JSON, Episode, Limits, Message, Step, Task, ToolCall, Verdict, call, say
 
 if TYPE_CHECKING:
     from agentrl.evaluation.model import evaluate
-    from agentrl.run import train
+    from agentrl.run import TrainResult
 
 __all__ = [
     "AgentRLError",
@@ -70,11 +72,24 @@ __all__ = [
 tell_gymnasium_of_all()
 
 
-def __getattr__(name: str) -> object:
-    if name == "train":
-        from agentrl.run import train
+def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
+    """Train an agent as a run file (TOML) says, with `settings` laid over it, each by its leaf name.
 
-        return train
+        agentrl.train("examples/calculator/run.toml", seed=1)
+        agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
+
+    Ctrl-C stops it cleanly: the weights of the last finished step and the journal are whole.
+
+    Raises:
+        UserError: one sentence about what is wrong and what to do next.
+    """
+    require("training", *TRAINING)
+    from agentrl.run import train as run
+
+    return run(run_file, quiet=quiet, **settings)
+
+
+def __getattr__(name: str) -> object:
     if name == "evaluate":
         from agentrl.evaluation.model import evaluate
 

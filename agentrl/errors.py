@@ -7,6 +7,7 @@
         UnknownToolError        no tool of that name
         ToolDefinitionError     a tool that cannot be described to a model
         ModelLoadError          a model directory that is missing or broken
+        MissingExtraError       a package that this installation lacks
         RunExistsError          the run folder already holds a run
         WorldBrokenError        the environment fails so often that a run cannot go on
       StageError                one episode failed at a named stage; data for the journal, never a crash
@@ -56,6 +57,10 @@ class ToolDefinitionError(UserError):
 
 class ModelLoadError(UserError):
     """A model directory is missing, incomplete or of an unsupported architecture."""
+
+
+class MissingExtraError(UserError):
+    """A package is not installed; the sentence names the extra of agentrl that brings it."""
 
 
 class RunExistsError(UserError):

@@ -9,9 +9,9 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
 
 from agentrl.errors import UserError
+from agentrl.extras import TRAINING, require
 from agentrl.tools.search.config import ServeSearch
 from agentrl.tools.search.corpus import Watch, unwatched
 from agentrl.tools.search.dense import Encoder
@@ -59,14 +59,12 @@ def sentence_encoder(folder: str | Path) -> Encoder:
     """
     if not (Path(folder) / _MODULES_FILE).is_file():
         raise UserError(f"{folder} holds no sentence-transformers model: it has no {_MODULES_FILE}.")
-    try:
-        from sentence_transformers import SentenceTransformer
+    require("a sentence encoder", "sentence_transformers", *TRAINING)
+    from safetensors import SafetensorError
+    from sentence_transformers import SentenceTransformer
 
-        from agentrl.weights.quiet import quiet_transformers
-    except ImportError:
-        raise UserError(
-            "Sentence encoders need sentence-transformers; install it with `pip install 'agentrl[search]'`."
-        ) from None
+    from agentrl.weights.quiet import quiet_transformers
+
     try:
         with quiet_transformers():
             model = SentenceTransformer(

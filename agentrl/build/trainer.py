@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +14,7 @@ from agentrl.build.model import Model, open_tokenizer
 from agentrl.build.ranks import seat_of
 from agentrl.engine.embedded.loading import open_directory
 from agentrl.errors import ConfigError
+from agentrl.extras import require
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
@@ -54,14 +54,13 @@ def check_trainable(model: Model, config: RunConfig) -> None:
     """See before anything is played that the trainer can train such a model.
 
     Raises:
-        ConfigError: trainer = megatron, and it is not installed, its layout does not divide the model, or it
-            wants more GPUs than there are.
+        MissingExtraError: trainer = megatron, and it is not installed.
+        ConfigError: its layout does not divide the model, or it wants more GPUs than there are.
         ModelLoadError: Megatron does not train such a model.
     """
     if config.trainer.trainer != "megatron":
         return
-    if importlib.util.find_spec("megatron") is None:
-        raise ConfigError("trainer = megatron needs Megatron-Core: pip install 'agentrl[megatron]'.")
+    require("trainer = megatron", "megatron")
     if seat_of(config) is None:
         check_gpus(config.megatron.world_size)
     check_layout(shape_of(model.network.config), config.megatron)

@@ -17,6 +17,7 @@ from agentrl.cli.serve_search import serve_search_command
 from agentrl.cli.tools import tools
 from agentrl.cli.train import train_command
 from agentrl.errors import AgentRLError, UserError
+from agentrl.extras import missing_extra
 
 __all__ = ["main", "run"]
 
@@ -70,6 +71,12 @@ def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -
         _complain(error.format_message())
     except UserError as error:
         _complain(str(error))
+    except ModuleNotFoundError as error:
+        # Whatever was not asked for before: a user's own loss that imports torch, for example.
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _complain(str(missing))
     except AgentRLError as error:
         click.echo(f"agentrl: {error}", err=True)
         sys.exit(1)

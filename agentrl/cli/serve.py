@@ -9,6 +9,7 @@ import rich_click as click
 from agentrl.cli.flags import config_flags, given
 from agentrl.config import Section, parse, place
 from agentrl.engine.served.config import ServeSettings
+from agentrl.extras import TRAINING, require
 
 
 class _Flags(Section):
@@ -25,6 +26,7 @@ def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None
     Give the address to `agentrl eval --engine sglang --sglang-url`, to a client of SGLang, or to its router.
     Or POST {"text": "Once", "sampling_params": {"max_new_tokens": 8}} to /generate. Ctrl-C ends it.
     """
+    require("serving a model", *TRAINING)
     from agentrl.build.serve import serve_model
 
     def ready(url: str, max_context_len: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import rich_click as click
 
+import agentrl
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
 from agentrl.build.ranks import be_rank, seat_of
 from agentrl.cli.flags import EngineFlags, config_flags, given
+from agentrl.extras import TRAINING, require
 
 
 @config_flags(RunConfig)
@@ -26,12 +28,12 @@ def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None)
     """
     settings = given(flags, RunConfig)
     # A mistake is told at once, not after the seconds that importing torch takes.
-    seat = seat_of(load_config(run_file, settings))
+    config = load_config(run_file, settings)
+    require("training", *TRAINING)
+    seat = seat_of(config)
     if seat is not None and seat.number:
         be_rank(seat)
         return
-    from agentrl.run import train
-
-    result = train(run_file, quiet=quiet, **settings)
+    result = agentrl.train(run_file, quiet=quiet, **settings)
     if quiet:
         click.echo(str(result.folder))

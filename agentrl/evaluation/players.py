@@ -16,6 +16,7 @@ from agentrl.build.env import EnvFactory
 from agentrl.envs import Env
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
+from agentrl.extras import TRAINING, require
 from agentrl.protocols import Agent
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.chat.agent import ChatAgent
@@ -45,6 +46,7 @@ async def model_players(
         UserError: the model cannot be opened, or cannot speak the dialect; a server does not come up.
     """
     # These load torch, which an endpoint does not need.
+    require("opening a model", *TRAINING)
     from agentrl.build.model import open_model, use_threads
     from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
 
@@ -67,6 +69,7 @@ async def models_beside(config: EvalConfig, say: Callable[[str], None]) -> Async
     if not config.engine.sglang_models:
         yield {}
         return
+    require("serving models beside the one that is scored", *TRAINING)
     from agentrl.build.models import served_models
 
     with _engine_folder(config) as folder:

@@ -38,16 +38,7 @@ class TrainResult:
 
 
 def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
-    """Train an agent as a run file (TOML) says, with `settings` laid over it, each by its leaf name.
-
-        agentrl.train("examples/calculator/run.toml", seed=1)
-        agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
-
-    Ctrl-C stops it cleanly: the weights of the last finished step and the journal are whole.
-
-    Raises:
-        UserError: one sentence about what is wrong and what to do next.
-    """
+    """What `agentrl.train` does where everything that it needs is installed."""
     config = load_config(run_file, settings)
     with gathered_ranks(config) as guests:
         folder = RunFolder.create(config)

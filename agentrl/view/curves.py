@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.extras import require
 from agentrl.observe import Record
 from agentrl.view.panels import points_of
 
@@ -31,8 +32,10 @@ def plot_curves(
 
     Raises:
         ValueError: no run has any of the metrics.
+        MissingExtraError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
+    require("a picture of curves", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from agentrl.errors import UserError, did_you_mean
+from agentrl.extras import require
 from agentrl.types import JSON
 from benchmarks.engines.place import Row
 from benchmarks.machine import machine
@@ -45,8 +45,7 @@ def bench_megatron(
     Raises:
         UserError: no such section, or Megatron-Core is not installed.
     """
-    if importlib.util.find_spec("megatron") is None:
-        raise UserError("This benchmark needs Megatron-Core: pip install 'agentrl[megatron]'.")
+    require("this benchmark", "megatron")
     if unknown := [name for name in only if name not in SECTIONS]:
         raise UserError(
             f"There is no section `{unknown[0]}`; there are {', '.join(SECTIONS)}."

@@ -18,7 +18,9 @@ from tests.docs.blocks import ROOT, Block, blocks, documents
 TIMEOUT_S = {"test": 300, "full": 1200}
 ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
-    ".venv/bin/pip install -e .": "likewise",
+    ".venv/bin/pip install -e .[train]": "likewise",
+    "pip install agentrl": "tests/house/test_wheel.py installs the core",
+    "pip install agentrl[train]": "gigabytes again",
 }
 """Commands of neither make nor agentrl nor the benchmarks, and why nothing runs them."""
 

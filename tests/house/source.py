@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PYTHON_FOLDERS = ("agentrl", "benchmarks", "envs_contrib", "examples", "tests")
@@ -52,3 +55,18 @@ def comments_of(path: Path) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
+
+
+def requirements(*extras: str) -> tuple[Requirement, ...]:
+    """What pyproject.toml asks for: the core's dependencies, and those of extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    core = [Requirement(line) for line in project["dependencies"]]
+    chosen: list[Requirement] = []
+    waiting = list(extras)
+    for extra in waiting:
+        for one in map(Requirement, project["optional-dependencies"][extra]):
+            if one.name == project["name"]:
+                waiting += [name for name in sorted(one.extras) if name not in waiting]
+            else:
+                chosen.append(one)
+    return (*core, *chosen)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tomllib
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.house.source import ROOT, requirements
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = (
@@ -52,15 +51,8 @@ def test_continuous_integration_runs_make_test() -> None:
     assert lines[-1] == "exec make test"
 
 
-def requirements() -> set[str]:
-    """The names of everything the project installs, as constraints.txt writes them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    return {re.split(r"[^\w-]", one)[0].lower() for one in wanted}
-
-
 def test_every_direct_dependency_is_pinned_and_nothing_else() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", pin) for pin in pins)
-    assert {pin.split("==")[0].lower() for pin in pins} == requirements()
+    assert {pin.split("==")[0].lower() for pin in pins} == {one.name.lower() for one in requirements("dev")}

@@ -1,10 +1,11 @@
-"""The wheel is whole: it installs and trains outside the source tree, and bars no newer Python."""
+"""The wheel is whole: it trains outside the source tree, its core is a light gym, it bars no newer Python."""
 
 from __future__ import annotations
 
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +24,43 @@ GONE = {
     *("aifc", "audioop", "cgi", "cgitb", "chunk", "crypt", "imghdr", "mailcap", "msilib", "nis", "nntplib"),
     *("ossaudiodev", "pipes", "sndhdr", "spwd", "sunau", "telnetlib", "uu", "xdrlib", "lib2to3"),
 }
+MOST_MEGABYTES = 200
+GYMNASIUM = """
+import gymnasium
+world = gymnasium.make("agentrl:agentrl/HopSearch-v0")
+world.reset(seed=0)
+world.step("<search> Fapi Pevi born</search>")
+"""
+# A chat endpoint that always gives one answer, and the command line that scores it.
+SERVER = """
+import http.server, json, threading
+from agentrl.cli import main
+
+ANSWER = {"role": "assistant", "content": "Bako"}
+REPLY = {
+    "id": "1", "object": "chat.completion", "created": 0, "model": "m",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": ANSWER}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps(REPLY).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{server.server_port}/v1"
+main(["eval", "HopSearch-v0", "--openai-url", url, "--openai-model", "m", "--n", "4", "--json"])
+"""
 TINY = {
     "--num-rollout": "2",
     "--rollout-batch-size": "2",
@@ -80,6 +118,18 @@ def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment that `pip install agentrl` has filled, and nothing else."""
+    home = tmp_path_factory.mktemp("light")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
+    own = shlex.split(os.environ.get("PIP_ARGS", ""))
+    pins = ["-c", ROOT / "constraints.txt"]
+    subprocess.run([*pip, "install", "--quiet", wheel, *pins, *own], check=True, timeout=600)
+    return home / "bin"
+
+
 def run(commands: Path, folder: Path, *arguments: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -122,3 +172,36 @@ def test_the_wheel_trains_outside_the_source_tree(commands: Path, tmp_path: Path
     run(commands, tmp_path, "agentrl", "train", "run.toml", *flags)
     (report,) = tmp_path.glob("runs/*/report.html")
     assert report.stat().st_size > 0
+
+
+@pytest.mark.full
+def test_the_core_is_small_and_holds_no_torch(light: Path) -> None:
+    (site,) = light.parent.glob("lib/python*/site-packages")
+    assert {path.name for path in site.iterdir()} & {
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+    } == set()
+    megabytes = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
+    assert megabytes <= MOST_MEGABYTES
+
+
+@pytest.mark.full
+def test_the_core_is_a_gym(light: Path, tmp_path: Path) -> None:
+    listed = json.loads(run(light, tmp_path, "agentrl", "envs", "list", "--json"))
+    assert {"HopSearch-v0", "Calculator-v0", "FrozenLake-v0"} <= {one["id"] for one in listed}
+    assert "HopSearch-v0" in run(light, tmp_path, "agentrl", "envs", "show", "HopSearch-v0", "--json")
+    assert "passed" in run(light, tmp_path, "agentrl", "envs", "check", "HopSearch-v0", "--n", "4")
+    run(light, tmp_path, "agentrl", "envs", "new", "stock-room")
+    run(light, tmp_path, "python", "-c", GYMNASIUM)
+    (tmp_path / "server.py").write_text(SERVER)
+    told = json.loads(run(light, tmp_path, "python", "server.py"))
+    assert (told["n"], told["failures"]) == (4, {})
+
+    train = [light / "agentrl", "train", "--env", "HopSearch-v0"]
+    done = subprocess.run(train, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "agentrl: training needs torch: pip install 'agentrl[train]'.\n",
+    )

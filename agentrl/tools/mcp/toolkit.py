@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ToolDefinitionError, ToolError, UserError, did_you_mean
+from agentrl.extras import require
 from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
 from agentrl.tools.gate import Gate
@@ -68,10 +68,7 @@ class McpTools(Toolkit):
 
     def __post_init__(self) -> None:
         """Raises UserError where the server cannot be meant so, or the SDK is not installed."""
-        if find_spec("mcp") is None:
-            raise UserError(
-                "MCP servers need the package `mcp`; install it with `pip install 'agentrl[mcp]'`."
-            )
+        require("a session with an MCP server", "mcp")
         self._server = _server(self)
         if not self.start_timeout_s > 0:
             raise UserError(f"McpTools: start_timeout_s must be above 0, got {self.start_timeout_s}.")

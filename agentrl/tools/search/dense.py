@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import UserError
+from agentrl.extras import require
 from agentrl.tools.search import folder as folders
 from agentrl.tools.search.corpus import Corpus, Watch, unwatched
 from agentrl.tools.search.index import Ranked, at_least_one
@@ -146,10 +147,7 @@ def _agree(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool
 
 
 def _faiss() -> ModuleType:
-    try:
-        import faiss
-    except ImportError:
-        raise UserError(
-            "Dense search needs faiss; install it with `pip install 'agentrl[search]'`."
-        ) from None
+    require("dense search", "faiss")
+    import faiss
+
     return faiss
