@@ -12,6 +12,7 @@ from typing import TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.build.gpus import own_gpus
+from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.draft import Decode
@@ -25,7 +26,6 @@ from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.types import JSON
-from agentrl.weights import NamedTensors, deliver
 
 End: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -39,7 +39,8 @@ class FleetPlan:
 
     model: a folder with the model that is served first. folder: for logs, and for weights on their way.
     vocab_size, decode: of its tokenizer. say: is told of servers that come and go.
-    trained: it will be given new weights. first_gpu: of this process's GPUs; those before it are others'.
+    trained: it will be given new weights. dtype: what servers compute in, by torch's name; None = as SGLang
+    chooses. first_gpu: of this process's GPUs; those before it are others'.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class FleetPlan:
     vocab_size: int | None = None
     decode: Decode | None = None
     trained: bool = True
+    dtype: str | None = None
     first_gpu: int = 0
 
     async def start(self) -> Fleet:
@@ -68,8 +70,8 @@ class FleetPlan:
             end = stack.pop_all().aclose
         return self._fleet(servers.servers, servers.router, policy, end)
 
-    async def join(self, url: str, weights: NamedTensors) -> Fleet:
-        """Feed servers that run already, at `url` or behind the router there, and begin with `weights`.
+    async def join(self, url: str) -> Fleet:
+        """Feed servers that run already, at `url` or behind the router there; first the model's weights.
 
         Raises:
             ConfigError: nobody is there, or weights cannot be brought there in the way that was asked for.
@@ -83,7 +85,7 @@ class FleetPlan:
             await policy.close()
             raise ConfigError(str(error)) from error
         try:
-            await deliver(list(weights), fleet.sink, 0)
+            await deliver_directory(self.model, fleet.sink, 0)
         except EngineError as error:
             await fleet.close()
             raise ConfigError(str(error)) from error
@@ -100,6 +102,8 @@ class FleetPlan:
     def _settings(self, group: ServerGroup) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
         ours: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
+        if self.dtype is not None:
+            ours["dtype"] = self.dtype
         if gpus > 1:
             ours["tp_size"] = gpus
         if config.max_context_len is not None:

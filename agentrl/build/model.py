@@ -1,77 +1,43 @@
-"""From the configuration to a model and its tokenizer, in fp32, on the CPU."""
+"""From the configuration to where the model is, with its config and its tokenizer; weights are not opened."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedConfig, Qwen3Config
 
 from agentrl.build.config import ModelSection
-from agentrl.engine.embedded.loading import open_directory
+from agentrl.checkpoints.fresh import draw_weights, write_untrained
+from agentrl.checkpoints.source import ModelSource, open_source
+from agentrl.checkpoints.tensors import num_parameters
 from agentrl.envs import Env
 from agentrl.envs.dialect import Dialect, Tags, closing, opening
-from agentrl.errors import ConfigError, ModelLoadError
+from agentrl.errors import ConfigError
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 
 _SMALL_MODEL = 20_000_000
 
 
-class Model(NamedTuple):
-    """Weights and words of one policy."""
-
-    network: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-
-def build_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int) -> Model:
-    """Open `hf_checkpoint`, or make a fresh model with a tokenizer for this environment.
+def model_source(
+    section: ModelSection, env: Env, dialect: Dialect, *, seed: int, folder: Path
+) -> ModelSource:
+    """The directory `hf_checkpoint`, or `folder`, which a fresh model for this environment is written into.
 
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
     """
     if section.hf_checkpoint is not None:
-        return open_model(section.hf_checkpoint)
-    return fresh_model(section, env, dialect, seed=seed)
+        return open_source(section.hf_checkpoint)
+    return fresh_source(section, env, dialect, seed=seed, folder=folder)
 
 
-def open_model(directory: str) -> Model:
-    """Load a Hugging Face model directory.
-
-    Raises:
-        ModelLoadError: the directory is missing or does not hold a model.
-    """
-    return Model(open_directory(directory, torch.float32), open_tokenizer(directory))
-
-
-def open_tokenizer(directory: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a Hugging Face model directory.
-
-    Raises:
-        ModelLoadError: it holds none.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
-    # Without its files transformers makes an empty one of the model's kind.
-    if not tokenizer.encode("a", add_special_tokens=False):
-        raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json beside the model.")
-    loaded: PreTrainedTokenizerBase = tokenizer
-    return loaded
-
-
-def fresh_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int) -> Model:
-    """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text.
+def fresh_source(
+    section: ModelSection, env: Env, dialect: Dialect, *, seed: int, folder: Path
+) -> ModelSource:
+    """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text, in `folder`.
 
     The dialect's markup becomes single tokens, so that a turn ends with one token.
 
@@ -87,6 +53,7 @@ def fresh_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int)
     except ValueError as error:
         raise ConfigError(f"{error}.") from error
     config = Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],
         vocab_size=len(tokenizer),
         hidden_size=section.hidden_size,
         intermediate_size=section.ffn_hidden_size,
@@ -101,13 +68,12 @@ def fresh_model(section: ModelSection, env: Env, dialect: Dialect, *, seed: int)
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = Qwen3ForCausalLM(config)
-    return Model(network, tokenizer)
+    write_untrained(folder, config, tokenizer)
+    draw_weights(folder, seed)
+    return ModelSource(folder, config, tokenizer)
 
 
-def use_threads(network: PreTrainedModel, requested: int | None) -> None:
-    """Tell torch how many threads to compute with; None chooses by the model's size."""
-    small = sum(parameter.numel() for parameter in network.parameters()) < _SMALL_MODEL
+def use_threads(config: PreTrainedConfig, requested: int | None) -> None:
+    """Set how many threads torch computes with; None chooses by the model's size."""
+    small = num_parameters(config) < _SMALL_MODEL
     torch.set_num_threads(requested or (1 if small else os.cpu_count() or 1))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agentrl.build.model import Model, open_model, use_threads
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.build.model import use_threads
+from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.config import ServeSettings
@@ -22,23 +25,22 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
         UserError: the address cannot be used.
     """
     with bound(settings.host, settings.port) as holder:
-        model = open_model(directory)
-        use_threads(model.network, settings.num_threads)
-        engine = EmbeddedEngine.from_model(
-            model.network,
+        source = open_source(directory)
+        use_threads(source.config, settings.num_threads)
+        engine = EmbeddedEngine.from_pretrained(
+            directory,
             max_slots=settings.max_slots,
             max_context_len=settings.max_context_len,
-            decode=lambda ids: str(model.tokenizer.decode(list(ids), skip_special_tokens=False)),
+            decode=source.decode,
         )
-        app = EngineApp(engine, words_of(model), name=directory)
+        app = EngineApp(engine, words_of(source.tokenizer), name=directory)
         holder.listen(WAITING_CONNECTIONS)
         ready(address_of(holder), engine.max_context_len)
         serve(app.app, holder)
 
 
-def words_of(model: Model) -> Words:
+def words_of(tokenizer: PreTrainedTokenizerBase) -> Words:
     """The tokenizer as the server needs it; no token is added to a text."""
-    tokenizer = model.tokenizer
 
     def encode(text: str) -> list[int]:
         return [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]

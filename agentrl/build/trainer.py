@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from copy import deepcopy
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.build.config import RunConfig
-from agentrl.build.model import Model, open_tokenizer
 from agentrl.build.ranks import seat_of
-from agentrl.engine.embedded.loading import open_directory
+from agentrl.checkpoints.loading import open_directory
+from agentrl.checkpoints.source import ModelSource, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require
 from agentrl.losses import Loss, ValueLoss, sft_loss
@@ -26,11 +25,10 @@ from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
-from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.types import ScoreRole
 
 
-def opened_beside(model: Model, config: RunConfig) -> Beside:
+def opened_beside(source: ModelSource, config: RunConfig) -> Beside:
     """The networks that the algorithm asks and that are read from a directory, before anything is played.
 
     Megatron's ranks read their own shards of them: here they are only looked at.
@@ -41,7 +39,7 @@ def opened_beside(model: Model, config: RunConfig) -> Beside:
     """
     algorithm = config.algorithm
     judges = [
-        None if directory is None or not asked else _judge(directory, model, config)
+        None if directory is None or not asked else _judge(directory, source, config)
         for directory, asked in (
             (algorithm.ref_load, algorithm.has_reference),
             (algorithm.opd_teacher_load, algorithm.use_opd),
@@ -50,7 +48,7 @@ def opened_beside(model: Model, config: RunConfig) -> Beside:
     return Beside(None, *judges)
 
 
-def check_trainable(model: Model, config: RunConfig) -> None:
+def check_trainable(source: ModelSource, config: RunConfig) -> None:
     """See before anything is played that the trainer can train such a model.
 
     Raises:
@@ -63,11 +61,16 @@ def check_trainable(model: Model, config: RunConfig) -> None:
     require("trainer = megatron", "megatron")
     if seat_of(config) is None:
         check_gpus(config.megatron.world_size)
-    check_layout(shape_of(model.network.config), config.megatron)
+    check_layout(shape_of(source.config), config.megatron)
 
 
 def build_trainer(
-    model: Model, config: RunConfig, loss: Loss, opened: Beside, folder: Path, guests: Guests | None = None
+    source: ModelSource,
+    config: RunConfig,
+    loss: Loss,
+    opened: Beside,
+    folder: Path,
+    guests: Guests | None = None,
 ) -> Trainer:
     """The RL trainer: on the model's own weights, with the networks that the algorithm asks.
 
@@ -78,23 +81,24 @@ def build_trainer(
         TrainerError: a process of the trainer does not come up.
     """
     if config.trainer.trainer == "megatron":
-        return _over_ranks(model, config, loss, folder, guests)
+        return _over_ranks(source, config, loss, folder, guests)
+    network = open_directory(source.directory, torch.float32)
     return TorchTrainer(
-        model.network,
+        network,
         loss,
         config.trainer,
-        tokenizer=model.tokenizer,
+        tokenizer=source.tokenizer,
         total_steps=config.rollout.num_rollout * config.rollout.num_steps_per_rollout,
-        beside=_completed(opened, model, config),
+        beside=_completed(opened, source, network, config),
     )
 
 
-def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path, guests: Guests | None) -> Trainer:
+def _over_ranks(
+    source: ModelSource, config: RunConfig, loss: Loss, folder: Path, guests: Guests | None
+) -> Trainer:
     algorithm, rollout = config.algorithm, config.rollout
     # Ranks of other machines find it under the same path.
-    policy = str((folder / "policy").resolve())
-    # Ranks read tensors from files, each only its own; none is sent a whole model.
-    save_model(model.network, model.tokenizer, policy)
+    policy = str(source.directory.resolve())
     models: dict[ScoreRole, str] = {"old": policy}
     if algorithm.has_reference:
         models["ref"] = policy if algorithm.ref_load is None else str(Path(algorithm.ref_load).resolve())
@@ -113,19 +117,19 @@ def _over_ranks(model: Model, config: RunConfig, loss: Loss, folder: Path, guest
     return MegatronTrainer(plan, folder, guests)
 
 
-def _completed(opened: Beside, model: Model, config: RunConfig) -> Beside:
+def _completed(opened: Beside, source: ModelSource, network: PreTrainedModel, config: RunConfig) -> Beside:
     algorithm, rollout = config.algorithm, config.rollout
     critic, ref = None, opened.ref
     if algorithm.advantage_estimator == "ppo":
         critic = Critic(
-            critic_over(model.network),
+            critic_over(network),
             ValueLoss(algorithm.value_clip or None),
             _critic_settings(config),
             total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
             alone=algorithm.num_critic_only_steps,
         )
     if algorithm.has_reference and ref is None:
-        ref = deepcopy(model.network)
+        ref = open_directory(source.directory, torch.float32)
     return Beside(critic, ref, opened.teacher)
 
 
@@ -133,14 +137,14 @@ def _critic_settings(config: RunConfig) -> TrainerConfig:
     return config.trainer.model_copy(update={"lr": config.algorithm.critic_lr or config.trainer.lr})
 
 
-def _judge(directory: str, model: Model, config: RunConfig) -> PreTrainedModel | None:
+def _judge(directory: str, source: ModelSource, config: RunConfig) -> PreTrainedModel | None:
     """A model that only says what it thinks of the policy's tokens; None where ranks alone read it."""
     network = None
     if config.trainer.trainer == "megatron":
         _check_readable(directory, config.megatron)
     else:
         network = open_directory(directory, torch.float32)
-    if open_tokenizer(directory).get_vocab() != model.tokenizer.get_vocab():
+    if open_tokenizer(directory).get_vocab() != source.tokenizer.get_vocab():
         raise ConfigError(
             f"{directory} has another vocabulary than the policy, so it cannot judge its tokens; choose a "
             "model with the same tokenizer."
@@ -155,7 +159,7 @@ def _check_readable(directory: str, layout: MegatronConfig) -> None:
         deque(checkpoint.specs(), maxlen=0)
 
 
-def build_warm_start_trainer(model: Model, config: RunConfig) -> Trainer:
+def build_warm_start_trainer(source: ModelSource, config: RunConfig) -> Trainer:
     """The supervised trainer: Muon on the hidden weights, a cosine down to 0, the rest as in RL."""
     section = config.warm_start
     settings = TrainerConfig(
@@ -168,5 +172,9 @@ def build_warm_start_trainer(model: Model, config: RunConfig) -> Trainer:
         bf16=config.trainer.bf16,
     )
     return TorchTrainer(
-        model.network, sft_loss, settings, tokenizer=model.tokenizer, total_steps=section.warm_start_steps
+        open_directory(source.directory, torch.float32),
+        sft_loss,
+        settings,
+        tokenizer=source.tokenizer,
+        total_steps=section.warm_start_steps,
     )

@@ -51,13 +51,18 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def model(self) -> Path:
+        """A fresh model as it was drawn; of one that exists already there is no copy."""
+        return self.path / "model"
+
+    @property
     def engine(self) -> Path:
-        """Logs of inference servers, and the model that they begin with."""
+        """Logs of inference servers."""
         return self.path / "engine"
 
     @property
     def trainer(self) -> Path:
-        """Logs of the trainer's processes, and the model that they begin with."""
+        """Logs of the trainer's processes."""
         return self.path / "trainer"
 
     @property

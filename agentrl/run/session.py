@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.algorithm import Algorithm, build_algorithm
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
-from agentrl.build.model import Model, build_model, use_threads
+from agentrl.build.model import model_source, use_threads
 from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.build.trainer import (
     build_trainer,
@@ -17,6 +17,7 @@ from agentrl.build.trainer import (
     check_trainable,
     opened_beside,
 )
+from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import Env, Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
@@ -68,7 +69,7 @@ class Session:
     folder: RunFolder
     console: RunConsole
     make_env: EnvFactory
-    model: Model
+    source: ModelSource
     renderer: Renderer
     engine: Engine
     sink: WeightSink
@@ -109,19 +110,19 @@ class Session:
             scorer = Scorer(env.rewards)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
-            model = build_model(config.model, env, dialect, seed=config.run.seed)
-            use_threads(model.network, config.run.num_threads)
-            check_trainable(model, config)
-            opened = opened_beside(model, config)
-            place = Place(folder.engine, console.line)
-            engine = await build_engine(model, config.engine, env.limits, place)
+            source = model_source(config.model, env, dialect, seed=config.run.seed, folder=folder.model)
+            use_threads(source.config, config.run.num_threads)
+            check_trainable(source, config)
+            opened = opened_beside(source, config)
+            place = Place(folder.engine, console.line, dtype=_served_dtype(config))
+            engine = await build_engine(source, config.engine, env.limits, place)
         return cls(
             config=config,
             folder=folder,
             console=console,
             make_env=make_env,
-            model=model,
-            renderer=build_renderer(model, dialect, config.rendering),
+            source=source,
+            renderer=build_renderer(source, dialect, config.rendering),
             engine=engine,
             sink=engine.sink,
             metrics=MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard),
@@ -152,7 +153,7 @@ class Session:
             samples = await demonstrate(
                 self.make_env, self.renderer, tasks, number, seed=seed, progress=bar.advance
             )
-        self.trainer = build_warm_start_trainer(self.model, self.config)
+        self.trainer = build_warm_start_trainer(self.source, self.config)
         steps = section.warm_start_steps
         with self.watch.stage(WARM_START, steps), self.console.stage(WARM_START, steps) as bar:
             await warm_start(
@@ -164,13 +165,15 @@ class Session:
                 progress=lambda report: bar.advance(1, loss=report.metrics["train/loss"]),
             )
         await self.trainer.publish(self.sink, version=0)
-        self.trainer.save(str(self.folder.path / "checkpoint-warm-start"))
+        learned = self.folder.path / "checkpoint-warm-start"
+        self.trainer.save(str(learned))
+        self.source = replace(self.source, directory=learned)
 
     async def reinforce(self) -> None:
         """The RL iterations; the producer is closed however they end."""
         config = self.config
         self.trainer = build_trainer(
-            self.model, config, self.algorithm.loss, self.opened, self.folder.trainer, self.guests
+            self.source, config, self.algorithm.loss, self.opened, self.folder.trainer, self.guests
         )
         producer = self._producer()
         loop = Loop(
@@ -275,6 +278,11 @@ class Session:
 def _longest(env: Env, config: RunConfig) -> int:
     """Most tokens of an episode; where nothing limits it, any number: constant weights divide by it."""
     return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1
+
+
+def _served_dtype(config: RunConfig) -> str | None:
+    """What servers compute in: the dtype that is published; with bf16, what the model's config says."""
+    return None if config.trainer.bf16 else "float32"
 
 
 def _eval_metrics(mode: str, evaluation: Evaluation) -> dict[str, float]:

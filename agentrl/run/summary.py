@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from agentrl.checkpoints.tensors import num_parameters
 from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_metrics
@@ -97,7 +98,7 @@ def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
 
 def _facts(session: Session) -> dict[str, str]:
     config = session.config
-    size = sum(parameter.numel() for parameter in session.model.network.parameters())
+    size = num_parameters(session.source.config)
     return {
         "environment": config.env.env,
         "model": config.model.hf_checkpoint or f"fresh, {size:,} parameters",

@@ -22,9 +22,9 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedModel
 
-from agentrl.build.model import Model
 from agentrl.build.policy import Place as Whereabouts
 from agentrl.build.policy import build_engine
+from agentrl.checkpoints.source import open_source
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.errors import EngineError, EngineUnavailableError
@@ -32,7 +32,7 @@ from agentrl.protocols import Sampling
 from agentrl.types import JSON, Limits
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
 from benchmarks.engine import tiny_model
-from benchmarks.engines.place import Place, Row, listed, seeded, tokenizer_of, vocab_size
+from benchmarks.engines.place import Place, Row, listed, save, seeded, vocab_size
 from benchmarks.engines.settings import Killed
 
 _BUCKET_BYTES = 64 << 20
@@ -62,7 +62,7 @@ async def bench(place: Place) -> list[Row]:
         sglang_python=str(place.python),
         max_slots=work.concurrency,
     )
-    model = Model(network, tokenizer_of(network))
+    model = open_source(save(network, place.folder / "killed-model"))
     where = Whereabouts(place.folder / "killed", place.say)
     fleet = await build_engine(model, config, Limits(), where)
     try:

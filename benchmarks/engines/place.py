@@ -18,12 +18,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agentrl.checkpoints.saving import save_model
 from agentrl.engine.sglang.launch import Group, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.errors import ConfigError
-from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.types import JSON
 from benchmarks.engines import canned
 from benchmarks.engines.settings import Settings

@@ -9,8 +9,8 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
+from agentrl.checkpoints.saving import save_model
 from agentrl.cli import main
-from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.weights import checksum, named_weights
 from tests.trainer.megatron.models import model_of
 from tests.trainer.tiny import tokenizer

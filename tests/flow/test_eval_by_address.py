@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from contextlib import contextmanager
 
@@ -10,8 +11,9 @@ import pytest
 
 from agentrl import UserError, evaluate, make
 from agentrl.build.config import ModelSection
-from agentrl.build.model import fresh_model, open_model
+from agentrl.build.model import fresh_source
 from agentrl.build.serve import words_of
+from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.serving import address_of, bound, server_of
@@ -23,27 +25,19 @@ PLAYED = {"n": 8, "temperature": 0.0, "num_threads": 1, "rollout_max_context_len
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
     env = make("HopSearch-v0")
-    network, tokenizer = fresh_model(SMALL, env, env.dialect, seed=0)
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    folder = tmp_path_factory.mktemp("made") / "model"
+    return str(fresh_source(SMALL, env, env.dialect, seed=0, folder=folder).directory)
 
 
 @contextmanager
 def served(folder):
     """The folder behind a server that runs in a thread."""
-    model = open_model(folder)
-    engine = EmbeddedEngine.from_model(
-        model.network,
-        max_slots=8,
-        max_context_len=96,
-        decode=lambda ids: str(model.tokenizer.decode(list(ids), skip_special_tokens=False)),
-    )
+    source = open_source(folder)
+    engine = EmbeddedEngine.from_pretrained(folder, max_slots=8, max_context_len=96, decode=source.decode)
     with bound("127.0.0.1", 0) as holder:
         holder.listen()
-        server = server_of(EngineApp(engine, words_of(model), name=folder).app)
+        server = server_of(EngineApp(engine, words_of(source.tokenizer), name=folder).app)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[holder])))
         thread.start()
         try:
@@ -64,6 +58,17 @@ def test_a_served_model_plays_as_it_does_in_the_process(folder):
         here.policy_tokens,
     )
     assert here.policy_tokens > 1
+
+
+def test_a_model_by_address_needs_no_weights_here(folder, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    with served(folder) as url:
+        whole, without = (
+            evaluate("HopSearch-v0", str(model), quiet=True, engine="sglang", sglang_url=url, **PLAYED)
+            for model in (folder, bare)
+        )
+    assert without.as_json() | {"seconds": 0} == whole.as_json() | {"seconds": 0}
 
 
 def test_a_server_that_is_not_there_is_one_sentence(folder):

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 import agentrl
+from agentrl.checkpoints.saving import save_model
 from agentrl.errors import ConfigError, UserError
 from agentrl.observe import reconcile
 from agentrl.trainer.megatron.launch.members import check_gpus
-from agentrl.trainer.torch.checkpoint import save_model
 from tests.flow.runs import WARM, metrics_of, train
 from tests.trainer.megatron.models import SIZES, model_of
 from tests.trainer.tiny import tokenizer

@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from agentrl.algorithms.weights import token_mean
+from agentrl.checkpoints.saving import save_model
 from agentrl.errors import ModelLoadError
 from agentrl.losses import sft_loss
-from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.types import Credit, Scores, TrainBatch
 from agentrl.weights import checksum, named_weights, unpack
 from tests.trainer.tiny import MASKS, SHAPE, batch, gradients_of, llama, qwen3, tokenizer, trainer

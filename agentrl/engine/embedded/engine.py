@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.decoder import Decoder
-from agentrl.engine.embedded.loading import open_directory
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.engine.embedded.sink import EmbeddedSink
 from agentrl.engine.embedded.slots import Request, Slots

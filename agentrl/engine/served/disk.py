@@ -6,8 +6,8 @@ import asyncio
 
 import torch
 
+from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.loading import open_directory
 from agentrl.weights import NamedTensors, checksum, deliver, named_weights
 
 

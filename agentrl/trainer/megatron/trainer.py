@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 
+from agentrl.checkpoints.directory import whole_directory
 from agentrl.protocols import Bucket, PublishReport, StepReport, WeightSink
-from agentrl.trainer.directory import whole_directory
 from agentrl.trainer.megatron.files import saved
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.files.export import write_directory

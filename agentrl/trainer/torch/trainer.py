@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agentrl.checkpoints.saving import save_model
 from agentrl.losses import Loss
 from agentrl.protocols import PublishReport, StepReport, WeightSink
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch.attention import segment_attention
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
-from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.trainer.torch.critic import Critic, values_of
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
 from agentrl.trainer.torch.learner import Learner

@@ -10,7 +10,7 @@ import pytest
 import agentrl
 from agentrl import Limits, Message, Step, Task, ToolCall, play
 from agentrl.build.config import ModelSection
-from agentrl.build.model import fresh_model
+from agentrl.build.model import fresh_source
 from agentrl.envs import Chat
 from agentrl.errors import ConfigError
 from agentrl.rollout.chat.agent import ChatAgent
@@ -30,9 +30,7 @@ def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang")
     env = agentrl.make("Calculator-v0")
     section = ModelSection(num_layers=1, hidden_size=32, ffn_hidden_size=32, kv_channels=16)
-    network, tokenizer = fresh_model(section, env, Chat(), seed=0)
-    network.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    fresh_source(section, env, Chat(), seed=0, folder=folder / "model")
     # SGLang takes the port 10,000 above for another service of its own.
     port = next(port for port in iter(free_port, 0) if port < 55_000)
     command = sglang_command(folder / "model", port, context_length=CONTEXT)

@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import agentrl
+from agentrl.checkpoints.saving import save_model
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.observe import reconcile
@@ -21,7 +22,6 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.launch.processes import Processes
 from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
-from agentrl.trainer.torch.checkpoint import save_model
 from tests.flow.runs import metrics_of
 from tests.trainer.megatron.launching import (
     END_S,

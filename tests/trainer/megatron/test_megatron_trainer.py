@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.checkpoints.saving import save_model
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import EngineError, TrainerError
 from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
@@ -22,7 +23,6 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
-from agentrl.trainer.torch.checkpoint import save_model
 from tests.trainer.megatron.models import model_of
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, settings, tokenizer

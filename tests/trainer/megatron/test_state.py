@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.checkpoints.saving import save_model
 from agentrl.cli import main
 from agentrl.errors import ConfigError, ModelLoadError, TrainerError
 from agentrl.losses import PolicyLoss
@@ -18,7 +19,6 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files import saved
 from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.megatron.plan import Done, Learning, Plan
-from agentrl.trainer.torch.checkpoint import save_model
 from agentrl.weights.codec import bytes_of
 from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import model_of

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from agentrl.checkpoints.directory import whole_directory
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.protocols import TensorSpec
-from agentrl.trainer.directory import whole_directory
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.files.export import write_tensors
 from agentrl.trainer.megatron.files.sharded import (

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.checkpoints.directory import whole_directory
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.trainer.directory import whole_directory
 from agentrl.weights.codec import slices
 from agentrl.weights.streamed import FILE_BYTES, write_model
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from agentrl.checkpoints.tensors import open_tensors
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.files.checkpoint import open_tensors
 from agentrl.trainer.megatron.files.sharded import file_of, rank_folder, write_shards
 from agentrl.trainer.megatron.learner import Learner
 from agentrl.trainer.megatron.model.families import Placed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.trainer import directory
-from agentrl.trainer.directory import whole_directory
+from agentrl.checkpoints import directory
+from agentrl.checkpoints.directory import whole_directory
 
 
 def write(target: Path, text: str) -> None:

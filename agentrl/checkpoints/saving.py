@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.trainer.directory import whole_directory
+from agentrl.checkpoints.directory import whole_directory
 from agentrl.weights.quiet import quiet_transformers
 
 

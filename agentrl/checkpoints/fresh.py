@@ -1,0 +1,30 @@
+"""An untrained model: the driver writes its config, the process that computes draws its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+
+from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.source import open_config
+from agentrl.weights.quiet import quiet_transformers
+
+
+def write_untrained(directory: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write a model directory that lacks its weights: see `draw_weights`."""
+    with whole_directory(directory) as coming:
+        config.save_pretrained(coming)
+        tokenizer.save_pretrained(coming)
+
+
+def draw_weights(directory: Path, seed: int) -> None:
+    """Draw the weights that a directory's config describes, and write them there.
+
+    The weights depend on the config and the seed alone. torch's own generator is left as it was.
+    """
+    config = open_config(directory)
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)

@@ -1,0 +1,76 @@
+"""What a run's driver knows of a model: its directory, its config and its tokenizer, never its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from agentrl.checkpoints.tensors import making_sense
+from agentrl.errors import ModelLoadError
+from agentrl.weights.quiet import quiet_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model directory as the driver sees it; the processes that compute open its weights themselves."""
+
+    directory: Path
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding (tokens)."""
+        return int(self.config.get_text_config().to_dict()["vocab_size"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def open_source(directory: str | Path) -> ModelSource:
+    """Read config and tokenizer of a Hugging Face model directory; no weight is read.
+
+    Raises:
+        ModelLoadError: the directory is missing, or holds no config or no tokenizer.
+    """
+    path = Path(directory)
+    return ModelSource(path, open_config(path), open_tokenizer(path))
+
+
+def open_config(directory: Path) -> PreTrainedConfig:
+    """The config of a Hugging Face model directory.
+
+    Raises:
+        ModelLoadError: it holds none that makes sense.
+    """
+    if not (directory / "config.json").is_file():
+        raise ModelLoadError(f"{directory} holds no config.json; name a Hugging Face model directory.")
+    try:
+        with making_sense(directory), quiet_transformers():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except OSError as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelLoadError(f"the model in {directory} cannot be loaded: {reason}") from error
+    return config
+
+
+def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face model directory.
+
+    Raises:
+        ModelLoadError: it holds none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+    # Without its files transformers makes an empty one of the model's kind.
+    if not tokenizer.encode("a", add_special_tokens=False):
+        raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json beside the model.")
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded

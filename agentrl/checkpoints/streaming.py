@@ -1,0 +1,41 @@
+"""The weights of a directory on their way into an engine, a bucket at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from agentrl.checkpoints.source import open_config
+from agentrl.checkpoints.tensors import TensorFiles, tensor_shapes
+from agentrl.protocols import TensorSpec, WeightSink
+from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.codec import dtype_named, pack_buckets
+
+_BUCKET_BYTES = 64 << 20
+
+
+async def deliver_directory(
+    directory: Path, sink: WeightSink, version: int, *, dtype: str = "float32"
+) -> None:
+    """Send the weights of a model directory as `version`, cast to `dtype`; one bucket is in memory at a time.
+
+    Raises:
+        ModelLoadError: the directory lacks a tensor, or holds one of another shape than its config says.
+        EngineError: the sink did not take them; the old version serves on.
+    """
+    shapes = tensor_shapes(open_config(directory))
+    with TensorFiles(directory) as files:
+        manifest = tuple(files.spec(name, shape, dtype) for name, shape in shapes.items())
+        digests: list[int] = []
+        async with sink.begin(manifest, version) as transaction:
+            for bucket in pack_buckets(_read(files, manifest), _BUCKET_BYTES):
+                digests += digests_of(bucket)
+                await transaction.put(bucket)
+            await transaction.commit(added_up(digests))
+
+
+def _read(files: TensorFiles, manifest: tuple[TensorSpec, ...]) -> Iterator[tuple[str, Tensor]]:
+    for spec in manifest:
+        yield spec.name, files.read(spec.name).to(dtype_named(spec.dtype))
