@@ -49,7 +49,7 @@ test-full: lint sglang-cpu ## Everything: long fuzzing, the wheel, whole trainin
 	    $(PYTEST) -m gpu $(ARGS); fi
 	$(NO_GPU) $(BIN)/python -m tests.mutants
 
-mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
+mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red (20 min at most)
 	$(NO_GPU) $(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)

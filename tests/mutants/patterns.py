@@ -1,10 +1,12 @@
-"""Patterns of Python: syntax trees that are compared without regard to spaces, lines, comments and quotes.
+"""Patterns of Python, compared as syntax trees.
 
-a < b                    this expression, wherever it stands
-f(any_x, seed=any_seed)  `any_NAME` is any expression, the same one wherever the name is repeated
-f(*any_rest, k=1)        `*any_NAME` is any further positional arguments, `**any_NAME` any further keywords
-seed=prompt.seed         a keyword argument, or an assignment to a name
-del x; y()               statements that follow each other
+Spaces, line breaks, comments and the kind of quotes make no difference.
+
+    a < b                    this expression, wherever it stands
+    f(any_x, seed=any_seed)  `any_NAME` is any expression, the same one wherever the name is repeated
+    f(*any_rest, k=1)        `*any_NAME` is all further arguments, `**any_NAME` all further keywords
+    seed=prompt.seed         a keyword argument, or an assignment to a name
+    del x; y()               statements that follow each other
 """
 
 from __future__ import annotations
