@@ -73,7 +73,7 @@ def run_tests(
 ) -> subprocess.CompletedProcess[str]:
     """Run some tests of `tree` against the code of `tree`, not against the installed package.
 
-    Of files and folders the tests of the quick tier run; a test that is named runs whatever its tier.
+    Only those of the quick tier; a test whose parameters are named too runs whatever its tier.
 
     jobs: how many files at a time; 0 = one, in this order.
 
@@ -81,7 +81,7 @@ def run_tests(
         subprocess.TimeoutExpired: they took longer than `timeout_s`.
     """
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS": "bugs"}
-    marks = "not gpu" if all("::" in test for test in tests) else "not gpu and not full"
+    marks = "not gpu" if all("[" in test for test in tests) else "not gpu and not full"
     command = [*PYTEST, "-m", marks, "-n", str(jobs), "--dist", "loadfile", *tests]
     return subprocess.run(
         command, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -91,9 +91,8 @@ def run_tests(
 def all_green(tree: Path, bugs: Sequence[Bug], jobs: int) -> bool:
     """Whether the tests of these bugs pass without any."""
     tests = {test for bug in bugs for test in bug.tests}
-    whole = {test for test in tests if "::" not in test}
-    named = {test for test in tests - whole if test.split("::")[0] not in whole}
-    for chosen in (whole, named):
+    exact = {test for test in tests if "[" in test}
+    for chosen in (tests - exact, exact):
         run = run_tests(tree, sorted(chosen), jobs=jobs) if chosen else None
         if run is not None and run.returncode:
             print(run.stdout, run.stderr, file=sys.stderr)

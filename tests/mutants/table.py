@@ -8,7 +8,8 @@ stand its bugs:
     path    part of the path of its file; only where `where` alone is ambiguous
     old     an expression, statements or `keyword=value`: the pattern of what is replaced (patterns.py)
     new     what replaces it; `...` where it just goes
-    tests   files, folders or `file::test`, the fastest first: one of these tests must turn red
+    tests   files, folders or `file::test`, the fastest first: one of these tests must turn red. Those of the
+            quick tier run, or whatever `file::test[parameters]` names
 """
 
 from __future__ import annotations
