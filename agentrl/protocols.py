@@ -1,6 +1,7 @@
 """Every seam, on one page. A room offers one of these; nobody needs to know which room it was.
 
-The tool seam is `agentrl.tools.Tool`, a typed callable, and needs no protocol.
+The tool seam is `agentrl.tools.Tool`, a typed callable, and needs no protocol. Two seams speak in words of
+their rooms and stand there: `agentrl.algorithms.advantages.AdvantageEstimator` and `agentrl.losses.Loss`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import numpy.typing as npt
 from agentrl.types import (
     JSON,
     Completion,
-    Credit,
     Finish,
-    Group,
     Limits,
     Message,
     Observation,
@@ -288,10 +287,3 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """End what it has started; it is of no use any more."""
-
-
-class AdvantageEstimator(Protocol):
-    """Credit for every token, over the whole batch at once, in numpy."""
-
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """`samples` may leave out episodes of `groups`; baselines still count them."""

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
 from agentrl.algorithms.samples import samples_of
-from agentrl.protocols import AdvantageEstimator
+from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 from agentrl.types import (
     Completion,
-    Credit,
     Ending,
     Episode,
     Finish,
@@ -35,11 +35,16 @@ _TOLERANCE = 1e-4
 
 class _Batch(NamedTuple):
     groups: tuple[Group, ...]
-    samples: tuple[Sample, ...]
-    scores: Scores
+    tokens: Tokens
+    scores: TokenScores
 
-    def __call__(self, estimator: AdvantageEstimator) -> Credit:
-        return estimator(self.groups, self.samples, self.scores)
+    def __call__(self, estimator: AdvantageEstimator) -> Advantages:
+        return estimator(self.groups, self.tokens, self.scores)
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> _Batch:
+        tokens = Tokens.of(samples)
+        return cls(tuple(groups), tokens, tokens.scores(scores))
 
 
 def check_estimator(estimator: AdvantageEstimator) -> None:
@@ -49,79 +54,72 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
     rewards on turns, an episode that became two samples, samples with one trainable token and with none, and
     scores of every kind; then on the same with logprobs and values that are 10 000 apart. It must give
 
-    - one float32 array of its sample's length for each sample, in advantages, weights and returns (if any);
-    - finite numbers, no weight below 0, and 0 wherever the loss mask is off;
+    - `Advantages`: one finite number for each trainable token, and as many returns, if any;
     - the same when it is asked again, and for the same samples and groups in another order;
     - its inputs back as they were.
 
     Raises:
         ValueError: a promise is broken; one sentence says which. Errors of the estimator itself pass through.
     """
-    batch = _batch(spread=1.0)
-    kept = [array.copy() for array in _arrays(batch.scores)]
-    credit = batch(estimator)
-    _check_arrays(credit, batch.samples)
-    if not all(np.array_equal(a, b) for a, b in zip(kept, _arrays(batch.scores), strict=True)):
+    groups, samples, scores = _parts(spread=1.0)
+    batch = _Batch.of(groups, samples, scores)
+    kept = [array.copy() for array in _arrays(batch)]
+    advantages = batch(estimator)
+    _check_arrays(advantages, batch.tokens)
+    if not all(np.array_equal(a, b) for a, b in zip(kept, _arrays(batch), strict=True)):
         raise ValueError("the estimator changed the scores it was given; it must work on copies")
-    if not _alike(credit, batch(estimator)):
-        raise ValueError("the estimator gave other credit for the same batch; it must not draw or remember")
-    if not _alike(credit, _reordered(batch, estimator)):
-        raise ValueError("credit depends on the order of samples or groups; go by `Sample.rollout_id`")
-    _check_arrays(_batch(spread=1e4)(estimator), batch.samples)
+    found = _by_sample(batch.tokens, advantages)
+    if not _alike(found, _by_sample(batch.tokens, batch(estimator))):
+        raise ValueError("the same batch was given other advantages; an estimator must not draw or remember")
+    others = (scores.ref, scores.teacher, scores.values)
+    turned = _Batch.of(
+        groups[::-1], samples[::-1], Scores(scores.old[::-1], *(one and one[::-1] for one in others))
+    )
+    reordered = [arrays[::-1] for arrays in _by_sample(turned.tokens, turned(estimator))]
+    if not _alike(found, reordered):
+        raise ValueError("advantages depend on the order of samples or groups; go by `Tokens.episode_ids`")
+    far = _Batch.of(*_parts(spread=1e4))
+    _check_arrays(far(estimator), far.tokens)
 
 
-def _check_arrays(credit: Credit, samples: Sequence[Sample]) -> None:
-    named = {"advantages": credit.advantages, "weights": credit.weights, "returns": credit.returns}
-    for name, arrays in named.items():
-        if arrays is None:
+def _check_arrays(advantages: Advantages, tokens: Tokens) -> None:
+    if not isinstance(advantages, Advantages):
+        raise ValueError(
+            f"an estimator returns Advantages, not {type(advantages).__name__}; wrap it: Advantages(array)"
+        )
+    named = {"advantages": advantages.advantages_N, "returns": advantages.returns_N}
+    for name, array in named.items():
+        if array is None:
             continue
-        if [array.shape for array in arrays] != [sample.loss_mask.shape for sample in samples]:
-            raise ValueError(f"{name} must hold one array of the sample's length for each sample")
-        if any(array.dtype != np.float32 for array in arrays):
-            raise ValueError(f"{name} must be float32")
-        if not all(np.all(np.isfinite(array)) for array in arrays):
+        if array.shape != (len(tokens),):
+            raise ValueError(
+                f"{name} must hold one number for each of the {len(tokens)} tokens, got {array.shape}"
+            )
+        if not np.all(np.isfinite(array)):
             raise ValueError(
                 f"{name} hold numbers that are not finite; bound ratios and guard divisions by 0"
             )
-        if any(np.any(a[~sample.loss_mask]) for a, sample in zip(arrays, samples, strict=True)):
-            raise ValueError(f"{name} must be 0 wherever the loss mask is off")
-    if any(np.any(array < 0) for array in credit.weights):
-        raise ValueError("weights must not be below 0; the sign of a term belongs to its advantage")
 
 
-def _reordered(batch: _Batch, estimator: AdvantageEstimator) -> Credit:
-    """The credit of the batch turned around, in the order of the batch as it was."""
-    scores = batch.scores
-    turned = _Batch(
-        batch.groups[::-1],
-        batch.samples[::-1],
-        Scores(scores.old[::-1], *(one and one[::-1] for one in (scores.ref, scores.teacher, scores.values))),
-    )
-    credit = turned(estimator)
-    return Credit(
-        credit.advantages[::-1],
-        credit.weights[::-1],
-        None if credit.returns is None else credit.returns[::-1],
-    )
+def _by_sample(tokens: Tokens, advantages: Advantages) -> list[tuple[FloatArray, ...]]:
+    """Advantages and returns, sample by sample."""
+    both = (advantages.advantages_N, advantages.returns_N)
+    return [tokens.scatter(array_N) for array_N in both if array_N is not None]
 
 
-def _alike(one: Credit, other: Credit) -> bool:
-    pairs = [(one.advantages, other.advantages), (one.weights, other.weights)]
-    if one.returns is not None and other.returns is not None:
-        pairs.append((one.returns, other.returns))
-    return (one.returns is None) == (other.returns is None) and all(
+def _alike(one: Sequence[Sequence[FloatArray]], other: Sequence[Sequence[FloatArray]]) -> bool:
+    return len(one) == len(other) and all(
         np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(a).max(initial=0.0)))
-        for arrays in pairs
+        for arrays in zip(one, other, strict=True)
         for a, b in zip(*arrays, strict=True)
     )
 
 
-def _arrays(scores: Scores) -> list[FloatArray]:
-    kinds = (scores.old, scores.ref, scores.teacher, scores.values)
-    return [array for kind in kinds if kind is not None for array in kind]
+def _arrays(batch: _Batch) -> list[Floats]:
+    return [array_N for array_N in batch.scores if array_N is not None]
 
 
-def _batch(spread: float) -> _Batch:
+def _parts(spread: float) -> tuple[tuple[Group, ...], tuple[Sample, ...], Scores]:
     """spread: how far, in nats, scores are from the logprobs that the engine gave."""
     groups = (
         _group("a", totals=(1.0, 0.0, 2.0), lengths=((2, 3), (1, 2, 1), (4,)), split="a.1"),
@@ -136,7 +134,7 @@ def _batch(spread: float) -> _Batch:
         noise = (rng.uniform(-spread, spread, len(sample)) for sample in samples)
         return tuple((s.logprobs + n).astype(np.float32) for s, n in zip(samples, noise, strict=True))
 
-    return _Batch(groups, samples, Scores(near(), near(), near(), near()))
+    return groups, samples, Scores(near(), near(), near(), near())
 
 
 def _group(id: str, totals: Sequence[float], lengths: Sequence[Sequence[int]], split: str = "") -> Group:

@@ -1,9 +1,9 @@
 """Factors that correct for the engine having sampled with other probabilities than the trainer computes.
 
 ratio[t] = exp(old logprob - rollout logprob): the trainer's probability of a token over the engine's, when
-it was sampled. A correction turns ratios into factors for the advantages, one float32 [T] array for each
-sample, 0 off the loss mask. Weights were made before, so a factor of 0 changes no denominator. All trainable
-tokens of an episode, over all its samples, are one sequence here: splitting an episode changes nothing.
+it was sampled. A correction turns ratios into factors for the advantages, [N]. Weights know nothing of them,
+so a factor of 0 changes no denominator. All trainable tokens of an episode, over all its samples, are one
+sequence here: splitting an episode changes nothing.
 
 Log-ratios are kept to -20 .. 20 where they are raised to a power of e, so that nothing overflows.
 """
@@ -17,20 +17,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.algorithms.tokens import Floats, Tokens
-from agentrl.types import FloatArray, Sample, Scores
+from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 
 MAX_LOG_RATIO = 20.0
 
 
 class Corrected(NamedTuple):
-    """Factors on the advantages, and metrics (means over trainable tokens, where not said otherwise)."""
+    """Factors on the advantages, [N], and metrics (means over trainable tokens, where not said otherwise)."""
 
-    factors: tuple[FloatArray, ...]
+    factors_N: Floats
     metrics: Mapping[str, float]
 
 
-Correction = Callable[[Sequence[Sample], Scores], Corrected]
+Correction = Callable[[Tokens, TokenScores], Corrected]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,11 @@ class Tis:
     def __post_init__(self) -> None:
         _check_bounds(self.tis_clip_low, self.tis_clip)
 
-    def __call__(self, samples: Sequence[Sample], scores: Scores) -> Corrected:
-        """Factors for `samples`."""
-        tokens = Tokens.of(samples)
-        ratio_N = _ratio(log_ratios(tokens, scores))
+    def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
+        """Factors for `tokens`."""
+        ratio_N = _ratio(log_ratios(scores))
         factor_N = np.clip(ratio_N, self.tis_clip_low, self.tis_clip)
-        return Corrected(tokens.scatter(factor_N), _metrics("tis", tokens, ratio_N, factor_N))
+        return Corrected(factor_N, _metrics("tis", tokens, ratio_N, factor_N))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +77,11 @@ class IcePop:
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
 
-    def __call__(self, samples: Sequence[Sample], scores: Scores) -> Corrected:
-        """Factors for `samples`."""
-        tokens = Tokens.of(samples)
-        ratio_N = _ratio(log_ratios(tokens, scores))
+    def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
+        """Factors for `tokens`."""
+        ratio_N = _ratio(log_ratios(scores))
         factor_N = np.where(_within(ratio_N, self.low, self.high), ratio_N, 0.0)
-        return Corrected(tokens.scatter(factor_N), _metrics("icepop", tokens, ratio_N, factor_N))
+        return Corrected(factor_N, _metrics("icepop", tokens, ratio_N, factor_N))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +115,9 @@ class Mis:
         if self.veto is not None and not 0.0 < self.veto < 1.0:
             raise ValueError(f"veto is a ratio between 0 and 1, such as 1e-4, got {self.veto}")
 
-    def __call__(self, samples: Sequence[Sample], scores: Scores) -> Corrected:
-        """Factors for `samples`."""
-        tokens = Tokens.of(samples)
-        log_ratio_N = log_ratios(tokens, scores)
+    def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
+        """Factors for `tokens`."""
+        log_ratio_N = log_ratios(scores)
         ratio_N = _ratio(self._levelled(log_ratio_N, tokens))
         lowest = self.lower if self.mode == "clip" else 0.0
         factor_N = np.clip(ratio_N, lowest, self.upper)
@@ -135,7 +131,7 @@ class Mis:
             "mis_masked": tokens.mean((factor_N == 0.0).astype(np.float64)),
             "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.episode_N)), 1),
         }
-        return Corrected(tokens.scatter(factor_N), metrics)
+        return Corrected(factor_N, metrics)
 
     def _levelled(self, log_ratio_N: Floats, tokens: Tokens) -> Floats:
         if self.level == "token":
@@ -153,14 +149,47 @@ class Mis:
         return dropped_E
 
 
-def log_ratios(tokens: Tokens, scores: Scores) -> Floats:
-    """Old logprobs of the trainer minus those the engine sampled with, [N], in nats.
+_ACTIONS: Mapping[str, Sequence[str]] = {
+    "tis": ("tis_clipfrac",),
+    "mis": ("mis_clipfrac", "mis_veto"),
+    "icepop": ("icepop_clipfrac",),
+    "opsm": ("opsm_fraction",),
+}
+"""The metrics of each correction that are above 0 where a bound of it changed something."""
 
-    Raises:
-        ValueError: an old logprob is not finite.
+
+@dataclass(slots=True)
+class CorrectionWatch:
+    """Sees a correction whose bounds never change anything, and says so once.
+
+    correction: its name in the configuration; another one is not watched. patience: optimizer steps in a row
+    without a change before the warning. idle_steps: those so far.
     """
-    rollout_N = tokens.gather([sample.logprobs for sample in tokens.samples], "rollout logprobs")
-    return tokens.gather(scores.old, "old logprobs") - rollout_N
+
+    correction: str = "none"
+    patience: int = 20
+    idle_steps: int = 0
+    warned: bool = False
+
+    def warnings(self, metrics: Mapping[str, float], *, num_steps: int) -> tuple[str, ...]:
+        """What there is to say after `num_steps` optimizer steps with these metrics (train/...)."""
+        names = _ACTIONS.get(self.correction, ())
+        if not names or self.warned:
+            return ()
+        acted = any(metrics.get(f"train/{name}", 0.0) > 0.0 for name in names)
+        self.idle_steps = 0 if acted else self.idle_steps + num_steps
+        if self.idle_steps < self.patience:
+            return ()
+        self.warned = True
+        return (
+            f"correction = {self.correction} changed no token in {self.idle_steps} optimizer steps: none was "
+            "beyond its bounds; narrow them, or leave the correction out.",
+        )
+
+
+def log_ratios(scores: TokenScores) -> Floats:
+    """Old logprobs of the trainer minus those the engine sampled with, [N], in nats."""
+    return scores.old_N - scores.rollout_N
 
 
 def _ratio(log_ratio_N: Floats) -> Floats:

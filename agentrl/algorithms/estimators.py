@@ -1,10 +1,10 @@
-"""Advantage estimators: each an `AdvantageEstimator` over the whole batch, with token-mean weights.
+"""Advantage estimators: each an `AdvantageEstimator` over the whole rollout batch.
 
     GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL: one advantage for all tokens of an episode
     TurnRelative              the same, turn by turn
     ReinforcePlusPlus         returns of each token
     Gae                       PPO: needs a critic
-    Crediting                 puts other weights, distillation, whitening or a correction on top of one
+    Adjusted                  one of them, and distillation, whitening or a correction on top
 
 GSPO and CISPO are losses; their advantages are those of `GroupRelative`. The variant of REINFORCE++ with a
 baseline is `GroupRelative(dr_grpo)`, whitened over the batch.
@@ -16,20 +16,19 @@ penalties from itself to the end of its episode, as with any other reward; basel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
 from agentrl.algorithms.baselines import Baseline, grpo
 from agentrl.algorithms.corrections import Correction
 from agentrl.algorithms.returns import Discount, discounted_returns, gae
 from agentrl.algorithms.rewards import KlPenalty, token_rewards
-from agentrl.algorithms.tokens import Floats, Tokens, verdicts_of
+from agentrl.algorithms.tokens import Floats, Tokens, TokenScores, verdicts_of
 from agentrl.algorithms.turns import returns_to_go, turn_advantages
-from agentrl.algorithms.weights import WeightFunction, token_mean
 from agentrl.algorithms.whitening import whiten
-from agentrl.protocols import AdvantageEstimator
-from agentrl.types import Credit, Group, Sample, Scores
+from agentrl.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,17 @@ class GroupRelative:
     baseline: Baseline = grpo
     kl: KlPenalty | None = None
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """Credit for `samples`, whose episodes are all in `groups`.
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`.
 
         Raises:
             ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
         """
-        tokens = Tokens.of(samples)
-        advantages_N = _outcomes(groups, tokens, self.baseline)
-        return _without_critic(tokens, advantages_N, _penalties(self.kl, tokens, scores))
+        outcomes: dict[str, float] = {}
+        for group in groups:
+            advantages_G = self.baseline([verdict.total for verdict in group.verdicts])
+            outcomes |= zip((e.id for e in group.episodes), advantages_G.tolist(), strict=True)
+        return _penalised(tokens.spread(outcomes), self.kl, tokens, scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,13 @@ class TurnRelative:
         if not 0.0 <= self.gamma <= 1.0:
             raise ValueError(f"gamma must be between 0 and 1, got {self.gamma}")
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """Credit for `samples`, whose episodes are all in `groups`.
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`.
 
         Raises:
             ValueError: a sample's episode is in no group or has too few turns, a reward is not finite, or
                 scores are missing.
         """
-        tokens = Tokens.of(samples)
         verdicts_of(groups, tokens.episode_ids)
         by_id = {
             episode.id: advantages_K
@@ -93,12 +93,12 @@ class TurnRelative:
             if np.any(turn_n >= len(by_id[id])):
                 raise ValueError(f"episode {id} has {len(by_id[id])} turns, its samples tell of more")
             advantages_N[start:stop] = by_id[id][turn_n]
-        return _without_critic(tokens, advantages_N, _penalties(self.kl, tokens, scores))
+        return _penalised(advantages_N, self.kl, tokens, scores)
 
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePlusPlus:
-    """Discounted returns of each token, KL in the reward; to be whitened over the batch (`Crediting`).
+    """Discounted returns of each token, KL in the reward; to be whitened over the batch (`Adjusted`).
 
     Groups may hold a single episode: none is compared with its siblings.
 
@@ -109,18 +109,17 @@ class ReinforcePlusPlus:
     discount: Discount = "token"
     kl: KlPenalty | None = None
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """Credit for `samples`, whose episodes are all in `groups`.
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`.
 
         Raises:
             ValueError: a sample's episode is in no group, a reward is not finite, scores are missing, or
                 gamma is not between 0 and 1.
         """
-        tokens = Tokens.of(samples)
         penalty_N, metrics = _penalties(self.kl, tokens, scores)
         rewards_N = token_rewards(groups, tokens) - penalty_N
         returns_N = discounted_returns(rewards_N, tokens, gamma=self.gamma, discount=self.discount)
-        return _credit(tokens, returns_N, metrics)
+        return Advantages(returns_N, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +134,14 @@ class Gae:
     discount: Discount = "token"
     kl: KlPenalty | None = None
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """Credit for `samples`, whose episodes are all in `groups`, with returns.
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`, and returns.
 
         Raises:
             ValueError: a sample's episode is in no group, a reward is not finite, scores are missing, or
                 gamma or lambd is not between 0 and 1.
         """
-        tokens = Tokens.of(samples)
-        if scores.values is None:
+        if scores.values_N is None:
             raise ValueError(
                 "PPO needs the values of a critic for every token; train one (estimator `ppo`), or "
                 "choose an estimator without a critic, such as `grpo`"
@@ -151,24 +149,23 @@ class Gae:
         penalty_N, metrics = _penalties(self.kl, tokens, scores)
         advantages_N, returns_N = gae(
             token_rewards(groups, tokens) - penalty_N,
-            tokens.gather(scores.values, "values"),
+            scores.values_N,
             tokens,
             gamma=self.gamma,
             lambd=self.lambd,
             discount=self.discount,
         )
-        return replace(_credit(tokens, advantages_N, metrics), returns=tokens.scatter(returns_N))
+        return Advantages(advantages_N, returns_N, metrics)
 
 
 @dataclass(frozen=True, slots=True)
-class Crediting:
+class Adjusted:
     """An estimator, and what may be put on top of it, in this order.
 
     opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (old logprob - teacher logprob); the
         expectation of that difference is KL(policy, teacher). Source: https://arxiv.org/abs/2306.13649;
         the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
-    normalize_advantages: whiten advantages over the batch; a critic's returns keep their units.
-    weights: a function of `agentrl.algorithms.weights`; None keeps the estimator's own.
+    normalize_advantages: whiten advantages over the rollout batch; a critic's returns keep their units.
     correction: one of `agentrl.algorithms.corrections`; its factors multiply the advantages, so the
         policy's term alone: entropy, KL and values in the loss stay, and so do the weights.
     """
@@ -176,73 +173,49 @@ class Crediting:
     estimator: AdvantageEstimator
     opd_kl_coef: float = 0.0
     normalize_advantages: bool = False
-    weights: WeightFunction | None = None
     correction: Correction | None = None
 
-    def __call__(self, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> Credit:
-        """Credit for `samples`, whose episodes are all in `groups`.
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`.
 
         Raises:
-            ValueError: what the estimator raises; or logprobs of a teacher are missing or not finite.
+            ValueError: what the estimator raises; or logprobs of a teacher are missing.
         """
-        credit = self.estimator(groups, samples, scores)
-        tokens = Tokens.of(samples)
-        if self.opd_kl_coef or self.normalize_advantages:
-            credit = self._reshaped(credit, tokens, scores)
-        if self.weights is not None:
-            credit = replace(credit, weights=self.weights(samples))
-        if self.correction is None:
-            return credit
-        factors, metrics = self.correction(samples, scores)
-        advantages = tuple(a * factor for a, factor in zip(credit.advantages, factors, strict=True))
-        return replace(credit, advantages=advantages, metrics={**credit.metrics, **metrics})
-
-    def _reshaped(self, credit: Credit, tokens: Tokens, scores: Scores) -> Credit:
-        advantages_N, metrics = tokens.gather(credit.advantages, "advantages"), dict(credit.metrics)
+        estimated = self.estimator(groups, tokens, scores)
+        advantages_N, metrics = estimated.advantages_N, dict(estimated.metrics)
         if self.opd_kl_coef:
-            gap_N = _teacher_gap(tokens, scores)
+            gap_N = _teacher_gap(scores)
             advantages_N = advantages_N - self.opd_kl_coef * gap_N
             metrics["opd_kl"] = tokens.mean(gap_N)
         if self.normalize_advantages:
             advantages_N = whiten(advantages_N)
-        return replace(credit, advantages=tokens.scatter(advantages_N), metrics=metrics)
+        if self.correction is not None:
+            factors_N, found = self.correction(tokens, scores)
+            advantages_N = advantages_N * factors_N
+            metrics |= found
+        return Advantages(advantages_N, estimated.returns_N, metrics)
 
 
-def _outcomes(groups: Sequence[Group], tokens: Tokens, baseline: Baseline) -> Floats:
-    """Each token's advantage by its episode's total reward alone, [N]."""
-    verdicts_of(groups, tokens.episode_ids)
-    by_id: dict[str, float] = {}
-    for group in groups:
-        advantages_G = baseline([verdict.total for verdict in group.verdicts])
-        by_id |= zip((e.id for e in group.episodes), advantages_G.tolist(), strict=True)
-    advantages_E = np.array([by_id[id] for id in tokens.episode_ids], dtype=np.float64)
-    outcomes: Floats = advantages_E[tokens.episode_N]
-    return outcomes
-
-
-def _penalties(kl: KlPenalty | None, tokens: Tokens, scores: Scores) -> tuple[Floats, Mapping[str, float]]:
+def _penalties(
+    kl: KlPenalty | None, tokens: Tokens, scores: TokenScores
+) -> tuple[Floats, Mapping[str, float]]:
     """What the KL penalty takes off the reward of each token, [N], and its metric."""
     if kl is None:
         return np.zeros(len(tokens)), {}
-    estimate_N = kl.estimate(tokens, scores)
+    estimate_N = kl.estimate(scores)
     return kl.kl_coef * estimate_N, {"ref_kl": tokens.mean(estimate_N)}
 
 
-def _without_critic(
-    tokens: Tokens, advantages_N: Floats, penalties: tuple[Floats, Mapping[str, float]]
-) -> Credit:
-    penalty_N, metrics = penalties
-    return _credit(tokens, advantages_N - discounted_returns(penalty_N, tokens), metrics)
+def _penalised(advantages_N: Floats, kl: KlPenalty | None, tokens: Tokens, scores: TokenScores) -> Advantages:
+    """Without a critic: the penalties from a token on come off its advantage."""
+    penalty_N, metrics = _penalties(kl, tokens, scores)
+    return Advantages(advantages_N - discounted_returns(penalty_N, tokens), metrics=metrics)
 
 
-def _credit(tokens: Tokens, advantages_N: Floats, metrics: Mapping[str, float]) -> Credit:
-    return Credit(tokens.scatter(advantages_N), token_mean(tokens.samples), metrics=metrics)
-
-
-def _teacher_gap(tokens: Tokens, scores: Scores) -> Floats:
-    if scores.teacher is None:
+def _teacher_gap(scores: TokenScores) -> Floats:
+    if scores.teacher_N is None:
         raise ValueError(
             "on-policy distillation needs the logprobs of a teacher; load one (opd_teacher_load), or set "
             "opd_kl_coef to 0"
         )
-    return tokens.gather(scores.old, "old logprobs") - tokens.gather(scores.teacher, "teacher logprobs")
+    return scores.old_N - scores.teacher_N

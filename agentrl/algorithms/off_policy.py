@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from agentrl.algorithms.corrections import MAX_LOG_RATIO, log_ratios
 from agentrl.algorithms.rewards import kl_estimate
-from agentrl.algorithms.tokens import Tokens
-from agentrl.types import Sample, Scores
+from agentrl.algorithms.tokens import Tokens, TokenScores
 
 
-def mismatch_metrics(samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
-    """The gap between the logprobs that tokens were sampled with and `scores.old`, over all trainable tokens.
+def mismatch_metrics(tokens: Tokens, scores: TokenScores) -> dict[str, float]:
+    """The gap between the logprobs that tokens were sampled with and the old ones, over all trainable tokens.
 
     With d = rollout logprob - old logprob and ratio = exp(-d), d kept to -20 .. 20 wherever it is raised:
 
@@ -30,12 +27,8 @@ def mismatch_metrics(samples: Sequence[Sample], scores: Scores) -> dict[str, flo
 
     Source: the estimates of KL as in `kl_estimate`; effective sample size: A. Kong, A Note on Importance
     Sampling using Standardized Weights (1992).
-
-    Raises:
-        ValueError: an old logprob is not finite.
     """
-    tokens = Tokens.of(samples)
-    difference_N = -log_ratios(tokens, scores)
+    difference_N = -log_ratios(scores)
     bounded_N = np.clip(difference_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     zero_N = np.zeros_like(bounded_N)
     ratio_N = np.exp(-bounded_N)

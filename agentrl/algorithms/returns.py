@@ -6,7 +6,7 @@ the first one that the policy wrote in the next. An episode ends in nothing (val
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -14,13 +14,6 @@ from agentrl.algorithms.tokens import Floats, Tokens
 
 Discount = Literal["token", "turn"]
 """Where gamma and lambd apply: from each token to the next, or only where the next begins another turn."""
-
-
-class Advantages(NamedTuple):
-    """Advantages and what a critic should have said, both [N], in units of reward."""
-
-    advantages_N: Floats
-    returns_N: Floats
 
 
 def discounted_returns(
@@ -47,8 +40,8 @@ def gae(
     gamma: float = 1.0,
     lambd: float = 1.0,
     discount: Discount = "token",
-) -> Advantages:
-    """Generalised advantages, and the returns that a critic learns from them.
+) -> tuple[Floats, Floats]:
+    """Generalised advantages, and the returns that a critic learns from them, both [N], in units of reward.
 
     delta[n]     = reward[n] + gamma x value[n + 1] - value[n]
     advantage[n] = delta[n] + gamma x lambd x advantage[n + 1]
@@ -72,7 +65,7 @@ def gae(
     advantages_N = _scan(
         rewards_N + decays_N * next_values_N - values_N, _decays(tokens, gamma * lambd, discount)
     )
-    return Advantages(advantages_N, advantages_N + values_N)
+    return advantages_N, advantages_N + values_N
 
 
 def _decays(tokens: Tokens, gamma: float, discount: Discount) -> Floats:

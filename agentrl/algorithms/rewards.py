@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.tokens import Floats, Tokens, verdicts_of
-from agentrl.types import Group, Scores, Verdict
+from agentrl.algorithms.tokens import Floats, Tokens, TokenScores, verdicts_of
+from agentrl.types import Group, Verdict
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 
@@ -91,16 +91,15 @@ class KlPenalty:
 
     kl_coef: float
 
-    def estimate(self, tokens: Tokens, scores: Scores) -> Floats:
+    def estimate(self, scores: TokenScores) -> Floats:
         """KL(old policy, reference) at each token, [N], in nats, before kl_coef.
 
         Raises:
             ValueError: there are no scores of a reference.
         """
-        if scores.ref is None:
+        if scores.ref_N is None:
             raise ValueError(
                 "a KL penalty needs the logprobs of a reference model; load one (ref_load), "
                 "or set kl_coef to 0"
             )
-        old_N = tokens.gather(scores.old, "old logprobs")
-        return kl_estimate(old_N, tokens.gather(scores.ref, "reference logprobs"), "k1")
+        return kl_estimate(scores.old_N, scores.ref_N, "k1")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import FloatArray, Group, Sample, Verdict
+from agentrl.types import FloatArray, Group, Sample, Scores, Verdict
 
 Floats = npt.NDArray[np.float64]
 """What formulas compute with; float32 is for the borders."""
 Indices = npt.NDArray[np.intp]
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+class TokenScores(NamedTuple):
+    """What models say of N trainable tokens, float64 [N] each.
+
+    old_N: logprobs of the policy that ratios are taken against. rollout_N: those that the engine sampled
+    with. ref_N, teacher_N: logprobs of two other models. values_N: what the critic expects before each
+    token. None: nobody was asked.
+    """
+
+    old_N: Floats
+    rollout_N: Floats
+    ref_N: Floats | None = None
+    teacher_N: Floats | None = None
+    values_N: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +72,32 @@ class Tokens:
     def bounds(self) -> Indices:
         """[E + 1]: the tokens of episode e are bounds[e] to bounds[e + 1], exclusive."""
         return np.searchsorted(self.episode_N, np.arange(len(self.episode_ids) + 1)).astype(np.intp)
+
+    def scores(self, scores: Scores) -> TokenScores:
+        """Of `scores`, and of the engine's own logprobs, the values of the trainable tokens.
+
+        Raises:
+            ValueError: a value is not finite, or the scores are of other samples.
+        """
+        named = {"reference": scores.ref, "teacher": scores.teacher, "values": scores.values}
+        return TokenScores(
+            self.gather(scores.old, "old logprobs"),
+            self.gather([sample.logprobs for sample in self.samples], "rollout logprobs"),
+            *(None if arrays is None else self.gather(arrays, name) for name, arrays in named.items()),
+        )
+
+    def spread(self, by_rollout: Mapping[str, float]) -> Floats:
+        """One number of each rollout on all its tokens, [N].
+
+        Raises:
+            ValueError: a rollout has none.
+        """
+        strangers = sorted(set(self.episode_ids) - by_rollout.keys())
+        if strangers:
+            raise ValueError(f"samples of episodes that are in no group: {strangers}")
+        values_E = np.array([by_rollout[id] for id in self.episode_ids], dtype=np.float64)
+        values_N: Floats = values_E[self.episode_N]
+        return values_N
 
     def gather(self, arrays: Sequence[FloatArray], name: str) -> Floats:
         """The values of the trainable tokens, [N], out of one [T] array for each sample.

@@ -1,8 +1,8 @@
 """Loss weights: made once for a whole optimizer step, so that no split of it can change the gradient.
 
 Each function takes the samples of a step and gives one float32 [T] array for each of them, 0 off the loss
-mask. They are made from the mask before anything is rejected: a correction that sets tokens to 0 later leaves
-every denominator as it was. loss = sum over all tokens of weight x term.
+mask. It is called with everything that was played for the step: groups without signal and tokens that a
+correction masks count in every denominator. loss = sum over all tokens of weight x term.
 """
 
 from __future__ import annotations

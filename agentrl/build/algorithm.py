@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
+from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.estimators import (
-    Crediting,
+    Adjusted,
     Gae,
     GroupRelative,
     ReinforcePlusPlus,
     TurnRelative,
 )
-from agentrl.algorithms.filters import Split, split_by_signal
+from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
 from agentrl.errors import ConfigError
 from agentrl.losses import KlTerm, Loss, PolicyLoss, check_loss
-from agentrl.protocols import AdvantageEstimator
 from agentrl.tools.names import Names
 from agentrl.types import Group, ScoreRole
 
@@ -31,17 +31,26 @@ _ESTIMATORS = Names("estimator", "package.module:name", ConfigError)
 _LOSSES = Names("loss", "package.module:name", ConfigError)
 
 
+def _never(_: Group) -> bool:
+    return False
+
+
 class Algorithm(NamedTuple):
     """How a run learns.
 
-    split: sets aside the groups that are not worth a gradient. roles: what the trainer scores before credit
-    is given.
+    estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: what the
+    trainer scores before advantages are made; without `old`, the old logprobs are the engine's.
+    policy_term_alone: a token whose advantage is 0 has no gradient.
+    is_idle: whether all advantages of a group are 0, and nothing else in the loss acts on it, which is known
+    before anything is scored.
     """
 
     estimator: AdvantageEstimator
+    weights: WeightFunction
     loss: Loss
-    split: Callable[[Sequence[Group]], Split]
-    roles: tuple[ScoreRole, ...]
+    roles: tuple[ScoreRole, ...] = ()
+    policy_term_alone: bool = False
+    is_idle: Callable[[Group], bool] = _never
 
 
 def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
@@ -50,22 +59,27 @@ def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
     Raises:
         ConfigError: an estimator or a loss of one's own is not there, or does not keep what it must.
     """
-    estimator = build_estimator(config, max_length=max_length)
-    return Algorithm(estimator, build_loss(config), build_split(config), roles_of(config))
+    return Algorithm(
+        build_estimator(config),
+        build_weights(config, max_length),
+        build_loss(config),
+        roles_of(config),
+        policy_term_alone(config),
+        build_is_idle(config),
+    )
 
 
-def build_estimator(config: AlgorithmConfig, *, max_length: int) -> AdvantageEstimator:
+def build_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
     """The estimator that the configuration names, with all that goes on top of it.
 
     Raises:
         ConfigError: there is no estimator of one's own at that place, or it does not keep what it must.
     """
     path = config.custom_advantage_function_path
-    return Crediting(
+    return Adjusted(
         _named(config) if path is None else _own_estimator(path),
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
         normalize_advantages=config.recipe.normalize,
-        weights=_weights(config, max_length),
         correction=_correction(config),
     )
 
@@ -101,19 +115,29 @@ def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:
     return tuple(role for role, asked in wanted.items() if asked)
 
 
-def build_split(config: AlgorithmConfig) -> Callable[[Sequence[Group]], Split]:
-    """Sets aside the groups that cannot teach: where siblings are compared, those that all did alike."""
-    alike_is_idle = (
+def policy_term_alone(config: AlgorithmConfig) -> bool:
+    """Whether the policy term is all of the loss, so that a token whose advantage is 0 has no gradient."""
+    other_terms = config.entropy_coef or config.use_kl_loss or config.advantage_estimator == "ppo"
+    return not other_terms and config.custom_loss_function_path is None
+
+
+def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
+    """Whether nothing can come of a group: where siblings are compared and nothing else counts, if all did
+    alike.
+
+    Whitening moves advantages of 0, too; the critic, a teacher and a penalty in the reward know better.
+    """
+    compared_alone = (
         config.recipe.compares
         and config.credit_level == "episode"
         and config.custom_advantage_function_path is None
-        and not (config.has_reference or config.use_opd or config.entropy_coef)
+        and not (config.recipe.normalize or config.kl_coef or config.use_opd)
     )
-    return split_by_signal if alike_is_idle else _all_trained
+    return _without_signal if compared_alone and policy_term_alone(config) else _never
 
 
-def _all_trained(groups: Sequence[Group]) -> Split:
-    return Split(tuple(groups), ())
+def _without_signal(group: Group) -> bool:
+    return not has_signal(group)
 
 
 def _own_estimator(path: str) -> AdvantageEstimator:
@@ -162,7 +186,8 @@ def _named(config: AlgorithmConfig) -> AdvantageEstimator:
     return GroupRelative(baselines[config.advantage_estimator], kl=kl)
 
 
-def _weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
+def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
+    """The weights that the configuration names. max_length: most tokens of an episode."""
     match config.recipe.weighting:
         case "token":
             return token_mean

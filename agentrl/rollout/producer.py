@@ -22,11 +22,12 @@ class PlayGroup(Protocol):
 class Producer:
     """Keeps groups in flight and hands them out in the order in which they were started.
 
-    A group starts only if it could still be consumed within `max_staleness`: while version v
-    serves, batches up to v + max_staleness may have been started. At 0 that is the synchronous
-    loop: nothing starts before the weights of the batch before have been published.
+    A group starts only if it could still be consumed within `max_staleness`: while n batches are
+    done, batches up to n + max_staleness may have been started. A batch brings at most one version,
+    so none is more versions old. At 0 that is the synchronous loop: nothing starts before the batch
+    before is done and its weights, if there are new ones, have been published.
 
-    consumes: prompts. waits for: groups, oldest first. unblocked by: a group's end; published()
+    consumes: prompts. waits for: groups, oldest first. unblocked by: a group's end; advance()
     admits more. on shutdown: close() cancels what is in flight.
 
     Raises (from take):
@@ -48,13 +49,23 @@ class Producer:
         self._max_staleness = max_staleness
         self._max_broken = max_broken
         self._version = 0
+        self._num_done = 0
         self._num_started = 0
         self._num_broken_in_a_row = 0
         self._untaken: list[GroupOutcome] = []
         self._in_flight: deque[asyncio.Task[GroupOutcome]] = deque()
 
-    def published(self, version: int) -> None:
-        """`version` serves now; groups may start against it. Called with no effect when stale."""
+    @property
+    def version(self) -> int:
+        """The version that serves now."""
+        return self._version
+
+    def advance(self, num_done: int, *, version: int) -> None:
+        """So many batches are done, and `version` serves now. Called with no effect when stale.
+
+        A batch that nothing was learned from is done, too, and leaves the version as it was.
+        """
+        self._num_done = max(self._num_done, num_done)
         self._version = max(self._version, version)
 
     async def take(self) -> list[GroupOutcome]:
@@ -85,7 +96,7 @@ class Producer:
         return left
 
     def _admit(self) -> None:
-        allowed = (self._version + self._max_staleness + 1) * self._batch_size
+        allowed = (self._num_done + self._max_staleness + 1) * self._batch_size
         while self._num_started < allowed:
             self._num_started += 1
             self._start()

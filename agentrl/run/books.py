@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from agentrl.algorithms.filters import has_signal
 from agentrl.observe import Entry, Outcome
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.loop import Hand, Iteration
@@ -11,11 +12,12 @@ from agentrl.types import Episode, Group
 
 NO_SIGNAL = "zero_std"
 BROKEN_GROUP = "group_incomplete"
+NO_GRADIENT = "zero_advantage"
 STOPPED = "run_stopped"
 
 
 def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
-    """Trained groups; groups without signal; broken groups; failed episodes with their failure's name."""
+    """Trained groups; groups without a gradient; broken groups; failed episodes with their failure's name."""
     trained = {group.id for group in iteration.trained}
     for outcome in iteration.outcomes:
         yield from _failed(outcome.failed)
@@ -41,11 +43,12 @@ def leftover_entries(outcomes: Iterable[GroupOutcome], hand: Hand) -> Iterator[E
 
 
 def _group(group: Group, trained: bool) -> Iterator[Entry]:
+    reason = NO_GRADIENT if has_signal(group) else NO_SIGNAL
     for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
         if trained:
             yield Entry(episode, verdict, Outcome.TRAINED)
         else:
-            yield Entry(episode, verdict, Outcome.DROPPED, NO_SIGNAL)
+            yield Entry(episode, verdict, Outcome.DROPPED, reason)
 
 
 def _failed(episodes: Iterable[Episode]) -> Iterator[Entry]:

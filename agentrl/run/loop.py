@@ -1,4 +1,4 @@
-"""The one training loop: take a batch, give credit, update, publish; then the next.
+"""The one training loop: take a batch, make its credit once, update, publish; then the next.
 
 Synchronous is its `max_staleness = 0` case: see `agentrl.rollout.Producer`, which alone
 decides when episodes may start.
@@ -9,25 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import NamedTuple
 
-from agentrl.algorithms.filters import Split, split_by_signal
+from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.off_policy import mismatch_metrics
-from agentrl.algorithms.samples import samples_of
+from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
+from agentrl.build.algorithm import Algorithm
 from agentrl.errors import UserError
-from agentrl.protocols import AdvantageEstimator, StepReport, Trainer, WeightSink
+from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.run.metrics import rollout_metrics
-from agentrl.types import Group, Sample, ScoreRole, Scores, TrainBatch
+from agentrl.types import Group, Scores
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """One turn of the loop: what was played, what was trained on, what it took.
 
-    trained, dropped: whole groups; a dropped one had no signal. outcomes hold both, and the
-    groups and episodes that failed.
+    trained, dropped: whole groups; nothing could come of a dropped one. outcomes hold both, and the
+    groups and episodes that failed. warnings: sentences for the user.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Iteration:
     trained: Sequence[Group]
     dropped: Sequence[Group]
     metrics: dict[str, float]
+    warnings: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -48,93 +50,99 @@ class Hand:
     trained: set[str] = field(default_factory=set)
 
 
+class _Credited(NamedTuple):
+    """A batch split into optimizer steps, and the metrics of what it was credited with."""
+
+    steps: Sequence[OptimizerStep]
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """Everything one iteration needs.
 
-    hand: what is being worked on; empty between two iterations.
-    split: sets aside the groups that are not worth a gradient.
-    roles: what the trainer scores before credit is given; without `old`, the old logprobs are the engine's.
+    hand: what is being worked on; empty between two iterations. watch: sees a correction that never acts.
     """
 
     producer: Producer
     trainer: Trainer
-    estimator: AdvantageEstimator
+    algorithm: Algorithm
     sink: WeightSink
     temperature: float
     num_steps: int
-    split: Callable[[Sequence[Group]], Split] = split_by_signal
-    roles: Sequence[ScoreRole] = ()
+    watch: CorrectionWatch = field(default_factory=CorrectionWatch)
     clock: Callable[[], float] = time.perf_counter
     hand: Hand = field(default_factory=Hand)
 
     async def iterate(self, step: int) -> Iteration:
-        """Play the batch of `step`, train on it and publish version step + 1."""
+        """Play the batch of `step`, train on it, and publish a new version if any weight was updated."""
         started = self.clock()
         outcomes = self.hand.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.group for outcome in outcomes if outcome.group is not None]
-        trained, dropped = self.split(groups)
-        steps = [(chunk, self._samples(chunk)) for chunk in _chunks(trained, self.num_steps)]
+        batch = RolloutBatch.of(groups, temperature=self.temperature, is_idle=self.algorithm.is_idle)
         # All of it before the first update: the old policy is the one that the whole batch began with.
-        scores = [await self._scores(samples) for _, samples in steps]
+        scores = await self._scores(batch)
         scored = self.clock()
-        reports = [
-            await self._update(chunk, samples, known)
-            for (chunk, samples), known in zip(steps, scores, strict=True)
-        ]
+        credited = self._credited(batch, scores)
+        reports = [await self._update(one) for one in credited.steps]
         updated = self.clock()
-        published = await self.trainer.publish(self.sink, version=step + 1)
-        self.producer.published(step + 1)
+        published = await self._publish() if reports else None
+        self.producer.advance(step + 1, version=published.version if published else self.producer.version)
         ended = self.clock()
-        metrics = rollout_metrics(outcomes, dropped) | _averaged(reports)
+        trained = [group for group in groups if group.id in self.hand.trained]
+        dropped = [group for group in groups if group.id not in self.hand.trained]
+        metrics = rollout_metrics(outcomes) | _averaged(reports) | credited.metrics
         metrics |= {
+            "train/optimizer_steps": float(len(reports)),
             "perf/rollout_time": played - started,
             "perf/log_probs_time": scored - played,
             "perf/actor_train_time": updated - scored,
             "perf/update_weights_time": ended - updated,
-            "perf/update_weights_bytes": float(published.num_bytes),
+            "perf/update_weights_bytes": float(published.num_bytes if published else 0),
             "perf/step_time": ended - started,
             "perf/rollout_tok_per_s": _sampled_tokens(groups) / max(played - started, 1e-9),
             "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),
         }
+        warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.hand.outcomes = ()
         self.hand.trained.clear()
-        return Iteration(step, outcomes, trained, dropped, metrics)
+        return Iteration(step, outcomes, trained, dropped, metrics, warnings)
 
-    def _samples(self, groups: Sequence[Group]) -> tuple[Sample, ...]:
-        return tuple(
-            sample
-            for group in groups
-            for episode in group.episodes
-            for sample in samples_of(episode, temperature=self.temperature)
-        )
-
-    async def _update(
-        self, groups: Sequence[Group], samples: tuple[Sample, ...], scores: Scores
-    ) -> StepReport:
+    def _credited(self, batch: RolloutBatch, scores: Scores) -> _Credited:
+        if not batch.tokens.samples:
+            return _Credited((), {})
+        algorithm, tokens = self.algorithm, batch.tokens
         try:
-            credit = self.estimator(groups, samples, scores)
+            known = tokens.scores(scores)
+            advantages = algorithm.estimator(batch.groups, tokens, known)
+            steps = batch.steps(
+                scores,
+                advantages,
+                algorithm.weights,
+                num_steps=self.num_steps,
+                policy_term_alone=algorithm.policy_term_alone,
+            )
         except ValueError as error:
             raise UserError(f"no credit can be given: {error}.") from error
-        report = await self.trainer.update(TrainBatch(samples, scores, credit))
-        self.hand.trained |= {group.id for group in groups}
-        found = dict(credit.metrics)
-        if "old" in self.roles:
-            found |= mismatch_metrics(samples, scores)
-        return report._replace(metrics={**report.metrics, **{f"train/{n}": x for n, x in found.items()}})
+        found = dict(advantages.metrics)
+        if "old" in algorithm.roles:
+            found |= mismatch_metrics(tokens, known)
+        return _Credited(steps, {f"train/{name}": value for name, value in found.items()})
 
-    async def _scores(self, samples: Sequence[Sample]) -> Scores:
-        if self.roles:
-            return await self.trainer.score(samples, self.roles)
+    async def _update(self, step: OptimizerStep) -> StepReport:
+        report = await self.trainer.update(step.batch)
+        self.hand.trained |= {group.id for group in step.groups}
+        return report
+
+    async def _publish(self) -> PublishReport:
+        return await self.trainer.publish(self.sink, version=self.producer.version + 1)
+
+    async def _scores(self, batch: RolloutBatch) -> Scores:
+        samples = batch.tokens.samples
+        if self.algorithm.roles and samples:
+            return await self.trainer.score(samples, self.algorithm.roles)
         return Scores(old=tuple(sample.logprobs for sample in samples))
-
-
-def _chunks(groups: Sequence[Group], n: int) -> list[Sequence[Group]]:
-    """Up to n nearly equal runs of groups, none of them empty."""
-    bounds = [len(groups) * k // n for k in range(n + 1)]
-    chunks = [groups[start:end] for start, end in pairwise(bounds)]
-    return [chunk for chunk in chunks if chunk]
 
 
 def _averaged(reports: Sequence[StepReport]) -> dict[str, float]:

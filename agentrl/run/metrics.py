@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentrl.algorithms.filters import has_signal
 from agentrl.evaluation.report import (
     part_means,
     policy_tokens_of,
@@ -16,15 +17,15 @@ from agentrl.rollout.group import GroupOutcome
 from agentrl.types import Ending, Episode, Group, Restart
 
 
-def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) -> dict[str, float]:
-    """Metrics of a batch of groups; `dropped` are those without signal.
+def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Metrics of a batch of groups.
 
-    raw_reward is the mean verdict over whole groups, response_len/mean the policy's tokens
-    per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
-    tool/NAME/latency_ms is the mean of a call, took/BIN how many calls took so long, failed/KIND how many
-    failed their episode. restarts/REASON counts trajectories that had to begin
-    anew, reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the
-    engine had computed for the turn before.
+    zero_std/ratio is the share of whole groups whose siblings all did alike. raw_reward is the mean verdict
+    over whole groups, response_len/mean the policy's tokens per episode, reward/NAME/mean that of a part of
+    the verdicts. Counts are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN how many
+    calls took so long, failed/KIND how many failed their episode. restarts/REASON counts trajectories that
+    had to begin anew, reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt
+    tokens which the engine had computed for the turn before.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -35,7 +36,7 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome], dropped: Sequence[Group]) 
         "rollout/response_len/mean": _mean([policy_tokens_of(e) for e in episodes]),
         "rollout/turns/mean": _mean([len(e.turns) for e in episodes]),
         "rollout/truncated_ratio": _mean([float(e.ending is Ending.TRUNCATED) for e in episodes]),
-        "rollout/zero_std/ratio": len(dropped) / max(len(groups), 1),
+        "rollout/zero_std/ratio": _mean([float(_did_alike(group)) for group in groups]),
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
@@ -79,6 +80,10 @@ def _restarts(episodes: Sequence[Episode]) -> dict[str, float]:
         **counts,
         "rollout/reasoning_ratio": _mean([float(t.action.reasoning is not None) for t in turns]),
     }
+
+
+def _did_alike(group: Group) -> bool:
+    return len(group.episodes) > 1 and not has_signal(group)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.build.addresses import Addresses
 from agentrl.build.algorithm import Algorithm, build_algorithm
 from agentrl.build.config import RunConfig
@@ -179,12 +180,11 @@ class Session:
         loop = Loop(
             producer=producer,
             trainer=self.trainer,
-            estimator=self.algorithm.estimator,
+            algorithm=self.algorithm,
             sink=self.sink,
             temperature=config.rollout.rollout_temperature,
             num_steps=config.rollout.num_steps_per_rollout,
-            split=self.algorithm.split,
-            roles=self.algorithm.roles,
+            watch=CorrectionWatch(config.algorithm.correction),
         )
         try:
             with self.console.stage(RL, config.rollout.num_rollout) as bar:
@@ -256,6 +256,8 @@ class Session:
 
     def _record(self, iteration: Iteration) -> None:
         self.step = iteration.step + 1
+        for warning in iteration.warnings:
+            self.console.line(f"Warning: {warning}")
         self.journal.write_step(self.step, iteration_entries(iteration))
         counts = {f"engine/{name}": float(count) for name, count in self.engine.counts.items()}
         self.metrics.log(self.step, iteration.metrics | counts)

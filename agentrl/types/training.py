@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -89,13 +88,11 @@ class Credit:
     weights are made once for the whole optimizer step, so that no way of splitting the
     batch can change the gradient: loss = sum over all tokens of weight x term.
     returns: what the critic should have expected before each token; None without one.
-    metrics: what is worth knowing about how they were made, by name.
     """
 
     advantages: tuple[FloatArray, ...]
     weights: tuple[FloatArray, ...]
     returns: tuple[FloatArray, ...] | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for other in (self.weights, self.returns):

@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import agentrl
 from agentrl.algorithms.baselines import rloo
 from agentrl.algorithms.estimators import GroupRelative
-from agentrl.algorithms.filters import split_by_signal
 from agentrl.algorithms.samples import samples_of
+from agentrl.algorithms.tokens import Tokens
+from agentrl.algorithms.weights import token_mean
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.envs import Scorer
 from agentrl.losses import PolicyLoss
@@ -32,7 +33,7 @@ from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch import TorchTrainer
-from agentrl.types import Group, Sample, Scores, Task, TrainBatch
+from agentrl.types import Credit, Group, Sample, Scores, Task, TrainBatch
 
 SAMPLING = SamplingSettings(temperature=1.0)
 
@@ -107,14 +108,15 @@ async def run(options: argparse.Namespace) -> list[float]:
         groups = await asyncio.gather(*(player.group(next(tasks), seed) for seed in seeds))
         totals = [verdict.total for group in groups for verdict in group.verdicts]
         rewards.append(sum(totals) / max(len(totals), 1))
-        # 2. Numbers. Siblings that all did alike say nothing.
-        trained = split_by_signal(groups).trained
-        samples = learned_from(trained)
-        if samples:
-            # 3. Credit for every sampled token; the old logprobs are those that it was sampled with.
-            scores = Scores(old=tuple(sample.logprobs for sample in samples))
-            credit = estimator(trained, samples, scores)
-            # 4. A gradient.
+        # 2. Numbers: the tokens of all episodes. The old logprobs are those that they were sampled with.
+        samples = learned_from(groups)
+        tokens = Tokens.of(samples)
+        scores = Scores(old=tuple(sample.logprobs for sample in samples))
+        # 3. How much better each token was than expected: nothing, where siblings all did alike.
+        advantages = estimator(groups, tokens, tokens.scores(scores))
+        if advantages.advantages_N.any():
+            # 4. A gradient. What each token weighs in it is made once for the whole step.
+            credit = Credit(tokens.scatter(advantages.advantages_N), token_mean(samples))
             report = await trainer.update(TrainBatch(samples, scores, credit))
             # 5. New weights for the engine; tokens know which version wrote them.
             await trainer.publish(engine.sink, version=step + 1)

@@ -7,7 +7,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from agentrl.algorithms.samples import samples_of
-from agentrl.types import Ending, Episode, Group, Limits, Restart, Sample, Scores, Trajectory, Verdict
+from agentrl.algorithms.tokens import Tokens, TokenScores
+from agentrl.types import (
+    Ending,
+    Episode,
+    FloatArray,
+    Group,
+    Limits,
+    Restart,
+    Sample,
+    Scores,
+    Trajectory,
+    Verdict,
+)
 from tests.algorithms.episodes import TASK, turn
 
 
@@ -20,13 +32,36 @@ class Told(NamedTuple):
     split: int = 0
 
 
+class Arrays(NamedTuple):
+    """What an estimator gives, as one [T] array for each sample."""
+
+    advantages: tuple[FloatArray, ...]
+    returns: tuple[FloatArray, ...] | None
+    metrics: dict[str, float]
+
+
 class Batch(NamedTuple):
     groups: list[Group]
     samples: list[Sample]
     scores: Scores
 
-    def credit(self, estimator):
-        return estimator(self.groups, self.samples, self.scores)
+    def credit(self, estimator) -> Arrays:
+        return arrays_of(estimator, self.groups, self.samples, self.scores)
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens.of(self.samples)
+
+    @property
+    def known(self) -> TokenScores:
+        return self.tokens.scores(self.scores)
+
+
+def arrays_of(estimator, groups, samples, scores) -> Arrays:
+    tokens = Tokens.of(samples)
+    found = estimator(groups, tokens, tokens.scores(scores))
+    returns = None if found.returns_N is None else tokens.scatter(found.returns_N)
+    return Arrays(tokens.scatter(found.advantages_N), returns, dict(found.metrics))
 
 
 class Token(NamedTuple):

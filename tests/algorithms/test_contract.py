@@ -3,9 +3,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.estimators import Gae, GroupRelative
-from agentrl.types import Credit
 
 
 @dataclass
@@ -14,51 +14,42 @@ class Broken:
 
     change: object
 
-    def __call__(self, groups, samples, scores):
-        return self.change(GroupRelative()(groups, samples, scores), samples, scores)
+    def __call__(self, groups, tokens, scores):
+        return self.change(GroupRelative()(groups, tokens, scores), scores)
 
 
 def each(f):
-    return lambda credit, samples, scores: replace(
-        credit, advantages=tuple(f(a, s) for a, s in zip(credit.advantages, samples, strict=True))
-    )
+    return lambda found, scores: replace(found, advantages_N=f(found.advantages_N))
 
 
-def by_position(credit, samples, scores):
-    return replace(credit, advantages=tuple(a * k for k, a in enumerate(credit.advantages)))
+def in_place(found, scores):
+    scores.old_N[:] = 0
+    return found
 
 
-def in_place(credit, samples, scores):
-    scores.old[0][:] = 0
-    return credit
-
-
-def overflowing(credit, samples, scores):
-    ratios = [np.exp(o - s.logprobs) for o, s in zip(scores.old, samples, strict=True)]
-    return replace(credit, advantages=tuple(r * s.loss_mask for r, s in zip(ratios, samples, strict=True)))
+def overflowing(found, scores):
+    return replace(found, advantages_N=np.exp(scores.old_N - scores.rollout_N))
 
 
 @dataclass
 class Remembering:
     calls: int = 0
 
-    def __call__(self, groups, samples, scores):
+    def __call__(self, groups, tokens, scores):
         self.calls += 1
-        credit = GroupRelative()(groups, samples, scores)
-        return replace(credit, advantages=tuple(a * self.calls for a in credit.advantages))
+        found = GroupRelative()(groups, tokens, scores)
+        return replace(found, advantages_N=found.advantages_N * self.calls)
 
 
 BREAKS = {
-    "one array of the sample's length": lambda c, s, o: Credit(c.advantages[:-1], c.weights[:-1]),
-    "advantages must be float32": each(lambda a, s: a.astype(np.float64)),
-    "advantages hold numbers that are not finite": each(lambda a, s: a / np.float32(0)),
-    "advantages must be 0 wherever": each(lambda a, s: a + np.float32(1)),
-    "weights must not be below 0": lambda c, s, o: replace(c, weights=tuple(-w for w in c.weights)),
-    "returns must be 0 wherever": lambda c, s, o: replace(
-        c, returns=tuple(a + np.float32(1) for a in c.weights)
+    "returns Advantages, not ndarray; wrap it": lambda found, _: found.advantages_N,
+    "advantages must hold one number for each": each(lambda a: a[:-1]),
+    "advantages hold numbers that are not finite": each(lambda a: a / 0),
+    "returns hold numbers that are not finite": lambda found, _: replace(
+        found, returns_N=found.advantages_N + np.inf
     ),
     "changed the scores": in_place,
-    "depends on the order": by_position,
+    "depend on the order": each(lambda a: a * np.arange(len(a))),
 }
 
 
@@ -81,13 +72,24 @@ def test_an_estimator_that_remembers_is_named():
 
 
 def test_a_function_of_ones_own_that_keeps_its_promises_passes():
-    check_estimator(Broken(lambda credit, samples, scores: credit))
+    check_estimator(Broken(lambda found, _: found))
     check_estimator(Gae())
 
 
 def test_errors_of_the_estimator_itself_pass_through():
-    def refuses(groups, samples, scores):
+    def refuses(groups, tokens, scores):
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         check_estimator(refuses)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), ()])
+def test_advantages_are_flat(shape):
+    with pytest.raises(ValueError, match="must be flat and of one length"):
+        Advantages(np.zeros(shape))
+
+
+def test_returns_are_as_many_as_advantages():
+    with pytest.raises(ValueError, match="must be flat and of one length"):
+        Advantages(np.zeros(2), np.zeros(3))

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.corrections import IcePop, Mis, Tis
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.corrections import CorrectionWatch, IcePop, Mis, Tis
 from agentrl.types import Scores
-from tests.algorithms.batches import Batch, Told, batch, batches, close, laid_out, only_on_mask, walk
+from tests.algorithms.batches import Batch, Told, batch, batches, close, laid_out, walk
 
 LEVELS, MODES = ("token", "sequence", "geometric"), ("truncate", "clip", "mask")
 CORRECTIONS = {
@@ -62,10 +63,15 @@ def factors_by_hand(name, one: Batch):
     return laid_out(one.samples, found)
 
 
+def factors_of(correction, one: Batch):
+    """One array for each sample."""
+    return one.tokens.scatter(correction(one.tokens, one.known).factors_N)
+
+
 @given(one=batches())
 def test_factors_agree_with_pencil_and_paper(one):
     for name, correction in CORRECTIONS.items():
-        assert close(correction(one.samples, one.scores).factors, factors_by_hand(name, one)), name
+        assert close(factors_of(correction, one), factors_by_hand(name, one)), name
 
 
 def test_each_name_is_its_own_formula_and_no_other():
@@ -82,7 +88,7 @@ def test_each_name_is_its_own_formula_and_no_other():
     same = {
         (name, other)
         for name, other in product(CORRECTIONS, CORRECTIONS)
-        if close(CORRECTIONS[name](one.samples, one.scores).factors, factors_by_hand(other, one), 1e-4)
+        if close(factors_of(CORRECTIONS[name], one), factors_by_hand(other, one), 1e-4)
     }
     assert same == {(name, name) for name in CORRECTIONS}
 
@@ -90,26 +96,26 @@ def test_each_name_is_its_own_formula_and_no_other():
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_without_a_gap_every_factor_is_one(name):
     one = with_gaps([0.0, 0.0], [0.0])
-    factors, metrics = CORRECTIONS[name](one.samples, one.scores)
-    assert [f.tolist() for f in factors] == [[0, 1, 1], [0, 1]]
+    factors_N, metrics = CORRECTIONS[name](one.tokens, one.known)
+    assert factors_N.tolist() == [1, 1, 1]
     assert {key: value for key, value in metrics.items() if value} == {next(iter(metrics)): 1.0}
 
 
 @given(one=batches(gap=1e4))
-def test_huge_gaps_stay_finite_and_off_the_mask_nothing_is(one):
+def test_huge_gaps_stay_finite(one):
     for name, correction in CORRECTIONS.items():
-        factors, metrics = correction(one.samples, one.scores)
-        assert all(only_on_mask(one.samples, factors)), name
+        factors_N, metrics = correction(one.tokens, one.known)
+        assert np.all(np.isfinite(factors_N)), name
         assert all(np.isfinite(list(metrics.values()))), name
-        assert max((float(f.max()) for f in factors), default=0) <= 1.8, name
+        assert factors_N.max(initial=0.0) <= 1.8, name
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 @pytest.mark.parametrize("told", [[Told([0])], []])
 def test_without_trainable_tokens_there_is_nothing_to_correct(name, told):
     one = batch(told)
-    factors, metrics = CORRECTIONS[name](one.samples, one.scores)
-    assert not any(np.any(f) for f in factors)
+    factors_N, metrics = CORRECTIONS[name](one.tokens, one.known)
+    assert not len(factors_N)
     assert set(metrics.values()) == {0.0}
 
 
@@ -118,21 +124,19 @@ def test_a_sequence_is_an_episode_however_often_its_history_was_rewritten(level,
     gaps = [0.1, 0.3, -0.1, 0.2]
     whole = with_gaps(gaps, told=[Told([2, 2])])
     split = with_gaps(gaps, told=[Told([2, 2], split=1)])
-    per_token = [
-        np.concatenate(Mis(level, mode, veto=0.1)(b.samples, b.scores).factors) for b in (whole, split)
-    ]
-    assert per_token[0][[1, 2, 4, 5]].tolist() == per_token[1][[1, 2, 4, 5]].tolist()
+    per_token = [Mis(level, mode, veto=0.1)(b.tokens, b.known).factors_N.tolist() for b in (whole, split)]
+    assert per_token[0] == per_token[1]
 
 
 def test_metrics_count_tokens_and_dropped_sequences():
     one = with_gaps([log(4), 0.0], [log(0.25), 0.0])
-    assert Tis(2.0)(one.samples, one.scores).metrics == pytest.approx(
+    assert Tis(2.0)(one.tokens, one.known).metrics == pytest.approx(
         {"tis": (2 + 1 + 0.25 + 1) / 4, "tis_abs": (3 + 0.75) / 4, "tis_clipfrac": 0.25}
     )
-    assert IcePop(0.5, 5.0)(one.samples, one.scores).metrics == pytest.approx(
+    assert IcePop(0.5, 5.0)(one.tokens, one.known).metrics == pytest.approx(
         {"icepop": (4 + 1 + 0 + 1) / 4, "icepop_abs": (3 + 0.75) / 4, "icepop_clipfrac": 0.25}
     )
-    assert Mis("token", "truncate", 0.5, 2.0, veto=0.3)(one.samples, one.scores).metrics == pytest.approx(
+    assert Mis("token", "truncate", 0.5, 2.0, veto=0.3)(one.tokens, one.known).metrics == pytest.approx(
         {"mis": 0.75, "mis_abs": (3 + 0.75) / 4, "mis_clipfrac": 0.25, "mis_masked": 0.5, "mis_veto": 0.5}
     )
 
@@ -143,8 +147,8 @@ def test_bounds_are_inside():
         scores=Scores((np.array([0, *np.log([0.5, 5.0])], np.float32) + one.samples[0].logprobs,))
     )
     ratios = np.exp(one.scores.old[0].astype(np.float64) - one.samples[0].logprobs)[1:]
-    factors = IcePop(float(ratios[0]), float(ratios[1]))(one.samples, one.scores).factors
-    assert factors[0].tolist() == pytest.approx([0, 0.5, 5.0], rel=1e-5)
+    factors_N = IcePop(float(ratios[0]), float(ratios[1]))(one.tokens, one.known).factors_N
+    assert factors_N.tolist() == pytest.approx([0.5, 5.0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -160,3 +164,32 @@ def test_bounds_that_hold_nothing_are_refused(make, high, low):
 def test_a_veto_that_is_no_ratio_is_refused(veto):
     with pytest.raises(ValueError, match="veto is a ratio"):
         Mis(veto=veto)
+
+
+ACTS = {"tis": "tis_clipfrac", "mis": "mis_veto", "icepop": "icepop_clipfrac", "opsm": "opsm_fraction"}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_correction_that_never_acts_is_named_once(name):
+    idle, acting = {f"train/{ACTS[name]}": 0.0}, {f"train/{ACTS[name]}": 1e-3}
+    watch = CorrectionWatch(name, patience=4)
+    assert watch.warnings(idle, num_steps=2) == ()
+    assert watch.warnings(acting, num_steps=2) == ()
+    assert watch.warnings(idle, num_steps=2) == ()
+    assert watch.warnings({}, num_steps=0) == ()
+    (sentence,) = watch.warnings(idle, num_steps=2)
+    assert sentence.startswith(f"correction = {name} changed no token in 4 optimizer steps")
+    assert watch.warnings(idle, num_steps=2) == ()
+
+
+def test_without_a_correction_nothing_is_missed():
+    assert CorrectionWatch(patience=1).warnings({}, num_steps=9) == ()
+
+
+@pytest.mark.parametrize(("level", "acts"), [("geometric", True), ("token", False)])
+def test_bounds_for_tokens_never_act_on_a_geometric_mean(level, acts):
+    # As far apart as two precisions are: single tokens by a percent, their mean by a few thousandths.
+    one = with_gaps([0.02, -0.01, 0.015], [0.001, -0.001, 0.0])
+    bounds = AlgorithmConfig(correction="mis", mis_level=level).mis.bounds
+    assert (Mis(level, "mask", *bounds)(one.tokens, one.known).metrics["mis_masked"] > 0) == acts
+    assert Mis(level, "mask", 0.5, 2.0)(one.tokens, one.known).metrics["mis_masked"] == 0

@@ -6,22 +6,30 @@ from statistics import fmean, pstdev, stdev
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from agentrl.algorithms.baselines import dr_grpo, grpo, maxrl, rloo
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import IcePop, Mis, Tis
 from agentrl.algorithms.estimators import (
-    Crediting,
+    Adjusted,
     Gae,
     GroupRelative,
     ReinforcePlusPlus,
     TurnRelative,
 )
 from agentrl.algorithms.rewards import KlPenalty
-from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, token_mean
 from agentrl.types import Scores
-from tests.algorithms.batches import Batch, Told, batch, batches, close, laid_out, only_on_mask, walk
+from tests.algorithms.batches import (
+    Batch,
+    Told,
+    arrays_of,
+    batch,
+    batches,
+    close,
+    laid_out,
+    only_on_mask,
+    walk,
+)
 from tests.algorithms.episodes import group, of_engine, sample
 
 KL = KlPenalty(0.25)
@@ -39,9 +47,9 @@ ESTIMATORS = {
     "ppo by turns": Gae(0.9, 0.8, "turn"),
 }
 WITH_KL = {f"{name} with kl": replace(estimator, kl=KL) for name, estimator in ESTIMATORS.items()}
-ESTIMATORS["ppo whitened"] = Crediting(ESTIMATORS["ppo"], normalize_advantages=True)
-ESTIMATORS["dr_grpo whitened"] = Crediting(GroupRelative(dr_grpo), normalize_advantages=True)
-ESTIMATORS["reinforce_plus_plus whitened"] = Crediting(ReinforcePlusPlus(), normalize_advantages=True)
+ESTIMATORS["ppo whitened"] = Adjusted(ESTIMATORS["ppo"], normalize_advantages=True)
+ESTIMATORS["dr_grpo whitened"] = Adjusted(GroupRelative(dr_grpo), normalize_advantages=True)
+ESTIMATORS["reinforce_plus_plus whitened"] = Adjusted(ReinforcePlusPlus(), normalize_advantages=True)
 
 
 def whitened(values):
@@ -192,15 +200,14 @@ def test_every_estimator_keeps_the_contract(name):
 def test_with_everything_on_top_the_contract_holds(correction):
     for name in ("grpo", "turns", "reinforce_plus_plus", "ppo"):
         bare = replace(ESTIMATORS[name], kl=KL)
-        check_estimator(Crediting(bare, 0.5, True, rollout_mean, correction))
+        check_estimator(Adjusted(bare, 0.5, True, correction))
 
 
 @given(one=batches(gap=1e4))
 def test_no_gap_however_huge_gives_a_number_that_is_none(one):
     for name, estimator in (ESTIMATORS | WITH_KL).items():
-        credit = one.credit(Crediting(estimator, 1.0, correction=Tis()))
+        credit = one.credit(Adjusted(estimator, 1.0, correction=Tis()))
         assert all(only_on_mask(one.samples, credit.advantages)), name
-        assert all(only_on_mask(one.samples, credit.weights)), name
         assert all(np.isfinite(list(credit.metrics.values()))), name
 
 
@@ -229,12 +236,7 @@ def test_an_episode_that_began_anew_gets_what_it_got_in_one_piece(name):
         scores = Scores(*(numbered(one, k) for k in (1, 2, 3, 4)))
         credit = one._replace(scores=scores).credit((ESTIMATORS | WITH_KL)[name])
         masks = np.concatenate([s.loss_mask for s in one.samples])
-        per_token.append(
-            [
-                np.concatenate(credit.advantages)[masks].tolist(),
-                np.concatenate(credit.weights)[masks].tolist(),
-            ]
-        )
+        per_token.append(np.concatenate(credit.advantages)[masks].tolist())
     assert per_token[0] == per_token[1]
 
 
@@ -242,20 +244,18 @@ def test_baselines_count_episodes_whatever_became_of_them():
     # Episode 0 became two samples, episode 2 none: the mean of 3, 0, 0 is still 1.
     groups = [group("a", [3, 0, 0])]
     samples = [sample("a.0", [0, 1]), sample("a.0", [0, 1, 1]), sample("a.1", [0, 1])]
-    credit = GroupRelative(dr_grpo)(groups, samples, of_engine(samples))
+    credit = arrays_of(GroupRelative(dr_grpo), groups, samples, of_engine(samples))
     assert [a.tolist() for a in credit.advantages] == [[0, 2], [0, 2, 2], [0, -1]]
-    assert [w.tolist() for w in credit.weights] == [[0, 0.25], [0, 0.25, 0.25], [0, 0.25]]
-    by_turn = TurnRelative()(groups, samples, of_engine(samples))
+    by_turn = arrays_of(TurnRelative(), groups, samples, of_engine(samples))
     assert [a.tolist() for a in by_turn.advantages] == [[0, 3], [0, 3, 3], [0, -1.5]]
 
 
 def test_standard_deviation_divides_only_where_it_is_asked_for():
     groups = [group("a", [2, 0])]
     samples = [sample("a.0", [0, 1]), sample("a.1", [0, 1])]
-    divided = GroupRelative()(groups, samples, of_engine(samples)).advantages
-    plain = GroupRelative(partial(grpo, std_normalization=False))(
-        groups, samples, of_engine(samples)
-    ).advantages
+    divided = arrays_of(GroupRelative(), groups, samples, of_engine(samples)).advantages
+    plain = GroupRelative(partial(grpo, std_normalization=False))
+    plain = arrays_of(plain, groups, samples, of_engine(samples)).advantages
     assert [a[1] for a in divided] == pytest.approx([2**-0.5, -(2**-0.5)], abs=1e-5)
     assert [a[1] for a in plain] == [1, -1]
 
@@ -265,13 +265,13 @@ def test_a_sample_from_nowhere_is_refused(name):
     stranger = sample("x", [0, 1])
     scores = replace(of_engine([stranger]), values=(np.zeros(2, np.float32),))
     with pytest.raises(ValueError, match=r"no group: \['x'\]"):
-        ESTIMATORS[name]([group("a", [1, 0])], [stranger], scores)
+        arrays_of(ESTIMATORS[name], [group("a", [1, 0])], [stranger], scores)
 
 
 def test_samples_of_turns_that_were_not_played_are_refused():
     later = replace(sample("a.0", [0, 1]), turns=np.array([0, 5], np.int32))
     with pytest.raises(ValueError, match=r"a\.0 has 1 turns"):
-        TurnRelative()([group("a", [1, 0])], [later], of_engine([later]))
+        arrays_of(TurnRelative(), [group("a", [1, 0])], [later], of_engine([later]))
 
 
 @pytest.mark.parametrize(
@@ -280,13 +280,13 @@ def test_samples_of_turns_that_were_not_played_are_refused():
         (Gae(), "needs the values of a critic"),
         (GroupRelative(kl=KL), "needs the logprobs of a reference model"),
         (Gae(kl=KL), "needs the values of a critic"),
-        (Crediting(GroupRelative(), opd_kl_coef=1.0), "needs the logprobs of a teacher"),
+        (Adjusted(GroupRelative(), opd_kl_coef=1.0), "needs the logprobs of a teacher"),
     ],
 )
 def test_scores_that_are_missing_are_asked_for_in_a_sentence(estimator, sentence):
     one = batch([Told([1], 1.0), Told([1])])
     with pytest.raises(ValueError, match=sentence):
-        estimator(one.groups, one.samples, of_engine(one.samples))
+        arrays_of(estimator, one.groups, one.samples, of_engine(one.samples))
 
 
 def test_a_gamma_that_is_no_share_is_refused():
@@ -305,34 +305,28 @@ def test_distillation_pulls_towards_the_teacher_before_whitening(one):
                 one.scores.teacher[t.sample][t.position]
             )
             pulled[here] = float(bare[t.sample][t.position]) - 0.5 * gaps[here]
-    credit = one.credit(Crediting(GroupRelative(dr_grpo), opd_kl_coef=0.5))
+    credit = one.credit(Adjusted(GroupRelative(dr_grpo), opd_kl_coef=0.5))
     assert close(credit.advantages, laid_out(one.samples, pulled))
     assert credit.metrics == pytest.approx({"opd_kl": fmean(gaps.values()) if gaps else 0.0})
-    both = one.credit(Crediting(GroupRelative(dr_grpo), opd_kl_coef=0.5, normalize_advantages=True))
+    both = one.credit(Adjusted(GroupRelative(dr_grpo), opd_kl_coef=0.5, normalize_advantages=True))
     scaled = dict(zip(pulled, whitened(list(pulled.values())), strict=True))
     assert close(both.advantages, laid_out(one.samples, scaled), 1e-3)
 
 
-WEIGHTS = st.sampled_from([token_mean, sample_mean, rollout_mean, partial(constant, max_length=9)])
-
-
-@given(batches(), WEIGHTS)
-def test_a_correction_multiplies_advantages_and_leaves_weights_alone(one, weights):
+@given(batches())
+def test_a_correction_multiplies_advantages(one):
     correction = Mis("token", "mask")
-    plain = one.credit(Crediting(GroupRelative(), weights=weights))
-    corrected = one.credit(Crediting(GroupRelative(), weights=weights, correction=correction))
-    factors, metrics = correction(one.samples, one.scores)
-    expected = [a.astype(float) * f for a, f in zip(plain.advantages, factors, strict=True)]
-    assert [a.tolist() for a in corrected.advantages] == [pytest.approx(a.tolist()) for a in expected]
-    for credit in (plain, corrected):
-        assert [w.tolist() for w in credit.weights] == [w.tolist() for w in weights(one.samples)]
+    plain, corrected = (one.credit(Adjusted(GroupRelative(), correction=c)) for c in (None, correction))
+    factors_N, metrics = correction(one.tokens, one.known)
+    expected = one.tokens.gather(plain.advantages, "advantages") * factors_N
+    assert close(corrected.advantages, one.tokens.scatter(expected))
     assert corrected.metrics == metrics
 
 
-def test_with_nothing_on_top_credit_is_the_estimators_own():
-    bare, crediting = ADVERSARIAL.credit(Gae(kl=KL)), ADVERSARIAL.credit(Crediting(Gae(kl=KL)))
-    for field in ("advantages", "weights", "returns"):
-        pairs = zip(getattr(bare, field), getattr(crediting, field), strict=True)
+def test_with_nothing_on_top_advantages_are_the_estimators_own():
+    bare, adjusted = ADVERSARIAL.credit(Gae(kl=KL)), ADVERSARIAL.credit(Adjusted(Gae(kl=KL)))
+    for field in ("advantages", "returns"):
+        pairs = zip(getattr(bare, field), getattr(adjusted, field), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
-    assert crediting.metrics == bare.metrics
+    assert adjusted.metrics == bare.metrics
     assert set(bare.metrics) == {"ref_kl"}

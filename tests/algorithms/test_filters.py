@@ -1,16 +1,7 @@
-from agentrl.algorithms.filters import has_signal, split_by_signal
+from agentrl.algorithms.filters import has_signal
 from tests.algorithms.episodes import group
 
 
-def test_groups_whose_siblings_all_did_alike_are_set_aside_in_order():
-    groups = [
-        group("a", [0, 0, 0]),
-        group("b", [0, 1, 0]),
-        group("c", [1, 1, 1]),
-        group("d", [0.5, 0.5, 0.6]),
-        group("e", [0.1]),
-    ]
-    trained, dropped = split_by_signal(groups)
-    assert [g.id for g in trained] == ["b", "d"]
-    assert [g.id for g in dropped] == ["a", "c", "e"]
-    assert [has_signal(g) for g in groups] == [False, True, False, True, False]
+def test_siblings_that_did_differently_are_a_signal():
+    rewards = [[0, 0, 0], [0, 1, 0], [1, 1, 1], [0.5, 0.5, 0.6], [0.1]]
+    assert [has_signal(group("g", one)) for one in rewards] == [False, True, False, True, False]

@@ -84,6 +84,10 @@ class Enumerated:
         return -torch.autograd.grad(surrogate, self.logits, retain_graph=True)[0]
 
 
+def by_sequence(advantages_N):
+    return np.split(advantages_N, np.cumsum([len(s) for s in SEQUENCES])[:-1])
+
+
 def relative_error(found, exact):
     return float((found - exact).norm() / exact.norm())
 
@@ -92,8 +96,9 @@ def relative_error(found, exact):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_penalty_has_the_gradient_of_the_divergence(name, seed):
     policy = Enumerated.of(seed)
-    credit = ESTIMATORS[name](*policy.batch())
-    advantages = [a[1:].astype(np.float64) for a in credit.advantages]
+    groups, samples, scores = policy.batch()
+    tokens = Tokens.of(samples)
+    advantages = by_sequence(ESTIMATORS[name](groups, tokens, tokens.scores(scores)).advantages_N)
     assert relative_error(policy.of_the_reward(advantages), policy.of_the_divergence()) <= 1e-6
 
 
@@ -105,10 +110,9 @@ def test_estimates_that_are_right_in_the_loss_are_wrong_in_the_reward():
         tokens = Tokens.of(samples)
         exact = policy.of_the_divergence()
         for kind, found in cosines.items():
-            penalty_N = kl_estimate(tokens.gather(scores.old, "old"), tokens.gather(scores.ref, "ref"), kind)
-            advantages_N = -discounted_returns(penalty_N, tokens)
-            advantages = np.split(advantages_N, np.cumsum([len(s) for s in SEQUENCES])[:-1])
-            gradient = policy.of_the_reward(advantages)
+            known = tokens.scores(scores)
+            penalty_N = kl_estimate(known.old_N, known.ref_N, kind)
+            gradient = policy.of_the_reward(by_sequence(-discounted_returns(penalty_N, tokens)))
             found.append(float((gradient * exact).sum() / (gradient.norm() * exact.norm())))
     assert min(cosines["k1"]) > 1 - 1e-9
     # On average far from parallel, and at worst uphill.

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 
 from agentrl.algorithms.off_policy import mismatch_metrics
-from agentrl.types import Scores
 from tests.algorithms.batches import Batch, Told, batch, batches, walk
 from tests.algorithms.episodes import of_engine
 
@@ -45,18 +44,18 @@ def by_hand(one: Batch):
 
 @given(batches())
 def test_metrics_agree_with_pencil_and_paper(one):
-    assert mismatch_metrics(one.samples, one.scores) == pytest.approx(by_hand(one), rel=1e-6, abs=1e-9)
+    assert mismatch_metrics(one.tokens, one.known) == pytest.approx(by_hand(one), rel=1e-6, abs=1e-9)
 
 
 def test_without_a_gap_nothing_is_off():
     one = batch([Told([2, 1]), Told([0])])
-    assert mismatch_metrics(one.samples, of_engine(one.samples)) == NO_GAP
-    assert mismatch_metrics([], Scores(())) == NO_GAP
+    assert mismatch_metrics(one.tokens, one.tokens.scores(of_engine(one.samples))) == NO_GAP
+    assert mismatch_metrics(batch().tokens, batch().known) == NO_GAP
 
 
 @given(batches(gap=1e4))
 def test_huge_gaps_stay_finite(one):
-    metrics = mismatch_metrics(one.samples, one.scores)
+    metrics = mismatch_metrics(one.tokens, one.known)
     assert all(np.isfinite(list(metrics.values())))
     assert 0 < metrics["train_rollout_ess"] <= 1 + 1e-9
     assert metrics["train_rollout_kl_k3"] >= 0

@@ -112,7 +112,7 @@ def test_k1_and_k3_are_unbiased():
 
 def test_the_penalty_compares_the_old_policy_with_the_reference():
     one = batch([Told([2, 1])])
-    estimates = KlPenalty(0.1).estimate(Tokens.of(one.samples), one.scores)
+    estimates = KlPenalty(0.1).estimate(one.known)
     expected = [
         old - ref for old, ref in zip(flat(one, one.scores.old), flat(one, one.scores.ref), strict=True)
     ]
@@ -122,4 +122,4 @@ def test_the_penalty_compares_the_old_policy_with_the_reference():
 def test_a_penalty_without_a_reference_says_what_to_do():
     one = batch([Told([1])])
     with pytest.raises(ValueError, match="load one"):
-        KlPenalty(0.1).estimate(Tokens.of(one.samples), Scores(one.scores.old))
+        KlPenalty(0.1).estimate(one.tokens.scores(Scores(one.scores.old)))

@@ -11,7 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
-from agentrl.build.algorithm import build_estimator, build_loss, build_split, roles_of
+from agentrl.build.algorithm import (
+    build_algorithm,
+    build_estimator,
+    build_is_idle,
+    build_loss,
+    build_weights,
+    roles_of,
+)
 from agentrl.errors import ConfigError
 from agentrl.losses import KlTerm, PolicyLoss
 from tests.algorithms.batches import Told, batch, flat, walk
@@ -28,8 +35,9 @@ MAX_LENGTH = 10
 
 def made(**settings):
     config = AlgorithmConfig(**settings)
-    credit = BATCH.credit(build_estimator(config, max_length=MAX_LENGTH))
-    return np.array(flat(BATCH, credit.advantages)), np.array(flat(BATCH, credit.weights)), build_loss(config)
+    credit = BATCH.credit(build_estimator(config))
+    weights = build_weights(config, MAX_LENGTH)(BATCH.samples)
+    return np.array(flat(BATCH, credit.advantages)), np.array(flat(BATCH, weights)), build_loss(config)
 
 
 def rewards():
@@ -176,20 +184,41 @@ def test_those_are_scored_who_are_asked(settings, roles):
 
 
 @pytest.mark.parametrize(
-    ("settings", "trained"),
+    ("settings", "idle"),
     [
-        ({}, 2),
-        ({"advantage_estimator": "maxrl"}, 2),
-        ({"advantage_estimator": "ppo"}, 3),
-        ({"advantage_estimator": "reinforce_plus_plus"}, 3),
-        ({"advantage_estimator": "rloo", "credit_level": "turn"}, 3),
-        ({"use_kl_loss": True}, 3),
-        ({"use_opd": True, "opd_teacher_load": "x"}, 3),
-        ({"entropy_coef": 0.1}, 3),
+        ({}, 1),
+        ({"advantage_estimator": "maxrl"}, 1),
+        ({"use_tis": True}, 1),
+        ({"advantage_estimator": "ppo"}, 0),
+        ({"advantage_estimator": "reinforce_plus_plus"}, 0),
+        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, 0),
+        ({"normalize_advantages": True}, 0),
+        ({"advantage_estimator": "rloo", "credit_level": "turn"}, 0),
+        ({"use_kl_loss": True}, 0),
+        ({"kl_coef": 0.1}, 0),
+        ({"use_opd": True, "opd_teacher_load": "x"}, 0),
+        ({"entropy_coef": 0.1}, 0),
     ],
 )
-def test_groups_that_did_alike_are_set_aside_only_where_they_cannot_teach(settings, trained):
-    assert len(build_split(AlgorithmConfig(**settings))(BATCH.groups).trained) == trained
+def test_groups_that_did_alike_are_idle_only_where_nothing_can_come_of_them(settings, idle):
+    is_idle = build_is_idle(AlgorithmConfig(**settings))
+    assert sum(map(is_idle, BATCH.groups)) == idle
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone"),
+    [
+        ({}, True),
+        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, True),
+        ({"use_opsm": True}, True),
+        ({"use_opd": True, "opd_teacher_load": "x"}, True),
+        ({"advantage_estimator": "ppo"}, False),
+        ({"use_kl_loss": True}, False),
+        ({"entropy_coef": 0.1}, False),
+    ],
+)
+def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alone(settings, alone):
+    assert build_algorithm(AlgorithmConfig(**settings), max_length=9).policy_term_alone == alone
 
 
 @pytest.mark.parametrize(
@@ -223,17 +252,14 @@ def test_settings_that_contradict_each_other_are_refused(settings, says):
 
 OWN = """
 import numpy as np
-from agentrl.algorithms.weights import token_mean
+from agentrl.algorithms.advantages import Advantages
 from agentrl.losses import LossOutput
-from agentrl.types import Credit
 
-def outcome(groups, samples, scores):
-    total = {v.episode_id: v.total for g in groups for v in g.verdicts}
-    advantages = [(s.loss_mask * total[s.rollout_id]).astype(np.float32) for s in samples]
-    return Credit(tuple(advantages), token_mean(samples))
+def outcome(groups, tokens, scores):
+    return Advantages(tokens.spread({v.episode_id: v.total for g in groups for v in g.verdicts}))
 
-def halves(groups, samples, scores):
-    return Credit(tuple(np.ones(len(s), np.float32) for s in samples), token_mean(samples))
+def bare(groups, tokens, scores):
+    return np.ones(len(tokens))
 
 def imitate(outputs, inputs):
     return LossOutput(-(inputs.weights_N * outputs.logp_N).sum(), {"nll": -outputs.logp_N.detach().sum()})
@@ -257,19 +283,20 @@ def test_an_estimator_and_a_loss_of_ones_own_are_found_and_tried_out():
         custom_advantage_function_path="my_algorithm:outcome",
         custom_loss_function_path="my_algorithm:imitate",
     )
-    credit = BATCH.credit(build_estimator(told, max_length=MAX_LENGTH))
+    credit = BATCH.credit(build_estimator(told))
     assert flat(BATCH, credit.advantages) == pytest.approx([own for _, own, _ in rewards()])
     assert build_loss(told).__name__ == "imitate"
-    assert len(build_split(told)(BATCH.groups).trained) == 3
+    assert not any(map(build_is_idle(told), BATCH.groups))
+    assert not build_algorithm(told, max_length=9).policy_term_alone
 
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("kind", "path", "says"),
     [
-        ("advantage", "my_algorithm:halves", "my_algorithm:halves: "),
+        ("advantage", "my_algorithm:bare", "my_algorithm:bare: an estimator returns Advantages"),
         ("advantage", "my_algorithm:nobody", "no estimator `my_algorithm:nobody`"),
-        ("advantage", "my_algorithm:Credit", "name a function, or an object that is one"),
+        ("advantage", "my_algorithm:Advantages", "name a function, or an object that is one"),
         ("loss", "my_algorithm:averaged", "my_algorithm:averaged: "),
         ("loss", "nowhere:nobody", "no loss `nowhere:nobody`"),
     ],
@@ -277,4 +304,4 @@ def test_an_estimator_and_a_loss_of_ones_own_are_found_and_tried_out():
 def test_one_that_does_not_keep_its_promise_is_one_sentence(kind, path, says):
     told = AlgorithmConfig(**{f"custom_{kind}_function_path": path})
     with pytest.raises(ConfigError, match=says):
-        build_estimator(told, max_length=MAX_LENGTH) if kind == "advantage" else build_loss(told)
+        build_estimator(told) if kind == "advantage" else build_loss(told)

@@ -14,8 +14,8 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.build.algorithm import build_algorithm
 from agentrl.build.config import RunConfig
 from agentrl.build.load import load_config
-from agentrl.build.model import Model
 from agentrl.build.trainer import build_trainer, opened_beside
+from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
@@ -125,19 +125,26 @@ def config_of(settings) -> RunConfig:
     return load_config(None, settings)
 
 
-def observed(config: RunConfig, folder) -> object:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> ModelSource:
+    folder = tmp_path_factory.mktemp("policy")
+    qwen3(torch.float32).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return open_source(folder)
+
+
+def observed(config: RunConfig, source: ModelSource, folder) -> object:
     """All that is built of the section, or the sentence that says what cannot be."""
     algorithm = build_algorithm(config.algorithm, max_length=10)
-    model = Model(qwen3(torch.float32), tokenizer())
     try:
-        opened_beside(model, config)
+        opened_beside(source, config)
     except UserError as error:
         return repr(algorithm.estimator), repr(algorithm.loss), algorithm.roles, str(error)
-    trainer = build_trainer(model, config, PolicyLoss(), Beside(), folder)
+    trainer = build_trainer(source, config, PolicyLoss(), Beside(), folder)
     critic = trainer._beside.critic
-    trained = len(algorithm.split(GROUPS).trained)
+    idle = tuple(map(algorithm.is_idle, GROUPS))
     return (
-        *(repr(algorithm.estimator), repr(algorithm.loss), algorithm.roles, trained),
+        *(repr(algorithm.estimator), repr(algorithm.weights), repr(algorithm.loss), algorithm.roles, idle),
         critic and (critic.alone, repr(critic._learner._loss), critic._learner._config),
         trainer._beside.ref is not None,
     )
@@ -150,11 +157,12 @@ def test_every_setting_of_the_algorithm_is_here():
 
 
 @pytest.mark.parametrize("name", ALGORITHM)
-def test_a_setting_changes_what_is_built(tmp_path, name):
+def test_a_setting_changes_what_is_built(source, tmp_path, name):
     setting = ALGORITHM[name]
     without = {k: v for k, v in setting.under.items() if k not in ("use_opd", "opd_teacher_load")}
     bare = config_of(without if name in ("use_opd", "opd_teacher_load") else setting.under)
-    assert observed(config_of({**setting.under, name: setting.value}), tmp_path) != observed(bare, tmp_path)
+    changed = config_of({**setting.under, name: setting.value})
+    assert observed(changed, source, tmp_path) != observed(bare, source, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name, setting in ALGORITHM.items() if setting.refused])

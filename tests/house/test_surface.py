@@ -49,8 +49,9 @@ FOR_AUTHORS = {"agentrl", "agentrl.tools"}
 FOR_LOOPS = FOR_AUTHORS | {
     "agentrl.algorithms.baselines",
     "agentrl.algorithms.estimators",
-    "agentrl.algorithms.filters",
     "agentrl.algorithms.samples",
+    "agentrl.algorithms.tokens",
+    "agentrl.algorithms.weights",
     "agentrl.engine.embedded",
     "agentrl.envs",
     "agentrl.losses",

@@ -85,7 +85,7 @@ def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, st
             taken += [index_of(outcome) for outcome in outcomes]
             for _ in range(pause):
                 await asyncio.sleep(0)
-            producer.published(step + 1)
+            producer.advance(step + 1, version=step + 1)
         in_flight = set(range(yard.prompts)) - set(taken)
         await producer.close()
         assert taken == sorted(taken)
@@ -106,7 +106,7 @@ def test_as_many_groups_are_in_flight_as_may_be(batch_size, staleness):
             for _ in range(3):
                 await asyncio.sleep(0)
             assert len(yard.started) == (step + staleness + 1) * batch_size
-            producer.published(step + 1)
+            producer.advance(step + 1, version=step + 1)
         await producer.close()
 
     asyncio.run(run())
@@ -152,7 +152,7 @@ async def test_a_replacement_is_played_by_the_policy_that_serves_when_it_starts(
     yard = Yard([0], bad={3})
     producer = yard.producer(2, max_staleness=1)
     await producer.take()
-    producer.published(1)
+    producer.advance(1, version=1)
     await producer.take()
     assert yard.started == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1}
     await producer.close()
@@ -178,8 +178,8 @@ async def test_an_older_version_admits_nothing_and_takes_nothing_back():
     yard = Yard([0])
     producer = yard.producer(1)
     await producer.take()
-    producer.published(2)
-    producer.published(1)
+    producer.advance(2, version=2)
+    producer.advance(1, version=1)
     await producer.take()
     assert yard.started[1] == 2
     await producer.close()
@@ -233,3 +233,17 @@ async def test_groups_that_had_ended_are_handed_back_when_the_producer_closes():
     left = await producer.close()
     assert [index_of(outcome) for outcome in left] == [0, 1, 2, 3]
     assert await producer.close() == []
+
+
+async def test_a_batch_that_brought_no_version_admits_the_next_against_the_same_weights():
+    yard = Yard([0])
+    producer = yard.producer(2)
+    await producer.take()
+    producer.advance(1, version=0)
+    await producer.take()
+    assert producer.version == 0
+    assert yard.started == {0: 0, 1: 0, 2: 0, 3: 0}
+    producer.advance(2, version=1)
+    await producer.take()
+    assert yard.started[4] == yard.started[5] == producer.version == 1
+    await producer.close()

@@ -17,14 +17,14 @@ def episode(id: str, failure: Failure | None = None) -> Episode:
     return Episode(id, "E-v0", TASK, 0, Limits(), (), (1.0,), ending, failure)
 
 
-def whole(name: str, failed: tuple[Episode, ...] = ()) -> GroupOutcome:
+def whole(name: str, failed: tuple[Episode, ...] = (), *, alike: bool = False) -> GroupOutcome:
     episodes = (episode(f"{name}-0"), episode(f"{name}-1"))
-    verdicts = tuple(Verdict(e.id, "env", float(k)) for k, e in enumerate(episodes))
+    verdicts = tuple(Verdict(e.id, "env", 0.5 if alike else float(k)) for k, e in enumerate(episodes))
     return GroupOutcome(Group(name, TASK, 0, episodes, verdicts), failed, episodes)
 
 
 def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp_path: Path) -> None:
-    learned, flat = whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1")
+    learned, flat = whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1", alike=True)
     broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
     assert learned.group
     assert flat.group

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.build.algorithm import build_algorithm
 from agentrl.errors import EngineError
 from agentrl.observe import Journal, Outcome, reconcile
 from agentrl.protocols import StepReport
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.books import leftover_entries
 from agentrl.run.loop import Loop
-from agentrl.types import Credit
 from tests.algorithms.episodes import group
 
-
-def nothing(groups, samples, scores):
-    """No credit for anyone."""
-    zeros = tuple(np.zeros(len(sample), np.float32) for sample in samples)
-    return Credit(zeros, zeros)
+ALGORITHM = build_algorithm(AlgorithmConfig(), max_length=9)
 
 
 class Took:
     """A producer with one batch."""
+
+    version = 0
 
     async def take(self):
         groups = [group(f"g{n}", [0.0, 1.0]) for n in range(4)]
@@ -50,7 +48,7 @@ async def test_groups_count_as_trained_from_the_update_on_that_saw_them(tmp_path
     loop = Loop(
         producer=Took(),
         trainer=Breaks(at),
-        estimator=nothing,
+        algorithm=ALGORITHM,
         sink=None,
         temperature=1.0,
         num_steps=2,

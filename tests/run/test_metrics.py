@@ -56,7 +56,7 @@ def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
         ),
     )
     metrics = rollout_metrics(
-        [outcome([{"env": 1.0, "brevity": 3.0}, {"env": 0.0, "brevity": 1.0}], episodes)], []
+        [outcome([{"env": 1.0, "brevity": 3.0}, {"env": 0.0, "brevity": 1.0}], episodes)]
     )
     assert metrics["rollout/raw_reward"] == 0.5
     assert metrics["rollout/reward/env/mean"] == 0.5
@@ -71,7 +71,7 @@ def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
 
 
 def test_the_steps_own_reward_is_told_once() -> None:
-    metrics = rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))], [])
+    metrics = rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))])
     assert not any(name.startswith("rollout/reward/") for name in metrics)
 
 
@@ -84,7 +84,7 @@ def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> Non
         Trajectory((plain,), 1, Restart.COMPACTED),
     )
     whole = replace(episode("a"), trajectories=split)
-    metrics = rollout_metrics([outcome([{"env": 1.0}], (whole,))], [])
+    metrics = rollout_metrics([outcome([{"env": 1.0}], (whole,))])
     assert metrics["rollout/restarts/compacted"] == 2.0
     assert metrics["rollout/restarts/tools_changed"] == 0.0
     assert metrics["rollout/reasoning_ratio"] == 0.25

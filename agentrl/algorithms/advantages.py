@@ -1,0 +1,41 @@
+"""The seam of an advantage estimator: what it is given and what it returns. N: the trainable tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
+from agentrl.types import Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Advantages:
+    """How much better each trainable token of a rollout batch was than expected, float64 [N].
+
+    They stand as in `Tokens`. returns_N: what a critic should have expected before each token; None without
+    one. metrics: what is worth knowing about how they were made, by name.
+
+    Raises:
+        ValueError: they are not flat arrays of one length.
+    """
+
+    advantages_N: Floats
+    returns_N: Floats | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shapes = {array.shape for array in (self.advantages_N, self.returns_N) if array is not None}
+        if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+            raise ValueError(f"advantages and returns must be flat and of one length, got {sorted(shapes)}")
+
+
+class AdvantageEstimator(Protocol):
+    """Advantages of a whole rollout batch at once, in numpy."""
+
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """One advantage for each of the N `tokens`, whose rollouts are all in `groups`.
+
+        `tokens` may leave out rollouts of `groups`; baselines still count them.
+        """

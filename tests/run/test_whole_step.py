@@ -1,0 +1,259 @@
+"""A whole iteration against an oracle from scratch: rewards to gradients, in loops over tokens.
+
+What counts and what does not is the point: advantages are whitened over the rollout batch, weights divide by
+everything that was played for an optimizer step, and old logprobs are those that the batch began with.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from statistics import fmean, pstdev, stdev
+
+import numpy as np
+import pytest
+
+from agentrl.algorithms.advantages import Advantages
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.build.algorithm import build_algorithm
+from agentrl.run.books import iteration_entries
+from agentrl.run.loop import Loop
+from tests.run.tables import POLICY, STEP_SIZE, VALUES, VOCABULARY, TableTrainer, episodes_of, producer_of
+
+MAX_LENGTH = 20
+GROUPS = [
+    episodes_of("a", [1.0, 0.0, 0.5], seed=10),
+    episodes_of("b", [1.0, 1.0], seed=11),
+    episodes_of("c", [0.0, 1.0], seed=12),
+    episodes_of("d", [0.0, 0.0, 0.0], seed=13),
+    episodes_of("e", [0.25, 1.0, 0.0], seed=14),
+    episodes_of("f", [0.5, 0.5], seed=15),
+    episodes_of("g", [0.0, 2.0], seed=16),
+]
+# By hand: a, c, e, g have signal; b, d, f fill the smallest step up.
+STEPS = {1: ["abcdefg"], 2: ["abcf", "deg"], 3: ["abf", "cd", "eg"]}
+
+
+def run_of(config, num_steps, batches=(GROUPS,)):
+    algorithm = build_algorithm(config, max_length=MAX_LENGTH)
+    trainer = TableTrainer(algorithm.loss)
+    producer = producer_of(batches)
+    return Loop(
+        producer=producer,
+        trainer=trainer,
+        algorithm=algorithm,
+        sink=None,
+        temperature=1.0,
+        num_steps=num_steps,
+    )
+
+
+async def gradients_of(num_steps, **settings):
+    loop = run_of(AlgorithmConfig(**settings), num_steps)
+    await loop.iterate(0)
+    return loop.trainer.gradients
+
+
+# The oracle: an episode is a list of (token before, token); everything else is a loop.
+
+
+def episodes(groups):
+    for group in groups:
+        totals = [verdict.total for verdict in group.verdicts]
+        for played, total in zip(group.episodes, totals, strict=True):
+            yield group.id, totals, total, pairs_of([turn.tokens for turn in played.turns])
+
+
+def pairs_of(turns):
+    pairs, before = [], None
+    for one in turns:
+        before = one.world_ids.tolist()[-1]
+        for token in one.completion.token_ids.tolist():
+            pairs.append((before, token))
+            before = token
+    return pairs
+
+
+def outcome(name, total, totals):
+    centred = total - fmean(totals)
+    if name == "grpo":
+        return centred / (stdev(totals) + 1e-6)
+    return centred * len(totals) / (len(totals) - 1) if name == "rloo" else centred
+
+
+def advantages(name, groups, gamma, lambd, whitened):
+    found = []
+    for _, totals, total, pairs in episodes(groups):
+        rewards = [0.0] * len(pairs)
+        rewards[-1] = total
+        if name in ("ppo", "reinforce_plus_plus"):
+            values = [VALUES[before] if name == "ppo" else 0.0 for before, _ in pairs] + [0.0]
+            later, backwards = 0.0, []
+            for n in reversed(range(len(pairs))):
+                decay = gamma if n + 1 < len(pairs) else 0.0
+                later = rewards[n] + decay * values[n + 1] - values[n] + decay * lambd * later
+                backwards.append(later)
+            found.append(backwards[::-1])
+        else:
+            found.append([outcome(name, total, totals)] * len(pairs))
+    if whitened:
+        flat = [a for one in found for a in one]
+        found = [[(a - fmean(flat)) / (pstdev(flat) + 1e-8) for a in one] for one in found]
+    return found
+
+
+def log_softmax(table, before, token):
+    row = table[before] - table[before].max()
+    return row[token] - np.log(np.exp(row).sum())
+
+
+def weight(kind, played, n):
+    """Of a token of an episode of n tokens, among all that was played for the step."""
+    tokens = sum(len(pairs) for *_, pairs in played)
+    return {
+        "token": 1 / tokens,
+        "sample": 1 / (len(played) * n),
+        "rollout": 1 / (len(played) * n),
+        "constant": 1 / (len(played) * MAX_LENGTH),
+    }[kind]
+
+
+def of_token(table, old, pair, share, advantage, eps):
+    """The gradient of a clipped term by the logits of its row; 0 where the loss stops following it."""
+    before, token = pair
+    ratio = exp(log_softmax(table, before, token) - log_softmax(old, before, token))
+    bounded = min(max(ratio, 1 - eps[0]), 1 + eps[1])
+    if -advantage * ratio < -advantage * bounded:
+        return np.zeros(VOCABULARY)
+    slope = -share * advantage * ratio
+    row = np.array([-slope * exp(log_softmax(table, before, k)) for k in range(VOCABULARY)])
+    row[token] += slope
+    return row
+
+
+def of_step(members, table, old, kind, eps):
+    gradient = np.zeros((VOCABULARY, VOCABULARY))
+    for (*_, pairs), credit in members:
+        share = weight(kind, [one for one, _ in members], len(pairs))
+        for pair, advantage in zip(pairs, credit, strict=True):
+            gradient[pair[0]] += of_token(table, old, pair, share, advantage, eps)
+    return gradient
+
+
+def gradients_by_hand(name, kind, num_steps, *, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)):
+    table, old = POLICY.copy(), POLICY.copy()
+    by_episode = advantages(name, GROUPS, gamma, lambd, whitened)
+    everyone = list(zip(episodes(GROUPS), by_episode, strict=True))
+    found = []
+    for step in STEPS[num_steps]:
+        members = [(one, credit) for one, credit in everyone if one[0] in step]
+        found.append(of_step(members, table, old, kind, eps))
+        table = table - STEP_SIZE * found[-1]
+    return found
+
+
+CASES = {
+    "grpo": ("grpo", "token", {}, {}),
+    "grpo by rollouts": ("grpo", "rollout", {"loss_weighting": "rollout"}, {}),
+    "dr_grpo": ("dr_grpo", "constant", {}, {}),
+    "rloo by samples": ("rloo", "sample", {"loss_weighting": "sample"}, {}),
+    "grpo whitened": (
+        "grpo",
+        "constant",
+        {"normalize_advantages": True, "loss_weighting": "constant"},
+        {"whitened": True},
+    ),
+    "reinforce_plus_plus": ("reinforce_plus_plus", "token", {"gamma": 0.9}, {"gamma": 0.9, "whitened": True}),
+    "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", "token", {}, {"whitened": True}),
+    "ppo": ("ppo", "token", {"gamma": 0.9, "lambd": 0.8}, {"gamma": 0.9, "lambd": 0.8, "whitened": True}),
+}
+
+
+@pytest.mark.parametrize("num_steps", STEPS)
+@pytest.mark.parametrize("case", CASES)
+async def test_every_gradient_of_an_iteration_is_the_oracles(case, num_steps):
+    name, kind, settings, by_hand = CASES[case]
+    found = await gradients_of(num_steps, advantage_estimator=name, use_rollout_logprobs=False, **settings)
+    expected = gradients_by_hand(name, kind, num_steps, **by_hand)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert np.linalg.norm(one - other) <= 2e-6 * np.linalg.norm(other)
+
+
+async def test_the_oracle_clips_and_tells_the_cases_apart():
+    # With one step no ratio leaves 1; with three, some are beyond the bounds.
+    wide = gradients_by_hand("grpo", "token", 3, eps=(0.99, 99.0))
+    narrow = gradients_by_hand("grpo", "token", 3, eps=(1e-3, 1e-3))
+    assert not np.allclose(wide[-1], narrow[-1])
+    firsts = [gradients_by_hand(n, kind, 2, **by_hand)[0] for n, kind, _, by_hand in CASES.values()]
+    assert not any(np.allclose(a, b, rtol=1e-3, atol=1e-6) for i, a in enumerate(firsts) for b in firsts[:i])
+
+
+NEARLY_NOTHING = {
+    "entropy": {"entropy_coef": 1e-12},
+    "a reference": {"use_kl_loss": True, "kl_loss_coef": 1e-12},
+}
+
+
+@pytest.mark.parametrize("term", NEARLY_NOTHING)
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "maxrl", "gspo", "cispo"])
+async def test_what_a_batch_does_changes_as_little_as_a_coefficient(name, term):
+    settings = {"advantage_estimator": name, "use_rollout_logprobs": False}
+    without = await gradients_of(2, **settings)
+    nearly = await gradients_of(2, **settings, **NEARLY_NOTHING[term])
+    for one, other in zip(without, nearly, strict=True):
+        assert np.linalg.norm(one - other) <= 1e-9 * np.linalg.norm(one)
+
+
+async def test_a_group_without_signal_counts_and_costs_no_forward_pass():
+    loop = run_of(AlgorithmConfig(advantage_estimator="dr_grpo", use_rollout_logprobs=False), 2)
+    iteration = await loop.iterate(0)
+    seen = {rollout for rollouts in loop.trainer.updated for rollout in rollouts}
+    trained = {e.id for g in iteration.trained for e in g.episodes}
+    assert [g.id for g in iteration.trained] == ["a", "c", "e", "g"]
+    assert [g.id for g in iteration.dropped] == ["b", "d", "f"]
+    assert len(seen) == len(set(loop.trainer.scored)) == len(trained)
+    assert iteration.metrics["rollout/zero_std/ratio"] == pytest.approx(3 / 7)
+    reasons = {e.episode.id[0]: e.reason for e in iteration_entries(iteration)}
+    assert reasons == {**dict.fromkeys("aceg", ""), **dict.fromkeys("bdf", "zero_std")}
+
+
+ALIKE = [episodes_of("p", [1.0, 1.0], seed=20), episodes_of("q", [0.0, 0.0], seed=21)]
+APART = [episodes_of("r", [1.0, 0.0], seed=22), episodes_of("s", [0.0, 1.0], seed=23)]
+
+
+async def test_nothing_is_published_where_nothing_was_updated_and_the_run_goes_on():
+    loop = run_of(AlgorithmConfig(use_rollout_logprobs=False), 1, batches=(ALIKE, APART, ALIKE, APART))
+    iterations = [await loop.iterate(step) for step in range(4)]
+    assert loop.trainer.versions == [1, 2]
+    assert loop.producer.version == 2
+    # The version that a group was played against is the one that served.
+    assert loop.producer.played == [*zip("pqrspqrs", [0, 0, 0, 0, 1, 1, 1, 1], strict=True)]
+    assert [i.metrics["train/optimizer_steps"] for i in iterations] == [0, 1, 0, 1]
+    assert [i.metrics["perf/update_weights_bytes"] for i in iterations] == [0, 1, 0, 1]
+    assert ["train/loss" in i.metrics for i in iterations] == [False, True, False, True]
+    assert len(loop.trainer.scored) == 2 * sum(len(group.episodes) for group in APART)
+
+
+async def test_a_step_without_a_gradient_is_left_out_and_the_others_are_taken():
+    batch = [*ALIKE, APART[0]]
+    loop = run_of(AlgorithmConfig(use_rollout_logprobs=False), 3, batches=(batch,))
+    iteration = await loop.iterate(0)
+    assert iteration.metrics["train/optimizer_steps"] == 1
+    assert [g.id for g in iteration.trained] == ["r"]
+
+
+async def test_groups_with_signal_and_without_advantages_are_accounted_for():
+    algorithm = build_algorithm(AlgorithmConfig(), max_length=MAX_LENGTH)
+    nothing = algorithm._replace(estimator=lambda g, t, s: Advantages(np.zeros(len(t))))
+    loop = run_of(AlgorithmConfig(), 1, batches=(APART,))
+    loop = Loop(
+        producer=loop.producer,
+        trainer=loop.trainer,
+        algorithm=nothing,
+        sink=None,
+        temperature=1.0,
+        num_steps=1,
+    )
+    iteration = await loop.iterate(0)
+    assert loop.trainer.gradients == []
+    assert {entry.reason for entry in iteration_entries(iteration)} == {"zero_advantage"}
