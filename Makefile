@@ -20,7 +20,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Ranks take a GPU wherever they see one, and two of them cannot share it: tests of the CPU see none.
 NO_GPU := CUDA_VISIBLE_DEVICES=
 
-# Its pins clash with ours, so SGLang lives in an environment of its own.
+# SGLang asks for CUDA. Without a GPU it lives in an environment of its own; with one, `agentrl[sglang]` installs it.
 SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 

@@ -46,7 +46,10 @@ def test_flags_of_our_own_stay_what_they_are():
         ),
         (["--engine", "sglang", "--sglang", '{"dtype": {}}'], "`dtype` is a number, a text, true, false"),
         (["--engine", "sglang", "--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),
-        (["--engine", "sglang", "--sglang-dtype", "x"], "install SGLang there, or name"),
+        (
+            ["--engine", "sglang", "--sglang-dtype", "x"],
+            "install SGLang there (with a GPU: pip install 'agentrl[sglang]'), or name",
+        ),
         (["--engine", "sglang", "--rollout-num-engines", "0"], "rollout_num_engines"),
         (["--sglang-groups", '[{"num_engines": 2}]'], "sglang_groups are of servers that the run starts"),
         (["--sglang-groups", '{"num_engines": 2}'], "--sglang-groups takes a JSON list"),

@@ -21,6 +21,7 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train]": "likewise",
     "pip install agentrl": "tests/house/test_wheel.py installs the core",
     "pip install agentrl[train]": "gigabytes again",
+    "pip install agentrl[train,sglang]": "it needs a GPU; tests/house/test_wheel.py asks the resolver",
 }
 """Commands of neither make nor agentrl nor the benchmarks, and why nothing runs them."""
 

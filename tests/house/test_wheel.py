@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -205,3 +206,27 @@ def test_the_core_is_a_gym(light: Path, tmp_path: Path) -> None:
         2,
         "agentrl: training needs torch: pip install 'agentrl[train]'.\n",
     )
+
+
+@pytest.mark.full
+def test_sglang_goes_into_one_environment_with_all_that_training_needs(wheel: Path, tmp_path: Path) -> None:
+    # The resolver's answer for a Linux machine with a GPU; nothing is installed. Wheels alone can be asked
+    # for another Python, and one dependency of reasoning-gym has none.
+    report = tmp_path / "report.json"
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
+        *("--report", report, "--target", tmp_path / "nowhere"),
+        *("--only-binary=:all:", "--python-version", "3.12"),
+        f"{wheel}[train,mcp,megatron,search,sglang]",
+        *shlex.split(os.environ.get("PIP_ARGS", "")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr
+    chosen = {
+        one["metadata"]["name"].lower(): one["metadata"]["version"]
+        for one in json.loads(report.read_text())["install"]
+    }
+    without_gpu = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "sglang-cpu.txt").read_text(), re.MULTILINE))
+    for name in ("sglang", "sglang-router"):
+        assert chosen[name] == without_gpu[name]
+    assert {"agentrl", "torch", "transformers", "megatron-core", "mcp", "sglang-kernel"} <= set(chosen)

@@ -190,6 +190,6 @@ async def _ask(python: Path, environment: Mapping[str, str]) -> Arguments:
     except ValidationError:
         said = told.decode("utf-8", "replace")[:_SHOWN_CHARACTERS]
         raise ConfigError(
-            f"{python} does not tell SGLang's arguments ({said}); install SGLang there, or name the Python "
-            "interpreter that it is installed for."
+            f"{python} does not tell SGLang's arguments ({said}); install SGLang there (with a GPU: "
+            "pip install 'agentrl[sglang]'), or name the Python interpreter that it is installed for."
         ) from None
