@@ -17,7 +17,8 @@ _SCORED_ANEW: dict[str, JSON] = {"use_rollout_logprobs": False}
 CORRECTIONS: Mapping[str, dict[str, JSON]] = {
     "none": _SCORED_ANEW,
     "TIS": {"use_tis": True},
-    "MIS": {"use_mis": True},
+    # Old weights move a mean further than another precision does.
+    "MIS": {"use_mis": True, "mis_lower": 0.5, "mis_upper": 2.0},
     "icepop": {"use_icepop": True},
     "OPSM": {**_SCORED_ANEW, "use_opsm": True},
     "engine's logprobs": {"use_rollout_logprobs": True},
