@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from agentrl.envs import (
     Env,
     GroupReward,
+    MultiAgentEnv,
     Reward,
     Script,
     ScriptedAgent,
@@ -30,7 +31,21 @@ from agentrl.envs.registry import tell_gymnasium_of_all
 from agentrl.errors import AgentRLError, ToolRejected, UserError
 from agentrl.extras import TRAINING, require
 from agentrl.tools import tool
-from agentrl.types import JSON, Episode, Limits, Message, Step, Task, ToolCall, Verdict, call, say
+from agentrl.types import (
+    JSON,
+    Episode,
+    Image,
+    JointStep,
+    Limits,
+    Message,
+    Step,
+    Task,
+    Text,
+    ToolCall,
+    Verdict,
+    call,
+    say,
+)
 
 if TYPE_CHECKING:
     from agentrl.evaluation.model import evaluate
@@ -42,8 +57,11 @@ __all__ = [
     "Episode",
     "GroupReward",
     "GymEnv",
+    "Image",
+    "JointStep",
     "Limits",
     "Message",
+    "MultiAgentEnv",
     "Reward",
     "Script",
     "ScriptedAgent",
@@ -51,6 +69,7 @@ __all__ = [
     "Step",
     "Tags",
     "Task",
+    "Text",
     "ToolCall",
     "ToolEnv",
     "ToolRejected",

@@ -27,8 +27,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class AgentRLError(Exception):
@@ -161,6 +164,19 @@ async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
         if deadline.expired():
             raise StageError(name, "timeout", f"took longer than {timeout_s:g} s") from error
         raise StageError(name, "error", f"{type(error).__name__}: {error}") from error
+
+
+async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:
+    """Run all at once and return their results in order.
+
+    The first exception cancels the others, waits until they have cleaned up, and is raised alone.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ their rooms and stand there: `agentrl.algorithms.advantages.AdvantageEstimator` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from agentrl.types import (
     JSON,
     Completion,
     Finish,
+    JointStep,
     Limits,
     Message,
     Observation,
@@ -28,8 +29,10 @@ from agentrl.types import (
     Scores,
     Step,
     Task,
+    ToolStats,
     TrainBatch,
     TurnTokens,
+    Usage,
 )
 
 
@@ -41,11 +44,18 @@ class ToolSchema(NamedTuple):
     parameters: Mapping[str, JSON]
 
 
-class Env(Protocol):
-    """One episode of one world. An instance is reset once, stepped until it ends, closed once."""
+class Environment(Protocol):
+    """What environments of one and of several agents share.
+
+    An instance is reset once, stepped until its episode ends, closed once.
+    """
 
     id: str
     limits: Limits
+
+    @property
+    def possible_agents(self) -> Sequence[str]:
+        """The names of all agents that may act."""
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
@@ -55,21 +65,46 @@ class Env(Protocol):
     def counts(self) -> Mapping[str, int]:
         """How often things happened so far (tool_calls, rejected_calls, ...)."""
 
+    @property
+    def tool_stats(self) -> Mapping[str, ToolStats]:
+        """What happened to the calls of each tool so far."""
+
+    async def close(self) -> None:
+        """Let go of everything the episode held."""
+
+
+class Env(Environment, Protocol):
+    """One episode of an environment with one agent."""
+
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin `task`. The observation is the whole first prompt."""
 
     async def step(self, action: Message) -> Step:
         """Answer one assistant message; the observation holds only what is new."""
 
-    async def close(self) -> None:
-        """Let go of everything the episode held."""
+
+class MultiAgentEnv(Environment, Protocol):
+    """One episode of an environment with several agents, who act in turns or at the same time."""
+
+    @property
+    def acting(self) -> Collection[str]:
+        """The agents whose turn it is; read after reset and after each step."""
+
+    def tools_of(self, agent: str) -> Sequence[ToolSchema]:
+        """The tools on offer to one agent; read after reset."""
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
+        """Begin `task`. The observations hold the whole first prompt of every agent that acts now."""
+
+    async def step(self, actions: Mapping[str, Message]) -> JointStep:
+        """Answer one message of each agent whose turn it was; simultaneous moves are one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """What an agent needs to know of the episode it acts in.
 
-    id: names the episode to the engine, so that its turns meet the same cache.
+    id: names its part of the episode to the engine, so that its turns meet the same cache.
     seed: seeds the sampling of this turn.
     max_tokens: how many tokens of any author one trajectory may hold; None = no limit.
     """
@@ -86,6 +121,7 @@ class Act(NamedTuple):
     hold whole; None = it went on.
     finish: why a turn without tokens ended; where there are tokens, their completion says it.
     counts: what happened on the way to it, by name; summed into `Episode.counts`.
+    usage: what a chat endpoint counted; summed into `Episode.usage`.
     """
 
     message: Message
@@ -93,6 +129,7 @@ class Act(NamedTuple):
     restart: Restart | None = None
     finish: Finish = Finish.STOP
     counts: Mapping[str, int] = MappingProxyType({})
+    usage: Usage | None = None
 
 
 class Agent(Protocol):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from agentrl.envs import Env, Script, ScriptedAgent, SingleTurnEnv, ToolEnv, find, play
 from agentrl.tools import inline
@@ -63,6 +65,10 @@ class Instant(SingleTurnEnv):
         return 1.0
 
 
+def _made(id: str) -> Env:
+    return cast(Env, find(id).make())
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Episodes of an expert's. baseline: `bare` loop, or `play` for one episode `after` another."""
@@ -74,8 +80,8 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("HopSearch-v0", lambda: find("HopSearch-v0").make(), 1000),
-    Workload("Calculator-v0", lambda: find("Calculator-v0").make(), 1000),
+    Workload("HopSearch-v0", partial(_made, "HopSearch-v0"), 1000),
+    Workload("Calculator-v0", partial(_made, "Calculator-v0"), 1000),
     Workload("instant, one turn", Instant, 4000),
     Workload("32 episodes of 4 calls of 50 ms", Waiting, 32, "after"),
 )
@@ -143,7 +149,7 @@ async def _bare(env: Env, index: int) -> None:
         step = await env.step(action)
         if step.terminated or step.truncated:
             break
-        action = script.send("\n".join(message.content for message in step.observation))
+        action = script.send("\n".join(message.text for message in step.observation))
     await env.close()
 
 

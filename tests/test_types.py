@@ -22,6 +22,7 @@ from agentrl.types import (
     Group,
     Limits,
     Message,
+    RolloutId,
     Sample,
     Scores,
     Step,
@@ -49,12 +50,13 @@ def arrays(authors, **changed):
         "logprobs": np.where(policy, -0.5, 0.0).astype(np.float32),
         "versions": np.where(policy, 3, NO_VERSION).astype(np.int32),
         "turns": np.zeros(len(author), np.int32),
+        "temperatures": np.ones(len(author), np.float32),
     }
     return {**fields, **changed}
 
 
 def sample(authors, **changed):
-    return Sample(**arrays(authors, **changed), temperature=1.0, rollout_id="e")
+    return Sample(**arrays(authors, **changed), rollout_id=RolloutId("e"))
 
 
 def episode(name="e0", task=None, seed=0, **changed):
@@ -85,7 +87,7 @@ def test_a_sample_refuses_an_array_of_another_length(name, change):
 def test_a_sample_refuses_two_dimensions():
     twice = {name: np.stack([a, a]) for name, a in arrays([W, P]).items()}
     with pytest.raises(ValueError, match="must share one length"):
-        Sample(**twice, temperature=1.0, rollout_id="e")
+        Sample(**twice, rollout_id=RolloutId("e"))
 
 
 def test_a_sample_refuses_to_be_empty():
@@ -207,7 +209,7 @@ def test_an_episode_fails_exactly_with_a_failure():
 
 
 def test_the_turns_of_an_episode_run_over_all_its_trajectories():
-    turns = [Turn((), say(str(k)), None) for k in range(3)]
+    turns = [Turn((), say(str(k)), None, k) for k in range(3)]
     two = (Trajectory((turns[0],)), Trajectory((turns[1], turns[2])))
     assert [turn.action.content for turn in episode(trajectories=two).turns] == ["0", "1", "2"]
 

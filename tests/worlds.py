@@ -130,11 +130,13 @@ def turn_tokens(world: int, policy: int, finish: Finish = Finish.STOP) -> TurnTo
     return TurnTokens(np.zeros(world, np.int32), completion(range(policy), finish))
 
 
-def completion(ids, finish: Finish = Finish.STOP, version: int = 0) -> Completion:
+def completion(
+    ids, finish: Finish = Finish.STOP, version: int = 0, *, temperature: float = 1.0
+) -> Completion:
     """What a policy would return for sampling `ids`."""
     ids = np.asarray(list(ids), np.int32)
     logprobs = -np.linspace(0.1, 1.0, len(ids), dtype=np.float32)
-    return Completion(ids, logprobs, np.full(len(ids), version, np.int32), finish)
+    return Completion(ids, logprobs, np.full(len(ids), version, np.int32), finish, temperature=temperature)
 
 
 class Reciter:
@@ -156,7 +158,9 @@ class Reciter:
         ids = list(self.line(self.sessions.count(session) - 1, sampling))
         whole = len(ids) <= sampling.max_new_tokens
         finish = Finish.STOP if whole else Finish.LENGTH
-        return completion(ids[: sampling.max_new_tokens], finish, self.version)
+        return completion(
+            ids[: sampling.max_new_tokens], finish, self.version, temperature=sampling.temperature
+        )
 
     async def close_session(self, session):
         self.forgotten.append(session)

@@ -77,7 +77,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
     )
     reordered = [arrays[::-1] for arrays in _by_sample(turned.tokens, turned(estimator))]
     if not _alike(found, reordered):
-        raise ValueError("advantages depend on the order of samples or groups; go by `Tokens.episode_ids`")
+        raise ValueError("advantages depend on the order of samples or groups; go by `Tokens.rollout_ids`")
     far = _Batch.of(*_parts(spread=1e4))
     _check_arrays(far(estimator), far.tokens)
 
@@ -127,7 +127,7 @@ def _parts(spread: float) -> tuple[tuple[Group, ...], tuple[Sample, ...], Scores
         _group("c", totals=(0.0,), lengths=((2, 0),)),
         _group("d", totals=(1.0, 0.0, 0.0, 0.0), lengths=((1, 1), (3,), (0, 2), (2, 2))),
     )
-    samples = tuple(s for group in groups for e in group.episodes for s in samples_of(e, temperature=1.0))
+    samples = tuple(s for group in groups for e in group.episodes for s in samples_of(e))
     rng = np.random.default_rng(0)
 
     def near() -> tuple[FloatArray, ...]:
@@ -148,7 +148,7 @@ def _group(id: str, totals: Sequence[float], lengths: Sequence[Sequence[int]], s
 
 
 def _episode(id: str, lengths: Sequence[int], split: str) -> Episode:
-    turns = tuple(_turn(length) for length in lengths)
+    turns = tuple(_turn(length, step) for step, length in enumerate(lengths))
     whole = (Trajectory(turns),)
     parted = (Trajectory(turns[:1]), Trajectory(turns[1:], 0, Restart.COMPACTED))
     return Episode(
@@ -163,10 +163,10 @@ def _episode(id: str, lengths: Sequence[int], split: str) -> Episode:
     )
 
 
-def _turn(length: int) -> Turn:
+def _turn(length: int, step: int) -> Turn:
     ids = np.arange(length, dtype=np.int32)
     completion = Completion(
         ids, np.linspace(-1, -0.1, length, dtype=np.float32), np.zeros(length, np.int32), Finish.STOP
     )
-    told = np.zeros(2, dtype=np.int32)
-    return Turn((Message("user", "?"),), Message("assistant", "!"), TurnTokens(told, completion))
+    world_ids = np.zeros(2, dtype=np.int32)
+    return Turn((Message("user", "?"),), Message("assistant", "!"), TurnTokens(world_ids, completion), step)

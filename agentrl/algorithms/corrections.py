@@ -143,7 +143,7 @@ class Mis:
         return levelled
 
     def _dropped(self, log_ratio_N: Floats, tokens: Tokens) -> npt.NDArray[np.bool_]:
-        dropped_E = np.zeros(len(tokens.episode_ids), dtype=bool)
+        dropped_E = np.zeros(len(tokens.rollout_ids), dtype=bool)
         if self.veto is not None:
             dropped_E[tokens.episode_N[log_ratio_N < np.log(self.veto)]] = True
         return dropped_E

@@ -28,15 +28,16 @@ from agentrl.algorithms.rewards import KlPenalty, token_rewards
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores, verdicts_of
 from agentrl.algorithms.turns import returns_to_go, turn_advantages
 from agentrl.algorithms.whitening import whiten
-from agentrl.types import Group
+from agentrl.types import Group, Rollout, RolloutId
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRelative:
-    """Episodes against their siblings: the advantage of an episode stands on all its trainable tokens.
+    """Rollouts against their siblings: the advantage of a rollout stands on all its trainable tokens.
 
-    The baseline counts episodes: one that has become several samples weighs no more than its siblings, and
-    one that was left out of the samples still counts. Sources: in `agentrl.algorithms.baselines`.
+    Siblings played the same role in the same group. The baseline counts rollouts: one that has become several
+    samples weighs no more than its siblings, and one that was left out of the samples still counts. Sources:
+    in `agentrl.algorithms.baselines`.
     """
 
     baseline: Baseline = grpo
@@ -48,10 +49,12 @@ class GroupRelative:
         Raises:
             ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
         """
-        outcomes: dict[str, float] = {}
-        for group in groups:
-            advantages_G = self.baseline([verdict.total for verdict in group.verdicts])
-            outcomes |= zip((e.id for e in group.episodes), advantages_G.tolist(), strict=True)
+        outcomes: dict[RolloutId, float] = {}
+        for siblings in siblings_of(groups):
+            advantages_G = self.baseline([verdict.total for _, verdict in siblings])
+            outcomes |= zip(
+                (verdict.rollout_id for _, verdict in siblings), advantages_G.tolist(), strict=True
+            )
         return _penalised(tokens.spread(outcomes), self.kl, tokens, scores)
 
 
@@ -79,16 +82,16 @@ class TurnRelative:
             ValueError: a sample's episode is in no group or has too few turns, a reward is not finite, or
                 scores are missing.
         """
-        verdicts_of(groups, tokens.episode_ids)
+        verdicts_of(groups, tokens.rollout_ids)
         by_id = {
-            episode.id: advantages_K
-            for group in groups
-            for episode, advantages_K in zip(
-                group.episodes, turn_advantages(returns_to_go(group, gamma=self.gamma)), strict=True
+            rollout.verdict.rollout_id: advantages_K
+            for siblings in siblings_of(groups)
+            for rollout, advantages_K in zip(
+                siblings, turn_advantages(returns_to_go(siblings, gamma=self.gamma)), strict=True
             )
         }
         advantages_N = np.zeros(len(tokens))
-        for id, start, stop in zip(tokens.episode_ids, tokens.bounds, tokens.bounds[1:], strict=False):
+        for id, start, stop in zip(tokens.rollout_ids, tokens.bounds, tokens.bounds[1:], strict=False):
             turn_n = tokens.turn_N[start:stop]
             if np.any(turn_n >= len(by_id[id])):
                 raise ValueError(f"episode {id} has {len(by_id[id])} turns, its samples tell of more")
@@ -194,6 +197,11 @@ class Adjusted:
             advantages_N = advantages_N * factors_N
             metrics |= found
         return Advantages(advantages_N, estimated.returns_N, metrics)
+
+
+def siblings_of(groups: Sequence[Group]) -> list[tuple[Rollout, ...]]:
+    """Rollouts that can be compared: those of one group in one role."""
+    return [group.siblings(agent) for group in groups for agent in group.trained_agents]
 
 
 def _penalties(

@@ -6,5 +6,6 @@ from agentrl.types import Group
 
 
 def has_signal(group: Group) -> bool:
-    """Whether siblings did differently, so that some advantage is not zero."""
-    return len({verdict.total for verdict in group.verdicts}) > 1
+    """Whether siblings did differently in some role that is trained, so that some advantage is not zero."""
+    roles = [group.siblings(agent) for agent in group.trained_agents]
+    return any(len({rollout.verdict.total for rollout in siblings}) > 1 for siblings in roles)

@@ -30,7 +30,7 @@ def token_rewards(groups: Sequence[Group], tokens: Tokens) -> Floats:
     """
     rewards_N = np.zeros(len(tokens))
     bounds = tokens.bounds
-    for e, verdict in enumerate(verdicts_of(groups, tokens.episode_ids)):
+    for e, verdict in enumerate(verdicts_of(groups, tokens.rollout_ids)):
         turn_n = tokens.turn_N[bounds[e] : bounds[e + 1]]
         if not len(turn_n):
             continue

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agentrl.types import NO_VERSION, Author, Episode, IntArray, Sample, Trajectory, TurnTokens
+from agentrl.types import (
+    NO_VERSION,
+    Author,
+    Episode,
+    Extra,
+    IntArray,
+    RolloutId,
+    Sample,
+    Trajectory,
+    TurnTokens,
+    joined_extras,
+)
 
 
-def samples_of(episode: Episode, *, temperature: float) -> tuple[Sample, ...]:
-    """One Sample for each trajectory. The loss mask is 1 exactly on the tokens that were sampled.
+def samples_of(episode: Episode) -> tuple[Sample, ...]:
+    """One Sample for each trajectory that is trained on. The loss mask is 1 exactly on the tokens that were
+    sampled.
 
     Two turns and their sample, W written by the world and P by the policy:
 
@@ -24,23 +36,26 @@ def samples_of(episode: Episode, *, temperature: float) -> tuple[Sample, ...]:
         versions   -1 -1  3  3 -1  3
         turns       0  0  0  0  1  1
 
+    Turns are counted for each agent. What frozen agents wrote gives no Sample.
+
     Args:
-        episode: played by an agent that has tokens.
-        temperature: what the policy sampled at.
+        episode: played by agents of which the trained ones have tokens.
 
     Raises:
-        ValueError: the episode holds no tokens, or a trajectory begins with sampled ones.
+        ValueError: a trained trajectory holds no tokens, or begins with sampled ones.
     """
     if not episode.turns:
         raise ValueError(f"episode {episode.id} holds no turns, so there is nothing to train on")
-    firsts = accumulate([len(trajectory.turns) for trajectory in episode.trajectories], initial=0)
-    return tuple(
-        _sample(trajectory, first, rollout_id=episode.id, temperature=temperature)
-        for trajectory, first in zip(episode.trajectories, firsts, strict=False)
-    )
+    first: Counter[str] = Counter()
+    samples: list[Sample] = []
+    for trajectory in episode.trajectories:
+        if trajectory.trainable:
+            samples.append(_sample(trajectory, first[trajectory.agent], episode.id))
+        first[trajectory.agent] += len(trajectory.turns)
+    return tuple(samples)
 
 
-def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: str) -> Sample:
+def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: RolloutId) -> Sample:
     """A Sample from runs of tokens and their authors; the loss mask is 1 exactly on demo tokens.
 
     Raises:
@@ -57,23 +72,32 @@ def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: str
         logprobs=np.zeros(len(ids), dtype=np.float32),
         versions=np.full(len(ids), NO_VERSION, dtype=np.int32),
         turns=np.zeros(len(ids), dtype=np.int32),
-        temperature=1.0,
+        temperatures=np.ones(len(ids), dtype=np.float32),
         rollout_id=rollout_id,
     )
 
 
-def _sample(trajectory: Trajectory, first_turn: int, *, rollout_id: str, temperature: float) -> Sample:
+def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
     tokens = [turn.tokens for turn in trajectory.turns if turn.tokens is not None]
     if len(tokens) != len(trajectory.turns):
-        raise ValueError(f"episode {rollout_id} was played without tokens, so it cannot be trained on")
-    spans = [span for turn in tokens for span in (len(turn.world_ids), len(turn.completion.token_ids))]
+        raise ValueError(f"episode {episode_id} was played without tokens, so it cannot be trained on")
+    completions = [turn.completion for turn in tokens]
+    lengths = [len(one.token_ids) for one in completions]
+    spans = [
+        span for turn, length in zip(tokens, lengths, strict=True) for span in (len(turn.world_ids), length)
+    ]
     author = np.repeat(np.array([Author.WORLD, Author.POLICY] * len(tokens), dtype=np.int8), spans)
     sampled = author == Author.POLICY
     logprobs = np.zeros(len(author), dtype=np.float32)
     versions = np.full(len(author), NO_VERSION, dtype=np.int32)
-    logprobs[sampled] = np.concatenate([turn.completion.logprobs for turn in tokens])
-    versions[sampled] = np.concatenate([turn.completion.versions for turn in tokens])
+    temperatures = np.ones(len(author), dtype=np.float32)
+    logprobs[sampled] = np.concatenate([one.logprobs for one in completions])
+    versions[sampled] = np.concatenate([one.versions for one in completions])
+    temperatures[sampled] = np.repeat([one.temperature for one in completions], lengths)
     ids = [part for turn in tokens for part in (turn.world_ids, turn.completion.token_ids)]
+    runs: list[tuple[int, Mapping[str, Extra]]] = []
+    for turn in tokens:
+        runs += [(len(turn.world_ids), {}), (len(turn.completion.token_ids), turn.completion.extras)]
     return Sample(
         token_ids=np.concatenate(ids).astype(np.int32, copy=False),
         author=author,
@@ -81,8 +105,9 @@ def _sample(trajectory: Trajectory, first_turn: int, *, rollout_id: str, tempera
         logprobs=logprobs,
         versions=versions,
         turns=_turns(tokens, first_turn),
-        temperature=temperature,
-        rollout_id=rollout_id,
+        temperatures=temperatures,
+        rollout_id=RolloutId(episode_id, trajectory.agent),
+        extras=joined_extras(runs),
     )
 
 

@@ -41,14 +41,9 @@ class RolloutBatch:
     tokens: Tokens
 
     @classmethod
-    def of(
-        cls, groups: Sequence[Group], *, temperature: float, is_idle: Callable[[Group], bool]
-    ) -> RolloutBatch:
+    def of(cls, groups: Sequence[Group], *, is_idle: Callable[[Group], bool]) -> RolloutBatch:
         """Take the tokens out of `groups`; those that are idle are left out of `tokens`."""
-        samples = {
-            group.id: tuple(s for e in group.episodes for s in samples_of(e, temperature=temperature))
-            for group in groups
-        }
+        samples = {group.id: tuple(s for e in group.episodes for s in samples_of(e)) for group in groups}
         idle = frozenset(group.id for group in groups if is_idle(group))
         scored = [sample for group in groups if group.id not in idle for sample in samples[group.id]]
         return cls(tuple(groups), samples, idle, Tokens.of(scored))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import FloatArray, Group, Sample, Scores, Verdict
+from agentrl.types import FloatArray, Group, RolloutId, Sample, Scores, Verdict
 
 Floats = npt.NDArray[np.float64]
 """What formulas compute with; float32 is for the borders."""
@@ -35,18 +35,19 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """The N trainable tokens of some samples, episode after episode, each in the order of its turns.
+    """The N trainable tokens of some samples, rollout after rollout, each in the order of its turns.
 
-    An episode whose history was rewritten is several samples; here it is one run of tokens again, so that
-    nothing computed along it depends on where it was split.
+    A rollout is one agent's part of an episode: of an environment with one agent, the episode. One whose
+    history was rewritten is several samples; here it is one run of tokens again, so that nothing computed
+    along it depends on where it was split.
 
-    episode_ids: the E episodes of the samples, also those without a trainable token.
+    rollout_ids: the E rollouts of the samples, also those without a trainable token.
     episode_N: which of them a token belongs to, never falling. turn_N: the turn of that episode.
     order: the samples, by index, as their tokens stand here.
     """
 
     samples: tuple[Sample, ...]
-    episode_ids: tuple[str, ...]
+    rollout_ids: tuple[RolloutId, ...]
     order: tuple[int, ...]
     episode_N: Indices
     turn_N: Indices
@@ -54,8 +55,8 @@ class Tokens:
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Tokens:
         """Lay the trainable tokens of `samples` end to end."""
-        episode_ids = tuple(dict.fromkeys(sample.rollout_id for sample in samples))
-        rank = {id: k for k, id in enumerate(episode_ids)}
+        rollout_ids = tuple(dict.fromkeys(sample.rollout_id for sample in samples))
+        rank = {id: k for k, id in enumerate(rollout_ids)}
         order = tuple(
             sorted(range(len(samples)), key=lambda i: (rank[samples[i].rollout_id], int(samples[i].turns[0])))
         )
@@ -63,7 +64,7 @@ class Tokens:
         ranks = np.array([rank[samples[i].rollout_id] for i in order], dtype=np.intp)
         turns = [samples[i].turns[samples[i].loss_mask] for i in order]
         turn_N = np.concatenate([np.zeros(0, dtype=np.intp), *turns]).astype(np.intp)
-        return cls(tuple(samples), episode_ids, order, np.repeat(ranks, counts), turn_N)
+        return cls(tuple(samples), rollout_ids, order, np.repeat(ranks, counts), turn_N)
 
     def __len__(self) -> int:
         return len(self.episode_N)
@@ -71,7 +72,7 @@ class Tokens:
     @property
     def bounds(self) -> Indices:
         """[E + 1]: the tokens of episode e are bounds[e] to bounds[e + 1], exclusive."""
-        return np.searchsorted(self.episode_N, np.arange(len(self.episode_ids) + 1)).astype(np.intp)
+        return np.searchsorted(self.episode_N, np.arange(len(self.rollout_ids) + 1)).astype(np.intp)
 
     def scores(self, scores: Scores) -> TokenScores:
         """Of `scores`, and of the engine's own logprobs, the values of the trainable tokens.
@@ -86,16 +87,16 @@ class Tokens:
             *(None if arrays is None else self.gather(arrays, name) for name, arrays in named.items()),
         )
 
-    def spread(self, by_rollout: Mapping[str, float]) -> Floats:
+    def spread(self, by_rollout: Mapping[RolloutId, float]) -> Floats:
         """One number of each rollout on all its tokens, [N].
 
         Raises:
             ValueError: a rollout has none.
         """
-        strangers = sorted(set(self.episode_ids) - by_rollout.keys())
+        strangers = sorted(set(self.rollout_ids) - by_rollout.keys())
         if strangers:
-            raise ValueError(f"samples of episodes that are in no group: {strangers}")
-        values_E = np.array([by_rollout[id] for id in self.episode_ids], dtype=np.float64)
+            raise ValueError(f"samples of rollouts that are in no group: {strangers}")
+        values_E = np.array([by_rollout[id] for id in self.rollout_ids], dtype=np.float64)
         values_N: Floats = values_E[self.episode_N]
         return values_N
 
@@ -130,14 +131,14 @@ class Tokens:
         return float(values_N.mean()) if len(values_N) else 0.0
 
 
-def verdicts_of(groups: Sequence[Group], episode_ids: Sequence[str]) -> tuple[Verdict, ...]:
-    """The verdict of each episode.
+def verdicts_of(groups: Sequence[Group], rollout_ids: Sequence[RolloutId]) -> tuple[Verdict, ...]:
+    """The verdict of each rollout.
 
     Raises:
-        ValueError: an episode is in no group.
+        ValueError: a rollout is in no group.
     """
-    verdicts = {verdict.episode_id: verdict for group in groups for verdict in group.verdicts}
-    strangers = sorted(set(episode_ids) - verdicts.keys())
+    verdicts = {verdict.rollout_id: verdict for group in groups for verdict in group.verdicts}
+    strangers = sorted(set(rollout_ids) - verdicts.keys())
     if strangers:
-        raise ValueError(f"samples of episodes that are in no group: {strangers}")
-    return tuple(verdicts[id] for id in episode_ids)
+        raise ValueError(f"samples of rollouts that are in no group: {strangers}")
+    return tuple(verdicts[id] for id in rollout_ids)

@@ -10,11 +10,13 @@ import numpy as np
 from agentrl.algorithms.baselines import rloo
 from agentrl.algorithms.rewards import scored_turns
 from agentrl.algorithms.tokens import Floats
-from agentrl.types import Group
+from agentrl.types import Rollout
 
 
-def returns_to_go(group: Group, *, gamma: float = 1.0) -> list[Floats]:
-    """What each episode of a group still got from each of its turns on: one float64 [K] for each sibling.
+def returns_to_go(siblings: Sequence[Rollout], *, gamma: float = 1.0) -> list[Floats]:
+    """What each sibling still got from each of its turns on: one float64 [K] for each.
+
+    siblings: rollouts in one role of a group, see `Group.siblings`.
 
     Rewards of turns count where they were given, the rest of the total at the last turn; gamma discounts
     from turn to turn. An episode has as many as it has turns, whatever became of their tokens.
@@ -23,8 +25,8 @@ def returns_to_go(group: Group, *, gamma: float = 1.0) -> list[Floats]:
         ValueError: a turn's reward is not finite.
     """
     returns = []
-    for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
-        rewards_K = np.zeros(max(len(episode.turns), 1))
+    for episode, verdict in siblings:
+        rewards_K = np.zeros(max(len(episode.turns_of(verdict.agent)), 1))
         scored = {k: reward for k, reward in scored_turns(verdict).items() if k < len(rewards_K)}
         rewards_K[list(scored)] = list(scored.values())
         rewards_K[-1] += verdict.total - math.fsum(scored.values())

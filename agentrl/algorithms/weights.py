@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agentrl.types import FloatArray, Sample
+from agentrl.types import FloatArray, RolloutId, Sample
 
 WeightFunction = Callable[[Sequence[Sample]], tuple[FloatArray, ...]]
 
@@ -42,7 +42,7 @@ def rollout_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
     Splitting an episode into samples changes nothing. An episode without loss tokens counts as one, and
     its share is lost.
     """
-    tokens_of: dict[str, int] = {}
+    tokens_of: dict[RolloutId, int] = {}
     for sample, count in zip(samples, _counts(samples), strict=True):
         tokens_of[sample.rollout_id] = tokens_of.get(sample.rollout_id, 0) + count
     shares = [1.0 / (len(tokens_of) * max(tokens_of[sample.rollout_id], 1)) for sample in samples]

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from agentrl.build.addresses import Addresses, with_addresses
-from agentrl.envs import Env, ToolEnv, find
+from agentrl.envs import AnyEnv, ToolEnv, find
 from agentrl.errors import UserError
 from agentrl.tools.config import ToolChoice
 from agentrl.tools.registry import make_tool
 from agentrl.types import JSON, Limits
 
-EnvFactory = Callable[[], Env]
+EnvFactory = Callable[[], AnyEnv]
 
 
 def env_factory(
@@ -47,7 +47,7 @@ def env_factory(
     if max_tokens is not None:
         limits = replace(limits, max_tokens=max_tokens)
 
-    def make() -> Env:
+    def make() -> AnyEnv:
         env = fresh()
         env.limits = limits
         return env
@@ -58,7 +58,7 @@ def env_factory(
 def _with_tools(env_id: str, fresh: EnvFactory, arguments: Mapping[str, Mapping[str, JSON]]) -> EnvFactory:
     tools = [make_tool(name, **below) for name, below in arguments.items()]
 
-    def make() -> Env:
+    def make() -> AnyEnv:
         env = fresh()
         if not isinstance(env, ToolEnv):
             raise UserError(

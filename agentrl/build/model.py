@@ -13,7 +13,7 @@ from agentrl.build.config import ModelSection
 from agentrl.checkpoints.fresh import draw_weights, write_untrained
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.checkpoints.tensors import num_parameters
-from agentrl.envs import Env
+from agentrl.envs import BaseEnv
 from agentrl.envs.dialect import Dialect, Tags, closing, opening
 from agentrl.errors import ConfigError
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
@@ -22,7 +22,7 @@ _SMALL_MODEL = 20_000_000
 
 
 def model_source(
-    section: ModelSection, env: Env, dialect: Dialect, *, seed: int, folder: Path
+    section: ModelSection, env: BaseEnv, dialect: Dialect, *, seed: int, folder: Path
 ) -> ModelSource:
     """The directory `hf_checkpoint`, or `folder`, which a fresh model for this environment is written into.
 
@@ -35,7 +35,7 @@ def model_source(
 
 
 def fresh_source(
-    section: ModelSection, env: Env, dialect: Dialect, *, seed: int, folder: Path
+    section: ModelSection, env: BaseEnv, dialect: Dialect, *, seed: int, folder: Path
 ) -> ModelSource:
     """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text, in `folder`.
 

@@ -11,7 +11,7 @@ from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.envs import Chat, Dialect, Env, Tags
+from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
 from agentrl.protocols import Agent, Engine, Policy, Renderer
@@ -72,7 +72,7 @@ async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits
     )
 
 
-def dialect_of(env: Env, config: RenderingConfig) -> Dialect:
+def dialect_of(env: BaseEnv, config: RenderingConfig) -> Dialect:
     """The form of turns: what the run asks for, or the environment's own.
 
     Raises:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from agentrl.cli.envs_check import check_command
 from agentrl.cli.envs_new import new_command
-from agentrl.envs import Env, find, tasks_of
+from agentrl.envs import BaseEnv, find, tasks_of
 from agentrl.envs.registry import env_ids, gymnasium_id
 from agentrl.errors import UserError
 from agentrl.types import JSON
@@ -88,12 +88,13 @@ def _cell(value: JSON) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value or "")
 
 
-def _facts(env: Env, kwargs: Mapping[str, object]) -> dict[str, JSON]:
+def _facts(env: BaseEnv, kwargs: Mapping[str, object]) -> dict[str, JSON]:
     splits = {split: tasks_of(env, split) for split in env.splits}
     tasks = next((tasks for tasks in splits.values() if tasks), ())
     return {
         "id": env.id,
         "gymnasium_id": gymnasium_id(env.id),
+        "possible_agents": list(env.possible_agents),
         "description": _summary(type(env)),
         "kwargs": {
             name: value if isinstance(value, _PLAIN) else repr(value) for name, value in kwargs.items()
@@ -104,9 +105,9 @@ def _facts(env: Env, kwargs: Mapping[str, object]) -> dict[str, JSON]:
         "tools": [{**tool._asdict(), "parameters": dict(tool.parameters)} for tool in env.tool_schemas],
         "limits": asdict(env.limits),
         "dialect": asdict(env.dialect),
-        "first_task": tasks[0].prompt[-1].content if tasks else None,
+        "first_task": tasks[0].prompt[-1].text if tasks else None,
     }
 
 
-def _summary(env_class: type[Env]) -> str:
+def _summary(env_class: type[BaseEnv]) -> str:
     return (env_class.__doc__ or "").strip().split("\n")[0]

@@ -19,10 +19,18 @@ import numpy.typing as npt
 
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Bucket, Sampling, TensorSpec
-from agentrl.types import Completion, Finish, FloatArray
+from agentrl.types import Completion, Extra, Finish, FloatArray
 
 Answer = Callable[[Sequence[int]], Sequence[int]]
 """What to write after a prompt. The end of it is the end of the turn."""
+
+Annotate = Callable[[Sequence[int], Sequence[int]], Mapping[str, Extra]]
+"""Extras of a completion, from its prompt and its tokens."""
+
+
+def _none(prompt: Sequence[int], tokens: Sequence[int]) -> Mapping[str, Extra]:
+    del prompt, tokens
+    return {}
 
 
 def seeded_table(vocab_size: int, seed: int) -> FloatArray:
@@ -41,6 +49,7 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    extras: Annotate = _none
     aborted: bool = False
 
     def completion(self, finish: Finish, matched: str | int | None = None) -> Completion:
@@ -51,6 +60,8 @@ class _Running:
             finish,
             matched,
             self.cached_tokens,
+            self.sampling.temperature,
+            self.extras(self.prompt, self.tokens),
         )
 
 
@@ -64,6 +75,8 @@ class FakeEngine:
         max_context_len: most tokens of prompt and completion together.
         answer: recite this instead of sampling; logprobs are then 0.
         decode: tokens to text, for stop strings; default: `chr` of each token.
+
+    extras (an attribute): makes more arrays of a completion from its prompt and its tokens; none at first.
     """
 
     def __init__(
@@ -82,6 +95,7 @@ class FakeEngine:
         self._room = asyncio.Semaphore(max_slots)
         self._answer = answer
         self._decode = decode or (lambda ids: "".join(map(chr, ids)))
+        self.extras: Annotate = _none
         self._running: list[_Running] = []
         self._cached: dict[str, list[int]] = {}
         self._unseeded = 0
@@ -170,7 +184,7 @@ class FakeEngine:
         cached = self._cached.get(session, [])
         kept = min(_shared_prefix(cached, prompt), len(prompt) - 1)
         script = list(self._answer(prompt)) if self._answer else None
-        return _Running(prompt, sampling, session, kept, script, seed % 2**64)
+        return _Running(prompt, sampling, session, kept, script, seed % 2**64, extras=self.extras)
 
     async def _write(self, request: _Running) -> Completion:
         sampling = request.sampling

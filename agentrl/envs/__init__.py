@@ -1,8 +1,9 @@
 """Worlds: what an author writes, the registry that names them, and the one loop that plays them."""
 
 from agentrl.envs.agents import ScriptedAgent
-from agentrl.envs.base import Env, Script, tasks_of
+from agentrl.envs.base import BaseEnv, Env, Script, tasks_of
 from agentrl.envs.dialect import Chat, Dialect, Tags
+from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.play import play
 from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
 from agentrl.envs.scoring import GroupReward, Reward, Scored, Scorer, exact_match, score, squad_normalize
@@ -10,11 +11,15 @@ from agentrl.envs.single_turn import SingleTurnEnv
 from agentrl.envs.tool_env import ToolEnv
 
 __all__ = [
+    "AgentView",
+    "AnyEnv",
+    "BaseEnv",
     "Chat",
     "Dialect",
     "Env",
     "EnvSpec",
     "GroupReward",
+    "MultiAgentEnv",
     "Reward",
     "Scored",
     "Scorer",

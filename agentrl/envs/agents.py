@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentrl.envs.base import Script
 from agentrl.protocols import Act, Session, ToolSchema
@@ -10,16 +10,23 @@ from agentrl.types import Message, Observation
 
 
 class ScriptedAgent:
-    """Plays a script: yields become actions, the text of the world's answers is sent back in."""
+    """Plays a script: yields become actions, the text of the world's answers is sent back in.
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    script: or a function that makes one from the text of what the agent is shown first.
+    """
+
+    def __init__(self, script: Script | Callable[[str], Script]) -> None:
+        self._make = script if callable(script) else None
+        self._script = None if callable(script) else script
         self._started = False
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """The script's next action; a script that has run out gives an empty answer."""
         del tools, session
-        heard = "\n".join(message.content for message in observation)
+        heard = "\n".join(message.text for message in observation)
+        if self._script is None and self._make is not None:
+            self._script = self._make(heard)
+        assert self._script is not None
         try:
             action = self._script.send(heard) if self._started else next(self._script)
         except StopIteration:
@@ -30,4 +37,5 @@ class ScriptedAgent:
     async def close(self, session_id: str) -> None:
         """Close the generator."""
         del session_id
-        self._script.close()
+        if self._script is not None:
+            self._script.close()

@@ -12,7 +12,7 @@ from agentrl.envs.dialect import Dialect, Tags
 from agentrl.envs.scoring import GroupReward, Reward
 from agentrl.errors import UserError, did_you_mean
 from agentrl.protocols import ToolSchema
-from agentrl.types import JSON, Limits, Message, Observation, Step, Task
+from agentrl.types import AGENT, JSON, Limits, Message, Observation, Step, Task, ToolStats
 
 Script: TypeAlias = Generator[Message, str, None]
 """A scripted agent: yields what it does, is sent the text of what the world answered.
@@ -23,11 +23,10 @@ Script: TypeAlias = Generator[Message, str, None]
 """
 
 
-class Env(ABC):
-    """One episode of one world.
+class BaseEnv(ABC):
+    """What environments of one agent (`Env`) and of several (`MultiAgentEnv`) share.
 
-    Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `expert`,
-    `demonstrator`, `corpus`, `close`, and
+    Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `corpus`, `close`, and
 
     rewards: what episodes are worth beside the rewards of their steps, see `Reward` and `GroupReward`.
     breakdown: the key of Task.metadata by which reports split the mean.
@@ -41,6 +40,7 @@ class Env(ABC):
     """
 
     id: str = ""
+    possible_agents: Sequence[str] = (AGENT,)
     breakdown: str | None = None
     splits: tuple[str, ...] = ("train", "test")
     expert_score: float = 1.0
@@ -62,6 +62,31 @@ class Env(ABC):
         """The tools on offer; read after reset."""
         return ()
 
+    @property
+    def tool_stats(self) -> Mapping[str, ToolStats]:
+        """What happened to the calls of each tool so far."""
+        return {}
+
+    async def close(self) -> None:  # noqa: B027 - most worlds hold nothing
+        """Let go of everything the episode held."""
+
+    def corpus(self) -> Iterable[str]:
+        """Text in this world's words, on which a fresh model's tokenizer is trained."""
+        for task in self.tasks("train"):
+            yield from (message.text for message in task.prompt)
+            yield task.answer or ""
+
+    def seed_rng(self, seed: int) -> None:
+        """Give the episode its own random generator."""
+        self.rng = random.Random(seed)
+
+
+class Env(BaseEnv):
+    """One episode of an environment with one agent; what is set in a subclass stands at `BaseEnv`.
+
+    expert, demonstrator: scripts that checks and a warm start play.
+    """
+
     @abstractmethod
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin `task`. The observation is the whole first prompt. Call seed_rng(seed) here."""
@@ -69,9 +94,6 @@ class Env(ABC):
     @abstractmethod
     async def step(self, action: Message) -> Step:
         """Answer one assistant message; the observation holds only what is new."""
-
-    async def close(self) -> None:  # noqa: B027 - most worlds hold nothing
-        """Let go of everything the episode held."""
 
     def expert(self, task: Task) -> Script:
         """A script that solves `task`: the gold policy of checks and demonstrations.
@@ -87,18 +109,8 @@ class Env(ABC):
         del rng
         return self.expert(task)
 
-    def corpus(self) -> Iterable[str]:
-        """Text in this world's words, on which a fresh model's tokenizer is trained."""
-        for task in self.tasks("train"):
-            yield from (message.content for message in task.prompt)
-            yield task.answer or ""
 
-    def seed_rng(self, seed: int) -> None:
-        """Give the episode its own random generator."""
-        self.rng = random.Random(seed)
-
-
-def tasks_of(env: Env, split: str) -> Sequence[Task]:
+def tasks_of(env: BaseEnv, split: str) -> Sequence[Task]:
     """The tasks of a split that `env` declares.
 
     Raises:

@@ -56,7 +56,7 @@ def write(message: Message, tools: Sequence[ToolSchema], tags: Tags) -> str:
             raise ValueError(f"cannot write the malformed call {tool_call.raw!r}")
         parts.append(between(tool_call.name, _write_arguments(tool_call, schemas)))
     if not message.tool_calls:
-        parts.append(between(tags.answer, message.content))
+        parts.append(between(tags.answer, message.text))
     return "".join(parts)
 
 

@@ -3,44 +3,76 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeGuard, cast
 
-from agentrl.errors import StageError, stage
-from agentrl.protocols import Agent, Env, Session
-from agentrl.types import Ending, Episode, Failure, Finish, Restart, Step, Task, Trajectory, Turn
+from agentrl.errors import StageError, UserError, all_of, stage
+from agentrl.protocols import Act, Agent, Env, MultiAgentEnv, Session, ToolSchema
+from agentrl.types import (
+    AGENT,
+    JSON,
+    Ending,
+    Episode,
+    Failure,
+    Finish,
+    History,
+    JointStep,
+    Message,
+    Observation,
+    Restart,
+    StepReward,
+    Task,
+    ToolStats,
+    Trajectory,
+    Turn,
+    Usage,
+)
 
 _CLOSE_TIMEOUT_S = 10.0
+_NAME = re.compile(r"[A-Za-z]\w*")
 
 
 @dataclass(slots=True)
 class _Record:
     """What has happened so far; frozen into an Episode at the end."""
 
-    trajectories: list[tuple[Restart | None, list[Turn]]] = field(default_factory=list)
-    rewards: list[float | None] = field(default_factory=list)
+    trajectories: list[tuple[str, Restart | None, list[Turn]]] = field(default_factory=list)
+    rewards: list[StepReward] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    usage: Usage | None = None
 
-    def add(self, turn: Turn, restart: Restart | None) -> None:
-        """Append a turn; where the agent began anew, to a trajectory of its own."""
-        if restart is not None or not self.trajectories:
-            self.trajectories.append((restart, []))
-        self.trajectories[-1][1].append(turn)
+    def add(self, agent: str, turn: Turn, act: Act) -> None:
+        """Append a turn to its agent's trajectory; where the agent began anew, to a new one."""
+        mine = [turns for name, _, turns in self.trajectories if name == agent]
+        if act.restart is not None or not mine:
+            self.trajectories.append((agent, act.restart, [turn]))
+        else:
+            mine[-1].append(turn)
+        self.counts.update(act.counts)
+        if act.usage is not None:
+            self.usage = act.usage if self.usage is None else self.usage + act.usage
 
-    def frozen(self) -> tuple[Trajectory, ...]:
-        """The trajectories; each but the first continues the one before it."""
-        return tuple(
-            Trajectory(tuple(turns)) if restart is None else Trajectory(tuple(turns), index - 1, restart)
-            for index, (restart, turns) in enumerate(self.trajectories)
-        )
+    def frozen(self, frozen_agents: Collection[str]) -> tuple[Trajectory, ...]:
+        """The trajectories; each but an agent's first continues the one before it."""
+        made: list[Trajectory] = []
+        latest: dict[str, int] = {}
+        for index, (agent, restart, turns) in enumerate(self.trajectories):
+            parent = None if restart is None else latest[agent]
+            made.append(Trajectory(tuple(turns), parent, restart, agent, agent not in frozen_agents))
+            latest[agent] = index
+        return tuple(made)
 
 
 async def play(
-    env: Env,
-    agent: Agent,
+    env: Env | MultiAgentEnv,
+    agents: Agent | Mapping[str, Agent],
     task: Task,
     *,
     seed: int = 0,
@@ -49,92 +81,254 @@ async def play(
 ) -> Episode:
     """Play one episode of `task` and return what happened, whatever happened.
 
-    seed: the world's; siblings of a group share it. sampling_seed: the agent's own.
+    agents: one, or one for each of `env.possible_agents` by name; those wrapped in `Frozen` are not trained.
+    seed: the world's; siblings of a group share it. sampling_seed: the agents' own.
     Limits and deadlines are `env.limits`. A failure of the world or of the engine is an
     Episode whose ending is `failed`, never an exception; UserErrors and cancellation do
-    propagate. The environment and the agent are closed in every case.
+    propagate. The environment and the agents are closed in every case.
+
+    Where several agents act in one step, they do so at the same time. A turn that was cut off, whoever's it
+    is, ends the episode: the world never sees an unfinished message.
+
+    Raises:
+        UserError: an agent of the environment has nobody to play it, or has a name that is none.
     """
     started = time.perf_counter()
+    world = as_multi_agent(env)
     episode_id = episode_id or f"{task.id}-{seed}-{sampling_seed}"
-    record = _Record()
+    game = _Game(world, _players(world, agents), episode_id, sampling_seed)
     failure: Failure | None = None
     ending = Ending.FAILED
     try:
         async with stage("episode", env.limits.episode_timeout_s):
-            session = Session(episode_id, sampling_seed, env.limits.max_tokens)
-            ending = await _run(env, agent, task, seed, session, record)
+            ending = await game.run(task, seed)
     except StageError as error:
         failure = _failure(error)
     finally:
-        broken = await _close(env, agent, episode_id)
-    # A world that failed often cannot be closed either: the first failure is the one to tell.
+        broken = await game.close()
+    # A world that failed often cannot be closed either: the first failure is the one to report.
     failure = failure or broken
-    record.counts.update(env.counts)
-    return Episode(
-        id=episode_id,
-        env_id=env.id,
-        task=task,
-        seed=seed,
-        limits=env.limits,
-        trajectories=record.frozen(),
-        step_rewards=tuple(record.rewards),
-        ending=Ending.FAILED if failure else ending,
-        failure=failure,
-        counts=dict(record.counts),
-        seconds=time.perf_counter() - started,
-    )
+    episode = game.episode(task, seed, Ending.FAILED if failure else ending, failure)
+    return replace(episode, seconds=time.perf_counter() - started)
 
 
-async def _run(env: Env, agent: Agent, task: Task, seed: int, session: Session, record: _Record) -> Ending:
-    limits = env.limits
-    async with stage("reset", limits.reset_timeout_s):
-        observation, _ = await env.reset(task, seed=seed)
-    for turn in range(limits.max_turns):
+class Frozen:
+    """An agent that is not trained: an opponent, a judge, whoever else plays along."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
+        """The agent's move."""
+        return await self._agent.act(observation, tools=tools, session=session)
+
+    async def close(self, session_id: str) -> None:
+        """Close the agent."""
+        await self._agent.close(session_id)
+
+
+def has_several_agents(env: Env | MultiAgentEnv) -> TypeGuard[MultiAgentEnv]:
+    """Whether an environment says whose turn it is, rather than having one agent alone."""
+    return hasattr(env, "acting")
+
+
+def as_multi_agent(env: Env | MultiAgentEnv) -> MultiAgentEnv:
+    """The environment itself, or one of a single agent as one of several."""
+    if has_several_agents(env):
+        return env
+    return SingleAgent(cast(Env, env))
+
+
+@dataclass(slots=True)
+class _Game:
+    """One episode under way. unseen: what agents were shown and have not acted on yet, by name."""
+
+    world: MultiAgentEnv
+    players: Mapping[str, Agent]
+    episode_id: str
+    sampling_seed: int
+    record: _Record = field(default_factory=_Record)
+    unseen: dict[str, Observation] = field(default_factory=dict)
+    turns: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, task: Task, seed: int) -> Ending:
+        """Turns until the world, a limit or an unfinished message ends the episode."""
+        limits = self.world.limits
+        async with stage("reset", limits.reset_timeout_s):
+            observations, _ = await self.world.reset(task, seed=seed)
+        for number in range(limits.max_turns * len(self.players)):
+            self._show(observations)
+            acting = [name for name in self.world.possible_agents if name in self.world.acting]
+            if not acting:
+                raise StageError("step", "invalid", "no agent's turn it is, and the episode has not ended")
+            if any(self.turns[name] == limits.max_turns for name in acting):
+                return Ending.TRUNCATED
+            acts = await self._acts(acting, number)
+            finishes = {_finish(act) for act in acts.values()}
+            if finishes != {Finish.STOP}:
+                # An unfinished message is never shown to the world: its end is missing.
+                return Ending.ABORTED if Finish.ABORT in finishes else Ending.TRUNCATED
+            async with stage("step", limits.step_timeout_s):
+                step = await self.world.step({name: act.message for name, act in acts.items()})
+                _check_reward(step.reward, self.players)
+            self.record.rewards.append(step.reward)
+            if step.terminated:
+                return Ending.COMPLETED
+            if step.truncated:
+                return Ending.TRUNCATED
+            observations = step.observations
+        return Ending.TRUNCATED
+
+    def episode(self, task: Task, seed: int, ending: Ending, failure: Failure | None) -> Episode:
+        """What has happened."""
+        world, record = self.world, self.record
+        frozen = tuple(name for name, agent in self.players.items() if isinstance(agent, Frozen))
+        return Episode(
+            id=self.episode_id,
+            env_id=world.id,
+            task=task,
+            seed=seed,
+            limits=world.limits,
+            trajectories=record.frozen(frozen),
+            step_rewards=tuple(record.rewards),
+            ending=ending,
+            failure=failure,
+            counts=dict(record.counts + Counter(world.counts)),
+            tools=dict(world.tool_stats),
+            usage=record.usage,
+            agents=tuple(self.players),
+            frozen_agents=frozen,
+        )
+
+    async def close(self) -> Failure | None:
+        """Close all; return what broke first. Nothing is raised: that would replace a cancellation."""
+        broken: list[Failure] = []
+        async with AsyncExitStack() as stack:
+            # The last one in is closed first, whatever happens to the others.
+            stack.push_async_callback(_closed, self.world.close, broken)
+            for name, agent in reversed(list(self.players.items())):
+                stack.push_async_callback(
+                    _closed, partial(agent.close, _session(self.episode_id, name)), broken
+                )
+        return broken[0] if broken else None
+
+    def _show(self, observations: Mapping[str, Observation]) -> None:
+        for name, observation in observations.items():
+            if name not in self.players:
+                raise StageError("step", "invalid", f"there is no agent {name!r} to show something to")
+            self.unseen[name] = _followed(self.unseen.get(name, ()), observation)
+
+    async def _acts(self, acting: Sequence[str], number: int) -> dict[str, Act]:
+        """One turn of each, at the same time; recorded in the order of their names."""
+        shown = {name: self.unseen.pop(name, ()) for name in acting}
+        if len(acting) == 1:
+            # No task of its own: cancellation and deadlines then strike where the agent waits.
+            acts = [await self._act(acting[0], shown[acting[0]])]
+        else:
+            acts = await all_of([self._act(name, shown[name]) for name in acting])
+        for name, act in zip(acting, acts, strict=True):
+            self.record.add(name, Turn(shown[name], act.message, act.tokens, number), act)
+            self.turns[name] += 1
+        return dict(zip(acting, acts, strict=True))
+
+    async def _act(self, name: str, observation: Observation) -> Act:
+        session = Session(_session(self.episode_id, name), self._seed(name), self.world.limits.max_tokens)
         async with stage("act", None):
-            act = await agent.act(observation, tools=env.tool_schemas, session=_turn(session, turn))
-        record.add(Turn(observation, act.message, act.tokens), act.restart)
-        record.counts.update(act.counts)
-        finish = act.finish if act.tokens is None else act.tokens.completion.finish
-        if finish is not Finish.STOP:
-            # An unfinished message is never shown to the world: its end is missing.
-            return Ending.ABORTED if finish is Finish.ABORT else Ending.TRUNCATED
-        async with stage("step", limits.step_timeout_s):
-            step = await env.step(act.message)
-            _check_reward(step)
-        record.rewards.append(step.reward)
-        if step.terminated:
-            return Ending.COMPLETED
-        if step.truncated:
-            return Ending.TRUNCATED
-        observation = step.observation
-    return Ending.TRUNCATED
+            return await self.players[name].act(observation, tools=self.world.tools_of(name), session=session)
+
+    def _seed(self, name: str) -> int:
+        whose = "" if name == AGENT else f"{name}/"
+        return zlib.crc32(f"{self.sampling_seed}/{whose}{self.turns[name]}".encode())
 
 
-def _turn(session: Session, turn: int) -> Session:
-    return replace(session, seed=zlib.crc32(f"{session.seed}/{turn}".encode()))
+class SingleAgent:
+    """An environment of one agent as one of several, of which there is one."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.id, self.limits = env.id, env.limits
+        self.possible_agents = self.acting = tuple(env.possible_agents)
+        (self._name,) = self.possible_agents
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """The environment's."""
+        return self._env.tool_schemas
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The environment's."""
+        return self._env.counts
+
+    @property
+    def tool_stats(self) -> Mapping[str, ToolStats]:
+        """The environment's."""
+        return self._env.tool_stats
+
+    def tools_of(self, agent: str) -> Sequence[ToolSchema]:
+        """The environment's tools."""
+        del agent
+        return self._env.tool_schemas
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
+        """Begin `task`."""
+        observation, info = await self._env.reset(task, seed=seed)
+        return {self._name: observation}, info
+
+    async def step(self, actions: Mapping[str, Message]) -> JointStep:
+        """Answer the agent."""
+        step = await self._env.step(actions[self._name])
+        seen = {self._name: step.observation}
+        return JointStep(seen, step.reward, step.terminated, step.truncated, step.info)
+
+    async def close(self) -> None:
+        """Close the environment."""
+        await self._env.close()
 
 
-def _check_reward(step: Step) -> None:
-    if step.reward is not None and not math.isfinite(step.reward):
-        raise StageError("reward", "invalid", f"the reward is {step.reward}, return a finite number")
+def _players(world: MultiAgentEnv, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
+    names = tuple(world.possible_agents)
+    given = dict(agents) if isinstance(agents, Mapping) else dict.fromkeys(names[:1], agents)
+    if wrong := [name for name in names if not _NAME.fullmatch(name) or name == "parts"]:
+        raise UserError(f"{world.id}: an agent cannot be called {wrong[0]!r}; use letters, digits and `_`.")
+    if missing := [name for name in names if name not in given]:
+        raise UserError(
+            f"{world.id}: nobody plays {', '.join(missing)}; pass play() a mapping of all agents."
+        )
+    return {name: given[name] for name in names}
 
 
-async def _close(env: Env, agent: Agent, episode_id: str) -> Failure | None:
-    """Close both and say what broke. Nothing is raised: it would replace a cancellation in flight."""
-    try:
-        first = await _closed(agent.close(episode_id))
-    finally:
-        second = await _closed(env.close())
-    return first or second
+def _followed(before: Observation, observation: Observation) -> Observation:
+    """What was not seen yet and what came since; a history replaces all before it."""
+    if isinstance(observation, History) or not before:
+        return observation
+    together = (*before, *observation)
+    return History(together, before.reason) if isinstance(before, History) else together
 
 
-async def _closed(closing: Awaitable[None]) -> Failure | None:
+def _finish(act: Act) -> Finish:
+    return act.finish if act.tokens is None else act.tokens.completion.finish
+
+
+def _session(episode_id: str, agent: str) -> str:
+    return episode_id if agent == AGENT else f"{episode_id}/{agent}"
+
+
+def _check_reward(reward: StepReward, players: Collection[str]) -> None:
+    given = reward if isinstance(reward, Mapping) else {"": reward}
+    if strangers := [name for name in given if name and name not in players]:
+        raise StageError("reward", "invalid", f"there is no agent {strangers[0]!r} to reward")
+    for value in given.values():
+        if value is not None and not math.isfinite(value):
+            raise StageError("reward", "invalid", f"the reward is {value}, return a finite number")
+
+
+async def _closed(close: Callable[[], Awaitable[None]], broken: list[Failure]) -> None:
     try:
         async with stage("close", _CLOSE_TIMEOUT_S):
-            await closing
+            await close()
     except StageError as error:
-        return _failure(error)
-    return None
+        broken.append(_failure(error))
 
 
 def _failure(error: StageError) -> Failure:

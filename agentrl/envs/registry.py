@@ -23,6 +23,7 @@ from typing import cast
 import gymnasium
 
 from agentrl.envs.base import Env
+from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
 from agentrl.errors import UnknownEnvError, UserError
 from agentrl.tools.names import Names, check_arguments
 
@@ -37,10 +38,10 @@ class EnvSpec:
     """A registered environment: its id, its class and the arguments it is made with."""
 
     id: str
-    env_class: type[Env]
+    env_class: type[AnyEnv]
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
-    def factory(self, **kwargs: object) -> Callable[[], Env]:
+    def factory(self, **kwargs: object) -> Callable[[], AnyEnv]:
         """A function that makes a fresh instance for every episode; arguments are checked once.
 
         Raises:
@@ -51,14 +52,14 @@ class EnvSpec:
         arguments = {**self.kwargs, **kwargs}
         check_arguments(self.id, self.env_class, arguments)
 
-        def make() -> Env:
+        def make() -> AnyEnv:
             env = self.env_class(**arguments)
             env.id = self.id
             return env
 
         return make
 
-    def make(self, **kwargs: object) -> Env:
+    def make(self, **kwargs: object) -> AnyEnv:
         """A fresh instance, for one episode.
 
         Raises:
@@ -70,7 +71,7 @@ class EnvSpec:
 _registered: dict[str, EnvSpec] = {}
 
 
-def register(id: str, env_class: type[Env], **kwargs: object) -> EnvSpec:
+def register(id: str, env_class: type[AnyEnv], **kwargs: object) -> EnvSpec:
     """Give an environment class a name. Registering the same name again replaces it.
 
     Raises:
@@ -78,8 +79,10 @@ def register(id: str, env_class: type[Env], **kwargs: object) -> EnvSpec:
     """
     if not _ID.fullmatch(id):
         raise UserError(f"an environment's id looks like `Name-v0`, got {id!r}; add a version.")
-    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
-        raise UserError(f"{id}: register a subclass of agentrl.Env, got {env_class!r}.")
+    if not (isinstance(env_class, type) and issubclass(env_class, Env | MultiAgentEnv)):
+        raise UserError(
+            f"{id}: register a subclass of agentrl.Env or agentrl.MultiAgentEnv, got {env_class!r}."
+        )
     _registered[id] = EnvSpec(id, env_class, kwargs)
     _tell_gymnasium(id)
     return _registered[id]
@@ -101,7 +104,7 @@ def find(id: str) -> EnvSpec:
     raise _NAMES.unknown(id, env_ids())
 
 
-def make(id: str, **kwargs: object) -> Env:
+def make(id: str, **kwargs: object) -> AnyEnv:
     """A fresh instance of a registered environment, for one episode.
 
     Raises:
@@ -124,7 +127,7 @@ def _register_offered(point: EntryPoint) -> EnvSpec:
     found = _NAMES.loaded(point)
     if isinstance(found, EnvSpec):
         return register(point.name, found.env_class, **found.kwargs)
-    return register(point.name, cast(type[Env], found))
+    return register(point.name, cast(type[AnyEnv], found))
 
 
 def gymnasium_id(id: str) -> str:
@@ -147,6 +150,8 @@ def _tell_gymnasium(id: str) -> None:
 
 def _by_path(path: str) -> EnvSpec:
     found = _NAMES.imported(path)
-    if not (isinstance(found, type) and issubclass(found, Env)):
-        raise UnknownEnvError(f"`{path}` is not a subclass of agentrl.Env; name the class itself.")
+    if not (isinstance(found, type) and issubclass(found, Env | MultiAgentEnv)):
+        raise UnknownEnvError(
+            f"`{path}` is not a subclass of agentrl.Env or agentrl.MultiAgentEnv; name the class itself."
+        )
     return EnvSpec(path, found)

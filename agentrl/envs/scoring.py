@@ -3,15 +3,15 @@
 An episode is worth what its steps gave, plus the weighted rewards that its environment declares:
 
     def brevity(episode):
-        return 1 / (1 + len(episode.turns[-1].action.content))
+        return 1 / (1 + len(episode.turns[-1].action.text))
 
     async def rank(siblings):
-        return await preferences_among([episode.turns[-1].action.content for episode in siblings])
+        return await preferences_among([episode.turns[-1].action.text for episode in siblings])
 
     class Essays(SingleTurnEnv):
         rewards = (Reward(brevity, weight=0.1), GroupReward(rank), ...)
 
-    Verdict.total = sum of the step rewards + sum of weight x part
+    Verdict.total = sum of the step rewards + sum of weight x part         one for each agent of the episode
     Verdict.parts = {"env": sum of the step rewards, "brevity": ..., "rank": ...}, as they were returned
 
 Rewards see what the world and the policy did and change nothing of it, so that finished episodes can be
@@ -32,7 +32,7 @@ from numbers import Real
 
 from agentrl.errors import StageError, UserError, stage
 from agentrl.tools import is_inline, run
-from agentrl.types import Ending, Episode, Failure, Limits, RewardParts, Task, Verdict
+from agentrl.types import AGENT, Ending, Episode, Failure, Limits, RewardParts, Task, Verdict
 
 UNUSABLE = (Ending.FAILED, Ending.ABORTED)
 """Endings after which an episode is neither scored nor trained on."""
@@ -46,9 +46,16 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+Measure = float | Mapping[str, float]
+"""What a reward function returns: a number for every agent of the episode, or one for each by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """One measure of an episode: a function of it, sync or async, that returns a finite number.
+
+    Where an episode has several agents the number is every agent's; a mapping by name gives each its own, and
+    nothing to those left out.
 
     weight: what a unit of it adds to the total; 0 = only measured and journalled.
     name: the part's, left out: the function's.
@@ -62,7 +69,7 @@ class Reward:
         UserError: it is no function, or its name or weight is none.
     """
 
-    function: Callable[[Episode], float | Awaitable[float]]
+    function: Callable[[Episode], Measure | Awaitable[Measure]]
     weight: float = 1.0
     name: str = ""
 
@@ -72,7 +79,8 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class GroupReward:
-    """One measure of siblings beside each other: from a group's episodes to one finite number for each.
+    """One measure of siblings beside each other: from a group's episodes to one finite number for each,
+    or to a mapping by agent for each.
 
     All else is as for `Reward`; where it breaks, the whole group is replaced. Siblings played one task in
     one world; an evaluation that plays a task once has groups of one.
@@ -81,7 +89,7 @@ class GroupReward:
         UserError: it is no function, or its name or weight is none.
     """
 
-    function: Callable[[Sequence[Episode]], Sequence[float] | Awaitable[Sequence[float]]]
+    function: Callable[[Sequence[Episode]], Sequence[Measure] | Awaitable[Sequence[Measure]]]
     weight: float = 1.0
     name: str = ""
 
@@ -91,10 +99,13 @@ class GroupReward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marked:
-    """An episode and what its own rewards returned; where one of them broke, the episode has failed."""
+    """An episode and what its own rewards returned; where one of them broke, the episode has failed.
+
+    parts: by agent, then by the name of the reward.
+    """
 
     episode: Episode
-    parts: Mapping[str, float]
+    parts: Mapping[str, Mapping[str, float]]
 
     @property
     def is_usable(self) -> bool:
@@ -104,7 +115,8 @@ class Marked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Episodes in their order, and the verdicts of those that are usable, in the same order."""
+    """Episodes in their order, and the verdicts of those that are usable: one for each agent, in that
+    order."""
 
     episodes: tuple[Episode, ...]
     verdicts: tuple[Verdict, ...]
@@ -137,33 +149,40 @@ class Scorer:
         Waits for: each reward. Unblocked by: its end or its deadline. On cancellation: a synchronous
         reward's thread is left behind.
         """
-        parts: dict[str, float] = {}
+        parts: dict[str, dict[str, float]] = {agent: {} for agent in episode.agents}
         if episode.ending in UNUSABLE:
             return Marked(episode, parts)
         try:
             for reward in self.rewards:
                 if isinstance(reward, Reward):
                     given = await _returned(reward, partial(reward.function, episode), episode.limits)
-                    parts[reward.name] = _finite(given, f"`{reward.name}`")
+                    _add_part(parts, reward.name, given)
         except StageError as error:
             return Marked(failed(episode, error), {})
         return Marked(episode, parts)
 
     async def judge(self, siblings: Sequence[Marked]) -> list[Verdict]:
-        """Run the rewards of groups on usable siblings and give each its verdict.
+        """Run the rewards of groups on usable siblings and give each its verdicts: one for each agent.
 
         Raises:
             StageError: a reward broke; nobody of the group can be blamed for it, or be scored.
         """
-        parts = [dict(marked.parts) for marked in siblings]
+        parts = [
+            {agent: dict(marked.parts.get(agent, {})) for agent in marked.episode.agents}
+            for marked in siblings
+        ]
         episodes = tuple(marked.episode for marked in siblings)
         for reward in self.rewards:
             if isinstance(reward, GroupReward):
                 work = partial(reward.function, episodes)
                 given = await _returned(reward, work, episodes[0].limits)
                 for own, value in zip(parts, _one_for_each(given, reward, len(episodes)), strict=True):
-                    own[reward.name] = value
-        return [self._verdict(episode, own) for episode, own in zip(episodes, parts, strict=True)]
+                    _add_part(own, reward.name, value)
+        return [
+            self._verdict(episode, agent, own[agent])
+            for episode, own in zip(episodes, parts, strict=True)
+            for agent in episode.agents
+        ]
 
     async def judge_all(self, marked: Sequence[Marked]) -> Scored:
         """Give verdicts to any usable episodes, siblings together: those of one task in one world."""
@@ -172,18 +191,19 @@ class Scorer:
             if one.is_usable:
                 groups[one.episode.env_id, one.episode.task.id, one.episode.seed].append(place)
         episodes = [one.episode for one in marked]
-        verdicts: dict[int, Verdict] = {}
+        verdicts: defaultdict[str, list[Verdict]] = defaultdict(list)
         for places in groups.values():
             try:
-                verdicts |= zip(places, await self.judge([marked[k] for k in places]), strict=True)
+                for verdict in await self.judge([marked[k] for k in places]):
+                    verdicts[verdict.episode_id].append(verdict)
             except StageError as error:
                 for k in places:
                     episodes[k] = failed(episodes[k], error)
-        return Scored(tuple(episodes), tuple(verdicts[k] for k in sorted(verdicts)))
+        return Scored(tuple(episodes), tuple(v for episode in episodes for v in verdicts[episode.id]))
 
-    def _verdict(self, episode: Episode, parts: Mapping[str, float]) -> Verdict:
+    def _verdict(self, episode: Episode, agent: str, parts: Mapping[str, float]) -> Verdict:
         weights = {reward.name: reward.weight for reward in self.rewards}
-        own = sum_of_steps(episode)
+        own = sum_of_steps(episode, agent)
         total = own.total + sum(weights[name] * part for name, part in parts.items())
         _finite(total, "the total")
         return replace(own, scorer=self.name, total=total, parts={**own.parts, **parts})
@@ -213,21 +233,18 @@ async def score(
     return await scorer.judge_all(await asyncio.gather(*map(mark, episodes)))
 
 
-def sum_of_steps(episode: Episode) -> Verdict:
-    """The environment's own score: the sum of its step rewards.
+def sum_of_steps(episode: Episode, agent: str = AGENT) -> Verdict:
+    """The environment's own score of an agent: the sum of its step rewards.
 
     parts: it, as `env`, and as `env/NAME` the named parts that step rewards had, summed over steps.
     An episode that a limit cut short before any reward is worth 0.0: not solving a task
     in time is an outcome of the policy, not a missing measurement.
     """
-    given = [reward for reward in episode.step_rewards if reward is not None]
-    total = float(sum(given))
-    parts = {ENV: total}
-    for reward in given:
-        if isinstance(reward, RewardParts):
-            for name, part in reward.parts.items():
-                parts[f"{ENV}/{name}"] = parts.get(f"{ENV}/{name}", 0.0) + part
-    return Verdict(episode.id, ENV, total, parts, turn_rewards=episode.step_rewards)
+    given = episode.total_of(agent)
+    total = 0.0 if given is None else float(given)
+    named = given.parts if isinstance(given, RewardParts) else {}
+    parts = {ENV: total, **{f"{ENV}/{name}": part for name, part in named.items()}}
+    return Verdict(episode.id, ENV, total, parts, episode.rewards_of(agent), agent)
 
 
 Grade = float | Mapping[str, float]
@@ -285,12 +302,23 @@ async def _returned(reward: Reward | GroupReward, work: Callable[[], object], li
         raise StageError("reward", error.kind, f"`{reward.name}` failed: {error.detail}") from error
 
 
-def _one_for_each(given: object, reward: GroupReward, n: int) -> list[float]:
-    values = list(given) if isinstance(given, Iterable) else []
+def _add_part(parts: dict[str, dict[str, float]], name: str, given: object) -> None:
+    """Write down what a reward returned: one number for every agent, or one for each by name."""
+    by_agent = given if isinstance(given, Mapping) else dict.fromkeys(parts, given)
+    if strangers := sorted(set(by_agent) - set(parts)):
+        raise StageError(
+            "reward", "invalid", f"`{name}` names {strangers[0]!r}, which is no agent of the episode"
+        )
+    for agent, value in by_agent.items():
+        parts[agent][name] = _finite(value, f"`{name}`")
+
+
+def _one_for_each(given: object, reward: GroupReward, n: int) -> list[object]:
+    values: list[object] = list(given) if isinstance(given, Iterable) else []
     if len(values) != n:
         said = f"`{reward.name}` returned {repr(given)[:80]}; return one number for each of {n} siblings"
         raise StageError("reward", "invalid", said)
-    return [_finite(value, f"`{reward.name}`") for value in values]
+    return values
 
 
 def _finite(value: object, what: str) -> float:

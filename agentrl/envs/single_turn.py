@@ -53,7 +53,7 @@ class SingleTurnEnv(Env):
         if self.task is None:
             raise StageError("step", "invalid", "step() came before reset()")
         # Text that a dialect took for a call is the answer all the same: there is nothing to call here.
-        answer = "".join([action.content, *(call.raw for call in action.tool_calls)])
+        answer = "".join([action.text, *(call.raw for call in action.tool_calls)])
         return Step.finished(reward=await graded(self.grade, self.task, answer, self.limits.reward_timeout_s))
 
     def expert(self, task: Task) -> Script:

@@ -13,7 +13,7 @@ from agentrl.envs.toolbox import Toolbox
 from agentrl.errors import StageError, ToolDefinitionError
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Tool, ToolFunction, Toolkit
-from agentrl.types import JSON, Message, Observation, Step, Task
+from agentrl.types import JSON, Message, Observation, Step, Task, ToolStats
 
 
 class ToolEnv(Env):
@@ -36,21 +36,8 @@ class ToolEnv(Env):
     arguments: `strict`, or `coerce` to mend calls that are right in meaning and wrong in type ("5" for 5;
         all of it stands at `agentrl.tools.coercion.coerced`).
 
-    counts, beside those of all tools (tool_calls, rejected_calls, malformed_calls, unknown_tools,
-    tool_timeouts), each where it happened:
-
-        tool/NAME/calls             calls of this tool
-        tool/NAME/malformed         of which could not be read (broken JSON and the like)
-        tool/NAME/coerced           fitted the schema only after they had been mended
-        tool/NAME/rejected/KIND     broke the schema: `required`, `type`, `enum`, ... (a keyword of JSON
-                                    Schema), `value` (a pydantic model's own check); or `tool`: it said no, or
-                                    a word of the tool's own (`timeout`, `memory`, ...)
-        tool/NAME/timeouts          were stopped at the deadline
-        tool/NAME/failed/KIND       failed by no doing of the model: `error`, `unavailable`, `crashed`, ...
-        tool/NAME/truncated         had answers longer than `limits.max_tool_chars`
-        tool/NAME/us                microseconds of wall time, all calls together
-        tool/NAME/took/30ms         took at most 30 ms and more than 10 (bins up to 30000ms, then `more`)
-        tool_queue/NAME/us          microseconds of waiting for room (see `tool(max_concurrency=...)`)
+    counts: tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts, of all tools together.
+    tool_stats: what happened to the calls of each tool, see `ToolStats`.
     """
 
     tools: Sequence[ToolFunction | Toolkit] = ()
@@ -80,6 +67,11 @@ class ToolEnv(Env):
         """The tools on offer."""
         return self._toolbox.schemas
 
+    @property
+    def tool_stats(self) -> Mapping[str, ToolStats]:
+        """What happened to the calls of each tool so far."""
+        return self._toolbox.stats
+
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Open what the tools hold for an episode, and show the task's prompt.
 
@@ -103,7 +95,7 @@ class ToolEnv(Env):
         if self.task is None:
             raise StageError("step", "invalid", "step() came before reset()")
         timeout_s = self.limits.reward_timeout_s
-        return Step.finished(reward=await graded(self.reward, self.task, action.content, timeout_s))
+        return Step.finished(reward=await graded(self.reward, self.task, action.text, timeout_s))
 
     async def close(self) -> None:
         """Close what the tools hold for this episode."""

@@ -3,35 +3,61 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
 from agentrl.errors import StageError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Held, Tool, Toolkit
-from agentrl.types import JSON, Limits, Message, ToolCall
+from agentrl.types import JSON, Limits, Message, ToolCall, ToolStats, latency_bin
 
-_BINS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
+
+@dataclass(slots=True)
+class _Tally:
+    """What has happened to the calls of one tool so far; see `ToolStats`."""
+
+    calls: int = 0
+    malformed: int = 0
+    coerced: int = 0
+    timeouts: int = 0
+    truncated: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    took: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    queue_seconds: float = 0.0
+
+    def stats(self) -> ToolStats:
+        tables = (dict(self.rejected), dict(self.failed), dict(self.took))
+        counts = (self.calls, self.malformed, self.coerced, self.timeouts, self.truncated)
+        return ToolStats(*counts, *tables, self.seconds, self.queue_seconds)
 
 
 class Toolbox:
     """Answers calls. What the model can cause is a sentence for it; the rest is a StageError.
 
-    counts: where everything is counted; the names stand at `ToolEnv`.
+    counts: where calls of all tools together are counted: tool_calls, rejected_calls, malformed_calls,
+    unknown_tools, tool_timeouts.
     """
 
     def __init__(self, policy: ArgumentPolicy, counts: Counter[str]) -> None:
         self._tools: list[Tool] = []
         self._policy = policy
         self._counts = counts
-        self._seconds: dict[str, float] = {}
+        self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._held: list[Held[Sequence[Tool]]] = []
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
         """What the model is told of each."""
         return tuple(tool.schema for tool in self._tools)
+
+    @property
+    def stats(self) -> dict[str, ToolStats]:
+        """What has happened to the calls of each tool that was called."""
+        return {name: tally.stats() for name, tally in self._tallies.items()}
 
     def add(self, tools: Iterable[Tool]) -> None:
         """Add tools that need no opening."""
@@ -73,11 +99,11 @@ class Toolbox:
         # Names that the model made up never become names of counts: there is no end to them.
         tool = next((tool for tool in self._tools if tool.name == tool_call.name), None)
         if tool is not None:
-            self._count(tool.name, "calls")
+            self._tallies[tool.name].calls += 1
         if tool_call.arguments is None:
             self._counts["malformed_calls"] += 1
             if tool is not None:
-                self._count(tool.name, "malformed")
+                self._tallies[tool.name].malformed += 1
             return tool_call.error or ""
         if tool is None:
             self._counts["unknown_tools"] += 1
@@ -89,7 +115,7 @@ class Toolbox:
         asked = time.perf_counter()
         async with tool.gate.admitted():
             began = time.perf_counter()
-            self._spent(f"tool_queue/{tool.name}/us", began - asked)
+            self._tallies[tool.name].queue_seconds += began - asked
             try:
                 return self._bounded(tool.name, await self._in_time(tool, arguments, limits), limits)
             finally:
@@ -103,41 +129,33 @@ class Toolbox:
             # The model chose the arguments: were an overrun a failure, the episode would be
             # replaced, and hanging the tool would be a way out of a hard task.
             if error.kind != "timeout" or tool.overrun == "world":
-                self._count(tool.name, f"failed/{error.kind}")
+                self._tallies[tool.name].failed[error.kind] += 1
                 raise
             self._counts["tool_timeouts"] += 1
-            self._count(tool.name, "timeouts")
+            self._tallies[tool.name].timeouts += 1
             return f"{tool.name} was stopped: it {error.detail}."
 
     async def _invoke(self, tool: Tool, arguments: Mapping[str, JSON]) -> str:
         try:
             reading = tool.reader.read(arguments, self._policy)
             if reading.coerced:
-                self._count(tool.name, "coerced")
+                self._tallies[tool.name].coerced += 1
             return await tool.call(reading.values)
         except ToolRejected as rejected:
             self._counts["rejected_calls"] += 1
-            self._count(tool.name, f"rejected/{rejected.kind}")
+            self._tallies[tool.name].rejected[rejected.kind] += 1
             return str(rejected)
 
     def _bounded(self, name: str, text: str, limits: Limits) -> str:
         most = limits.max_tool_chars
         if most is None or len(text) <= most:
             return text
-        self._count(name, "truncated")
+        self._tallies[name].truncated += 1
         return f"{text[:most]}\n... truncated: {len(text) - most:,} of {len(text):,} characters are left out."
 
     def _took(self, name: str, seconds: float) -> None:
-        self._spent(f"tool/{name}/us", seconds)
-        within = next((f"{limit}ms" for limit in _BINS_MS if seconds * 1e3 <= limit), "more")
-        self._count(name, f"took/{within}")
-
-    def _spent(self, key: str, seconds: float) -> None:
-        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
-        self._counts[key] = round(1e6 * self._seconds[key])
-
-    def _count(self, name: str, what: str) -> None:
-        self._counts[f"tool/{name}/{what}"] += 1
+        self._tallies[name].seconds += seconds
+        self._tallies[name].took[latency_bin(seconds)] += 1
 
 
 def _encodable(text: str) -> str:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from agentrl.envs import Env, Scorer, play
+from agentrl.envs import AnyEnv, Scorer, play
+from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked
-from agentrl.errors import ConfigError, WorldBrokenError
+from agentrl.errors import ConfigError, WorldBrokenError, all_of
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
 from agentrl.observe import Entry, Outcome
 from agentrl.protocols import Agent
-from agentrl.rollout.group import all_of
 from agentrl.types import Episode, Task, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was played and how it went. verdicts: of the scored episodes, in their order."""
+    """What was played and how it went. verdicts: of the scored episodes and their agents, in their order."""
 
     breakdown: str | None
     report: EvalReport
@@ -29,24 +30,28 @@ class Evaluation:
 
     def entries(self) -> Iterator[Entry]:
         """Every episode for the journal, failed ones without a verdict."""
-        verdicts = {verdict.episode_id: verdict for verdict in self.verdicts}
+        verdicts: defaultdict[str, list[Verdict]] = defaultdict(list)
+        for verdict in self.verdicts:
+            verdicts[verdict.episode_id].append(verdict)
         for episode in self.episodes:
-            yield Entry(episode, verdicts.get(episode.id), Outcome.EVALUATED)
+            yield Entry(episode, tuple(verdicts[episode.id]), Outcome.EVALUATED)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
     """Plays tasks, at most `concurrency` at once, each once for every time it is asked for.
 
-    progress: told after every episode, with the number of episodes it was.
+    progress: called after every episode, with the number of episodes it was.
+    opponents: who plays the agents that the policy does not play.
     """
 
-    make_env: Callable[[], Env]
+    make_env: Callable[[], AnyEnv]
     make_agent: Callable[[], Agent]
     scorer: Scorer
     setting: EvalSetting
     concurrency: int = 256
     progress: Callable[[int], None] = lambda _: None
+    opponents: Mapping[str, Opponent] = field(default_factory=dict)
 
     async def run(self, tasks: Sequence[Task], n: int, *, seed: int) -> Evaluation:
         """Play n episodes over `tasks` in their order, beginning again where they run out.
@@ -80,13 +85,14 @@ class Evaluator:
 
     async def _one(self, task: Task, index: int, seed: int, room: asyncio.Semaphore) -> Marked:
         async with room:
+            env, sampling_seed = self.make_env(), zlib.crc32(f"sample/{seed}/{index}".encode())
             episode = await play(
-                self.make_env(),
-                self.make_agent(),
+                env,
+                agents_of(env, task, self.make_agent, self.opponents, seed=sampling_seed),
                 task,
                 seed=zlib.crc32(f"world/{seed}/{index}".encode()),
                 episode_id=f"e{index}",
-                sampling_seed=zlib.crc32(f"sample/{seed}/{index}".encode()),
+                sampling_seed=sampling_seed,
             )
             marked = await self.scorer.mark(episode)
         self.progress(1)

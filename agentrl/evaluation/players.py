@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.env import EnvFactory
-from agentrl.envs import Env
+from agentrl.envs import AnyEnv, BaseEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.extras import TRAINING, require
@@ -36,7 +36,7 @@ class Players(NamedTuple):
 
 @asynccontextmanager
 async def model_players(
-    directory: str, config: EvalConfig, env: Env, *, say: Callable[[str], None]
+    directory: str, config: EvalConfig, env: BaseEnv, *, say: Callable[[str], None]
 ) -> AsyncIterator[Players]:
     """Agents over a Hugging Face model directory, in the environment's dialect or the one asked for.
 
@@ -79,7 +79,7 @@ async def models_beside(config: EvalConfig, say: Callable[[str], None]) -> Async
 
 
 @asynccontextmanager
-async def endpoint_players(config: EvalConfig, env: Env) -> AsyncIterator[Players]:
+async def endpoint_players(config: EvalConfig, env: BaseEnv) -> AsyncIterator[Players]:
     """Agents over a chat endpoint, which has been asked for one turn.
 
     Raises:
@@ -110,7 +110,7 @@ def _engine_folder(config: EvalConfig) -> Iterator[Path]:
 def with_limits(make_env: EnvFactory, *, max_tokens: int | None) -> EnvFactory:
     """The same environments, with this limit of tokens; None = none."""
 
-    def make() -> Env:
+    def make() -> AnyEnv:
         env = make_env()
         env.limits = replace(env.limits, max_tokens=max_tokens)
         return env

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from agentrl.envs.scoring import ENV, UNUSABLE
-from agentrl.rollout.chat.agent import COST, USAGE
-from agentrl.types import JSON, Ending, Episode, Verdict
-
-_TOOL_TIME = re.compile(r"tool/(.+)/us")
-_TOOL_TOOK = re.compile(r"tool/(.+)/took/([^/]+)")
-_TOOL_FAILED = re.compile(r"tool/(.+)/failed/([^/]+)")
+from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +51,10 @@ class EvalReport:
 
 
 def policy_tokens_of(episode: Episode) -> int:
-    """How many tokens the policy sampled in an episode, by its own count where it shows none."""
-    told = episode.counts.get(f"{USAGE}completion_tokens", 0)
-    return told + sum(len(t.tokens.completion.token_ids) for t in episode.turns if t.tokens is not None)
+    """How many tokens the policy sampled in an episode, by its endpoint's count where it shows none."""
+    counted = 0 if episode.usage is None else episode.usage.completion_tokens
+    trained = [turn for one in episode.trajectories if one.trainable for turn in one.turns]
+    return counted + sum(len(t.tokens.completion.token_ids) for t in trained if t.tokens is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +70,21 @@ class EvalSetting:
 def summarize(
     episodes: Sequence[Episode], verdicts: Sequence[Verdict], setting: EvalSetting, *, seconds: float
 ) -> EvalReport:
-    """Condense episodes (failed ones included) and the verdicts of the scored ones."""
-    totals = {verdict.episode_id: verdict.total for verdict in verdicts}
+    """Condense episodes (failed ones included) and the verdicts of the scored ones.
+
+    Where an episode has several agents, its score is the mean over those that the policy played, and `by`
+    holds the mean of each.
+    """
+    played = {(episode.id, agent): episode for episode in episodes for agent in episode.trained_agents}
+    counted = [verdict for verdict in verdicts if verdict.rollout_id in played]
+    totals: defaultdict[str, list[float]] = defaultdict(list)
+    for verdict in counted:
+        totals[verdict.episode_id].append(verdict.total)
     scored = [episode for episode in episodes if episode.id in totals]
-    scores = [totals[episode.id] for episode in scored]
-    by: defaultdict[str, list[float]] = defaultdict(list)
-    if setting.breakdown is not None:
-        for episode, score in zip(scored, scores, strict=True):
-            value = episode.task.metadata.get(setting.breakdown)
-            by[f"{setting.breakdown}={value}"].append(score)
-    used = _used(episodes)
+    scores = [_mean(totals[episode.id]) for episode in scored]
+    usages = [episode.usage for episode in episodes if episode.usage is not None]
+    usage = sum(usages[1:], usages[0]) if usages else None
+    tools = total_tools(scored)
     return EvalReport(
         env_id=setting.env_id,
         split=setting.split,
@@ -92,20 +92,46 @@ def summarize(
         n=len(scored),
         mean=_mean(scores),
         stderr=_standard_error(scores),
-        by={key: _mean(by[key]) for key in sorted(by)},
-        parts=part_means(verdicts),
+        by=_by_metadata(scored, scores, setting.breakdown) | _by_agent(counted),
+        parts=part_means(counted),
         failures=_failures(episodes),
         endings=dict(Counter(str(episode.ending) for episode in episodes)),
-        counts={name: n for name, n in total_counts(scored).items() if not name.startswith(USAGE)},
-        usage={name: n for name, n in used.items() if name != COST},
-        cost=used[COST] / 1e9 if COST in used else None,
-        tool_ms=tool_ms(scored),
-        tool_took=tool_took(scored),
-        tool_failures=tool_failures(episodes),
+        counts=total_counts(scored),
+        usage={} if usage is None else _tokens_used(usage),
+        cost=None if usage is None else usage.cost,
+        tool_ms={name: ms for name, one in tools.items() if (ms := one.latency_ms) is not None},
+        tool_took={name: one.took for name, one in tools.items() if one.took},
+        tool_failures={name: one.failed for name, one in total_tools(episodes).items() if one.failed},
         turns=_mean([len(episode.turns) for episode in scored]),
         policy_tokens=_mean([policy_tokens_of(episode) for episode in scored]),
         seconds=seconds,
     )
+
+
+def _by_metadata(
+    scored: Sequence[Episode], scores: Sequence[float], breakdown: str | None
+) -> dict[str, float]:
+    by: defaultdict[str, list[float]] = defaultdict(list)
+    if breakdown is not None:
+        for episode, score in zip(scored, scores, strict=True):
+            by[f"{breakdown}={episode.task.metadata.get(breakdown)}"].append(score)
+    return {key: _mean(by[key]) for key in sorted(by)}
+
+
+def _by_agent(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    agents = sorted({verdict.agent for verdict in verdicts})
+    if len(agents) < 2:
+        return {}
+    return {f"agent={name}": _mean([v.total for v in verdicts if v.agent == name]) for name in agents}
+
+
+def _tokens_used(usage: Usage) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
 
 
 def part_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
@@ -120,48 +146,17 @@ def part_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def total_counts(episodes: Sequence[Episode]) -> dict[str, int]:
-    """What happened how often, over all episodes."""
-    return dict(_summed(episode.events for episode in episodes))
+    """What happened how often, over all episodes; calls of tools as `tool/NAME/...`."""
+    return summed(episode.events for episode in episodes)
 
 
-def _used(episodes: Sequence[Episode]) -> dict[str, int]:
-    """What a chat endpoint says it took; the cost under its whole name."""
-    total = _summed(episode.counts for episode in episodes)
-    used = {name: count for name, count in total.items() if name.startswith(USAGE)}
-    return {name if name == COST else name.removeprefix(USAGE): count for name, count in used.items()}
-
-
-def tool_ms(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean milliseconds of a call that could be read, by tool."""
-    total = _summed(episode.counts for episode in episodes)
-    tools = [found[1] for name in sorted(total) if (found := _TOOL_TIME.fullmatch(name))]
-    read = {tool: total[f"tool/{tool}/calls"] - total[f"tool/{tool}/malformed"] for tool in tools}
-    return {tool: total[f"tool/{tool}/us"] / read[tool] / 1e3 for tool in tools}
-
-
-def tool_took(episodes: Sequence[Episode]) -> dict[str, dict[str, int]]:
-    """How many calls took how long: for each tool, by the upper end of the bin (`10ms`, ..., `more`)."""
-    return _by_tool(_TOOL_TOOK, episodes)
-
-
-def tool_failures(episodes: Sequence[Episode]) -> dict[str, dict[str, int]]:
-    """How many calls failed their episode, by tool and kind (`unavailable`, `crashed`, ...)."""
-    return _by_tool(_TOOL_FAILED, episodes)
-
-
-def _by_tool(pattern: re.Pattern[str], episodes: Sequence[Episode]) -> dict[str, dict[str, int]]:
-    tables: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for name, count in sorted(_summed(episode.counts for episode in episodes).items()):
-        if (found := pattern.fullmatch(name)) is not None:
-            tables[found[1]][found[2]] = count
-    return dict(tables)
-
-
-def _summed(several: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for counts in several:
-        total.update(counts)
-    return total
+def total_tools(episodes: Sequence[Episode]) -> dict[str, ToolStats]:
+    """What happened to the calls of each tool, over all episodes, by name in order."""
+    total: defaultdict[str, ToolStats] = defaultdict(ToolStats)
+    for episode in episodes:
+        for name, stats in episode.tools.items():
+            total[name] += stats
+    return dict(sorted(total.items()))
 
 
 def _failures(episodes: Sequence[Episode]) -> dict[str, int]:

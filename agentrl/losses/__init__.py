@@ -1,6 +1,6 @@
 """Per-token losses: plain functions on shapes. Weights are given; nothing averages on its own."""
 
-from agentrl.losses.base import Loss, LossInputs, LossOutput, TokenOutputs
+from agentrl.losses.base import Loss, LossInputs, LossOutput, TokenExtra, TokenOutputs, extras_used
 from agentrl.losses.contract import check_loss
 from agentrl.losses.kl import KlKind, KlTerm, k1, k2, k3, low_var_kl
 from agentrl.losses.policy import Objective, PolicyLoss
@@ -17,10 +17,12 @@ __all__ = [
     "LossOutput",
     "Objective",
     "PolicyLoss",
+    "TokenExtra",
     "TokenOutputs",
     "ValueLoss",
     "check_loss",
     "explained_variance",
+    "extras_used",
     "k1",
     "k2",
     "k3",

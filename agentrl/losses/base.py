@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from agentrl.types import Extra, ExtraSpec
 
 
 class TokenOutputs(NamedTuple):
@@ -21,6 +24,23 @@ class TokenOutputs(NamedTuple):
     values_N: Tensor | None = None
 
 
+class TokenExtra(NamedTuple):
+    """An extra array of the loss tokens, see `agentrl.types.Extra`.
+
+    values: dense: [N, *shape]. Ragged: those of token n are values[offsets[n]:offsets[n + 1]].
+    offsets: int64 [N + 1] where ragged, else None.
+    """
+
+    values: Tensor
+    offsets: Tensor | None = None
+
+    @classmethod
+    def of(cls, extra: Extra, device: torch.device | str = "cpu") -> TokenExtra:
+        """The arrays of an extra as tensors."""
+        offsets = None if extra.offsets is None else torch.from_numpy(extra.offsets.copy()).to(device)
+        return cls(torch.from_numpy(extra.values.copy()).to(device), offsets)
+
+
 class LossInputs(NamedTuple):
     """What is known of each loss token before the model runs; none of it carries a gradient.
 
@@ -29,6 +49,7 @@ class LossInputs(NamedTuple):
     sequence_N: int64, which sequence of the micro-batch the token belongs to: 0 to S - 1, in order.
     A sequence is one Sample and stands whole in one micro-batch. ref_logp_N: the policy to stay
     close to. returns_N, old_values_N: the critic's targets, and what it said before the step.
+    extras: more arrays that the engine gave, by name.
     """
 
     old_logp_N: Tensor
@@ -39,6 +60,7 @@ class LossInputs(NamedTuple):
     ref_logp_N: Tensor | None = None
     returns_N: Tensor | None = None
     old_values_N: Tensor | None = None
+    extras: Mapping[str, TokenExtra] = MappingProxyType({})
 
 
 class LossOutput(NamedTuple):
@@ -53,10 +75,19 @@ class LossOutput(NamedTuple):
 
 
 class Loss(Protocol):
-    """A function of tokens; it must return the same metrics for every micro-batch."""
+    """A function of tokens; it must return the same metrics for every micro-batch.
+
+    One that uses extras declares them: its attribute `extras` is a mapping from names to `ExtraSpec`.
+    """
 
     def __call__(self, outputs: TokenOutputs, inputs: LossInputs) -> LossOutput:
         """The weighted sum and its metrics."""
+
+
+def extras_used(loss: Loss) -> Mapping[str, ExtraSpec]:
+    """The extras that a loss declares; none where it has no attribute `extras`."""
+    declared: Mapping[str, ExtraSpec] = getattr(loss, "extras", {})
+    return declared
 
 
 def promoted(x: Tensor) -> Tensor:

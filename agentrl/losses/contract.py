@@ -5,14 +5,18 @@ N loss tokens. One helper makes batches, one runs a loss on them; `check_loss` c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.losses.base import Loss, LossInputs, TokenOutputs
+from agentrl.losses.base import Loss, LossInputs, TokenExtra, TokenOutputs, extras_used
+from agentrl.types import Extra
 
 _LENGTHS = (3, 1, 5, 2)
 _HALVES = ((0, 2), (1, 3))
@@ -22,6 +26,7 @@ _GAP = 1e4
 class _Batch(NamedTuple):
     outputs: TokenOutputs
     inputs: LossInputs
+    extras: Mapping[str, Extra] = MappingProxyType({})
 
 
 class _Result(NamedTuple):
@@ -42,12 +47,13 @@ def check_loss(loss: Loss) -> None:
     - It has a gradient, and the sum, the gradient and the metrics stay finite where logprobs or
       values are 10,000 apart.
 
-    The loss is given all fields of TokenOutputs and LossInputs, entropy with a gradient.
+    The loss is given all fields of TokenOutputs and LossInputs, entropy with a gradient, and the extras
+    that its attribute `extras` declares.
 
     Raises:
         ValueError: one sentence that says what the loss does not keep.
     """
-    batch = _ordinary()
+    batch = _with_extras(_ordinary(), loss)
     whole = _run(loss, batch)
     if not any(gradient.any() for gradient in whole.gradients):
         raise ValueError(
@@ -57,13 +63,13 @@ def check_loss(loss: Loss) -> None:
     _compare(whole, [_run(loss, sequence) for sequence in sequences], range(len(_LENGTHS)))
     _compare(whole, [_run(loss, _part(batch, half)) for half in _HALVES], (*_HALVES[0], *_HALVES[1]))
     inputs = batch.inputs
-    heavier = _run(loss, _Batch(batch.outputs, inputs._replace(weights_N=3.0 * inputs.weights_N)))
+    heavier = _run(loss, batch._replace(inputs=inputs._replace(weights_N=3.0 * inputs.weights_N)))
     tripled = [3.0 * tensor for tensor in (whole.sum, *whole.gradients)]
     if not all(_close(*pair) for pair in zip((heavier.sum, *heavier.gradients), tripled, strict=True)):
         raise ValueError(
             "the loss is not a sum of weights_N x term_N: three times the weights do not triple it"
         )
-    extreme = _run(loss, _extreme())
+    extreme = _run(loss, _with_extras(_extreme(), loss))
     for name, tensor in {"sum": extreme.sum, **extreme.metrics}.items():
         if not tensor.isfinite():
             raise ValueError(f"the loss's {name} is not finite where logprobs are {_GAP:g} apart; cap them")
@@ -75,11 +81,14 @@ def _run(loss: Loss, batch: _Batch) -> _Result:
     outputs = TokenOutputs(
         *(_clone(tensor).requires_grad_() for tensor in batch.outputs if tensor is not None)
     )
-    inputs = LossInputs(*(_clone(tensor) for tensor in batch.inputs if tensor is not None))
+    extras = {name: TokenExtra.of(extra) for name, extra in batch.extras.items()}
+    inputs = _mapped(batch.inputs, _clone)._replace(extras=extras)
     total, metrics = loss(outputs, inputs)
-    for given, before in zip((*outputs, *inputs), (*batch.outputs, *batch.inputs), strict=True):
-        if given is not None and before is not None and not torch.equal(given, before):
-            raise ValueError("the loss changes its inputs in place; work on copies")
+    kept = batch.inputs._replace(extras={name: TokenExtra.of(extra) for name, extra in batch.extras.items()})
+    before = [*(tensor for tensor in batch.outputs if tensor is not None), *_tensors(kept)]
+    after = [*(tensor for tensor in outputs if tensor is not None), *_tensors(inputs)]
+    if not all(torch.equal(*pair) for pair in zip(after, before, strict=True)):
+        raise ValueError("the loss changes its inputs in place; work on copies")
     if total.shape != () or not total.requires_grad:
         raise ValueError("the loss's sum must be a scalar with a gradient")
     if any(metric.shape != () or metric.requires_grad for metric in metrics.values()):
@@ -171,8 +180,32 @@ def _part(batch: _Batch, order: Sequence[int]) -> _Batch:
     """Some sequences of the ordinary batch, counted anew from 0."""
     chosen = _tokens(order)
     outputs = TokenOutputs(*(tensor[chosen] for tensor in batch.outputs if tensor is not None))
-    inputs = LossInputs(*(tensor[chosen] for tensor in batch.inputs if tensor is not None))
+    inputs = _mapped(batch.inputs, lambda tensor: tensor[chosen])
+    extras = {name: extra.take(chosen.numpy()) for name, extra in batch.extras.items()}
     lengths = torch.tensor([_LENGTHS[index] for index in order])
-    return _Batch(
-        outputs, inputs._replace(sequence_N=torch.repeat_interleave(torch.arange(len(order)), lengths))
-    )
+    sequence_N = torch.repeat_interleave(torch.arange(len(order)), lengths)
+    return _Batch(outputs, inputs._replace(sequence_N=sequence_N), extras)
+
+
+def _with_extras(batch: _Batch, loss: Loss) -> _Batch:
+    """The batch with a value of each extra that the loss declares; of ragged ones 0, 1 or 2 for each
+    token."""
+    count = len(batch.inputs.weights_N)
+    extras = {}
+    for name, spec in extras_used(loss).items():
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.arange(count) % 3)])
+        size = int(offsets[-1]) if spec.ragged else count
+        values = np.arange(size * math.prod(spec.shape)).reshape(size, *spec.shape) % 5
+        extras[name] = Extra(values.astype(spec.dtype), offsets if spec.ragged else None, spec.fill)
+    return batch._replace(extras=extras)
+
+
+def _tensors(inputs: LossInputs) -> list[Tensor]:
+    """All tensors, those of extras included."""
+    extras = [tensor for extra in inputs.extras.values() for tensor in extra if tensor is not None]
+    return [*(field for field in inputs if isinstance(field, Tensor)), *extras]
+
+
+def _mapped(inputs: LossInputs, function: Callable[[Tensor], Tensor]) -> LossInputs:
+    changed = {name: function(field) for name, field in inputs._asdict().items() if isinstance(field, Tensor)}
+    return LossInputs(**{**inputs._asdict(), **changed})

@@ -1,11 +1,5 @@
 """What a run leaves behind: numbers per step and every episode, as lines of JSON."""
 
-from agentrl.observe.episode_json import (
-    episode_from_json,
-    episode_to_json,
-    verdict_from_json,
-    verdict_to_json,
-)
 from agentrl.observe.journal import Entry, Journal, Outcome, Reconciliation, read_journal, reconcile
 from agentrl.observe.metrics import JsonlTracker, MetricLog, Record, TensorBoardTracker, Tracker, read_metrics
 
@@ -19,11 +13,7 @@ __all__ = [
     "Record",
     "TensorBoardTracker",
     "Tracker",
-    "episode_from_json",
-    "episode_to_json",
     "read_journal",
     "read_metrics",
     "reconcile",
-    "verdict_from_json",
-    "verdict_to_json",
 ]

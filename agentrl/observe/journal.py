@@ -4,6 +4,20 @@ The files of a run, under its folder:
 
     trajectories/step_000012.jsonl       the episodes of training step 12
     trajectories/eval_test_000012.jsonl  those of the evaluation `test` after step 12
+
+A line is an `Entry` as JSON, fields at their defaults left out. One entry, shortened:
+
+    {"outcome": "trained", "verdicts": [{"episode_id": "g3-0", "scorer": "env", "total": 1.0, "parts": {"env":
+     1.0}}], "episode": {"id": "g3-0", "env_id": "HopSearch-v0", "task": {"id": "rl/3", "prompt": [
+       {"role": "user", "content": "Where was P born?"}], "answer": "Torek"}, "seed": 7,
+     "limits": {"max_turns": 5}, "trajectories": [{"turns": [{"observation": [...],
+       "action": {"role": "assistant", "tool_calls": [{"name": "search", "arguments": {"query": "P"}}]},
+       "tokens": {"world_ids": [4, 9], "completion": {"token_ids": [12, 3], "logprobs": [-0.1, -2.5],
+         "versions": [8, 8], "finish": "stop", "matched": 3}}}]}],
+     "step_rewards": [null, 1.0], "ending": "completed", "tools": {"search": {"calls": 1}}, "seconds": 0.2}}
+
+Author and mask need no arrays of their own: `world_ids` are the world's and mask 0, a completion's
+`token_ids` are the policy's. A logprob has just the digits that give the same float32 back.
 """
 
 from __future__ import annotations
@@ -14,17 +28,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from agentrl.observe import lines
-from agentrl.observe.episode_json import (
-    EpisodeJSON,
-    VerdictJSON,
-    episode_from_json,
-    episode_to_json,
-    verdict_from_json,
-    verdict_to_json,
-)
 from agentrl.types import Ending, Episode, Verdict
 
 
@@ -38,35 +46,36 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the journal. verdict None = never scored; reason: why it was dropped.
+    """One line of the journal. No verdicts = never scored; reason: why it was dropped.
+
+    verdicts: one for each agent of the episode, in their order.
 
     Raises:
-        ValueError: the verdict belongs to another episode, a drop has no reason (or another
+        ValueError: a verdict belongs to another episode, a drop has no reason (or another
             outcome has one), or a failed or unscored episode is said to be trained on.
     """
 
     episode: Episode
-    verdict: Verdict | None
+    verdicts: tuple[Verdict, ...]
     outcome: Outcome
     reason: str = ""
 
     def __post_init__(self) -> None:
-        episode, verdict = self.episode, self.verdict
-        if verdict is not None and verdict.episode_id != episode.id:
-            raise ValueError(f"the verdict of {verdict.episode_id} does not belong to episode {episode.id}")
+        episode = self.episode
+        if strangers := {verdict.episode_id for verdict in self.verdicts} - {episode.id}:
+            raise ValueError(f"verdicts of {sorted(strangers)} do not belong to episode {episode.id}")
         if (self.outcome is Outcome.DROPPED) != bool(self.reason):
             raise ValueError(f"episode {episode.id}: a reason stands exactly beside `dropped`")
-        if self.outcome is Outcome.TRAINED and (verdict is None or episode.ending is Ending.FAILED):
+        if self.outcome is Outcome.TRAINED and (not self.verdicts or episode.ending is Ending.FAILED):
             raise ValueError(f"episode {episode.id} failed or has no verdict; it cannot be trained on")
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the agent that is scored first: of an environment with one agent, the only one."""
+        return self.verdicts[0] if self.verdicts else None
 
-class EntryJSON(TypedDict):
-    """An Entry."""
 
-    outcome: str
-    reason: str
-    verdict: VerdictJSON | None
-    episode: EpisodeJSON
+_ENTRIES = TypeAdapter(Entry)
 
 
 class Journal:
@@ -95,7 +104,7 @@ class Journal:
 
     def _write(self, name: str, entries: Iterable[Entry]) -> Path:
         path = self._folder / name
-        lines.append(path, (lines.to_line(_entry_to_json(entry)) for entry in entries))
+        lines.append(path, (_line(entry) for entry in entries))
         return path
 
 
@@ -106,8 +115,12 @@ def read_journal(path: Path) -> Iterator[Entry]:
         ValueError: a line is not an entry.
     """
     for found in lines.read(path):
-        # The file is ours; a foreign one fails below by a missing key.
-        yield _entry_from_json(cast(EntryJSON, found))
+        try:
+            yield _ENTRIES.validate_python(found)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise ValueError(f"{path.name} holds no entry of a journal: {place}: {problem['msg']}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,24 +163,12 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
 
 
 def _row(found: object) -> tuple[str, str, str]:
-    entry = cast(EntryJSON, found)
-    return entry["episode"]["id"], entry["outcome"], entry["reason"]
+    entry = cast(dict[str, Mapping[str, str] | str], found)
+    episode = entry["episode"]
+    assert isinstance(episode, Mapping)
+    return episode["id"], str(entry["outcome"]), str(entry.get("reason", ""))
 
 
-def _entry_to_json(entry: Entry) -> EntryJSON:
-    return {
-        "outcome": entry.outcome.value,
-        "reason": entry.reason,
-        "verdict": None if entry.verdict is None else verdict_to_json(entry.verdict),
-        "episode": episode_to_json(entry.episode),
-    }
-
-
-def _entry_from_json(found: EntryJSON) -> Entry:
-    verdict = found["verdict"]
-    return Entry(
-        episode_from_json(found["episode"]),
-        None if verdict is None else verdict_from_json(verdict),
-        Outcome(found["outcome"]),
-        found["reason"],
-    )
+def _line(entry: Entry) -> bytes:
+    # What a task's metadata holds need not be JSON; `to_line` writes what is not as text.
+    return lines.to_line(_ENTRIES.dump_python(entry, exclude_defaults=True, warnings="none"))

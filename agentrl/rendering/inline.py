@@ -18,7 +18,7 @@ from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.template_facts import Chat, ChatTemplate
-from agentrl.rendering.words import Disarm
+from agentrl.rendering.words import Disarm, plain_text
 from agentrl.types import Message, Observation
 
 _CACHED_TEXTS = 16_384
@@ -87,12 +87,13 @@ class InlineRenderer:
         return self._encode(ChatTemplate(self._tokenizer).text(turns, prompt=True))
 
     def _shown(self, message: Message) -> str:
-        return self._disarm(message.content) if message.role == "tool" else message.content
+        words = plain_text(message)
+        return self._disarm(words) if message.role == "tool" else words
 
     def _written(self, message: Message, tools: Sequence[ToolSchema]) -> str:
         """What stands for a message in the assistant's own text."""
         if message.role != "assistant":
-            return self._tags.framed(self._disarm(message.content))
+            return self._tags.framed(self._disarm(plain_text(message)))
         if any(one.arguments is None for one in message.tool_calls):
             return "".join(one.raw for one in message.tool_calls)
         return inline_text.write(message, tools, self._tags)

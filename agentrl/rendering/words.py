@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.errors import UserError
 from agentrl.protocols import ToolSchema
 from agentrl.tools.json_text import is_storable
 from agentrl.types import JSON, Message, ToolCall
@@ -40,13 +41,31 @@ class Disarm:
         return _WORD_JOINER.join(parts)
 
 
+def plain_text(message: Message) -> str:
+    """The words of a message, for renderers that have no form for images.
+
+    Raises:
+        UserError: the message holds an image.
+    """
+    if message.images:
+        raise UserError(
+            f"this model's renderer has no form for the image in a message of role {message.role}; show "
+            "words instead, or evaluate a model that sees images at a chat endpoint (openai_url)."
+        )
+    return message.text
+
+
 def as_chat(message: Message, disarm: Disarm) -> dict[str, JSON]:
     """The dict that chat templates take for a message.
 
     A call whose arguments could not be read stands in the content as the model wrote it.
+
+    Raises:
+        UserError: the message holds an image.
     """
     readable = [one for one in message.tool_calls if one.arguments is not None]
-    content = disarm(message.content) if message.role == "tool" else message.content
+    words = plain_text(message)
+    content = disarm(words) if message.role == "tool" else words
     unreadable = [one.raw for one in message.tool_calls if one.arguments is None]
     chat: dict[str, JSON] = {"role": message.role, "content": "\n".join(filter(None, [content, *unreadable]))}
     if readable:

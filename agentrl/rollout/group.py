@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from agentrl.envs import Env, Scorer, play
+from agentrl.envs import AnyEnv, Scorer, play
+from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked, failed
-from agentrl.errors import StageError
+from agentrl.errors import StageError, all_of
 from agentrl.protocols import Agent
 from agentrl.rollout.data import Prompt
 from agentrl.types import Episode, Group, Verdict
-
-_T = TypeVar("_T")
-
-
-async def all_of(coroutines: Sequence[Coroutine[None, None, _T]]) -> list[_T]:
-    """Run all at once and return their results in order.
-
-    The first exception cancels the others, waits until they have cleaned up, and is raised alone.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +36,18 @@ class GroupPlayer:
 
     An episode whose reward breaks has failed, too. A retry keeps the task and the world's seed and takes
     a new sampling seed. Where a reward over the whole group breaks, the group is lost.
+
+    make_agent: makes an agent of the policy that is trained. opponents: who plays the agents that are not.
     """
 
-    make_env: Callable[[], Env]
+    make_env: Callable[[], AnyEnv]
     make_agent: Callable[[], Agent]
     scorer: Scorer
     size: int
     retries: int
     seed: int
     shuffle_rewards: bool = False
+    opponents: Mapping[str, Opponent] = field(default_factory=dict)
 
     async def play(self, prompt: Prompt, version: int) -> GroupOutcome:
         """Play a group; `version` is the policy's when it starts.
@@ -87,13 +74,14 @@ class GroupPlayer:
         attempts: list[Marked] = []
         for attempt in range(self.retries + 1):
             name = f"g{prompt.index}-{k}" + (f"-retry{attempt}" if attempt else "")
+            env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
             episode = await play(
-                self.make_env(),
-                self.make_agent(),
+                env,
+                agents_of(env, prompt.task, self.make_agent, self.opponents, seed=sampling_seed),
                 prompt.task,
                 seed=prompt.seed,
                 episode_id=name,
-                sampling_seed=zlib.crc32(f"{self.seed}/{name}".encode()),
+                sampling_seed=sampling_seed,
             )
             attempts.append(await self.scorer.mark(episode))
             if attempts[-1].is_usable:
@@ -102,10 +90,15 @@ class GroupPlayer:
 
 
 def _shuffled(verdicts: Sequence[Verdict], rng: random.Random) -> list[Verdict]:
-    """The same totals, dealt to the episodes by chance."""
-    totals = [verdict.total for verdict in verdicts]
-    rng.shuffle(totals)
+    """The same totals, dealt by chance among the verdicts of one agent."""
+    totals: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        totals.setdefault(verdict.agent, []).append(verdict.total)
+    for dealt in totals.values():
+        rng.shuffle(dealt)
     return [
-        replace(verdict, scorer=f"{verdict.scorer}, shuffled", total=total, turn_rewards=())
-        for verdict, total in zip(verdicts, totals, strict=True)
+        replace(
+            verdict, scorer=f"{verdict.scorer}, shuffled", total=totals[verdict.agent].pop(0), turn_rewards=()
+        )
+        for verdict in verdicts
     ]

@@ -23,7 +23,7 @@ def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
         yield from _failed(outcome.failed)
         if outcome.group is None:
             for episode in outcome.finished:
-                yield Entry(episode, None, Outcome.DROPPED, BROKEN_GROUP)
+                yield Entry(episode, (), Outcome.DROPPED, BROKEN_GROUP)
         else:
             yield from _group(outcome.group, outcome.group.id in trained)
 
@@ -39,19 +39,19 @@ def leftover_entries(outcomes: Iterable[GroupOutcome], hand: Hand) -> Iterator[E
             yield from _group(outcome.group, trained=True)
             continue
         for episode in outcome.finished:
-            yield Entry(episode, None, Outcome.DROPPED, STOPPED)
+            yield Entry(episode, (), Outcome.DROPPED, STOPPED)
 
 
 def _group(group: Group, trained: bool) -> Iterator[Entry]:
     reason = NO_GRADIENT if has_signal(group) else NO_SIGNAL
-    for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
+    for episode in group.episodes:
         if trained:
-            yield Entry(episode, verdict, Outcome.TRAINED)
+            yield Entry(episode, group.verdicts_of(episode), Outcome.TRAINED)
         else:
-            yield Entry(episode, verdict, Outcome.DROPPED, reason)
+            yield Entry(episode, group.verdicts_of(episode), Outcome.DROPPED, reason)
 
 
 def _failed(episodes: Iterable[Episode]) -> Iterator[Entry]:
     for episode in episodes:
         reason = episode.failure.name if episode.failure else str(episode.ending)
-        yield Entry(episode, None, Outcome.DROPPED, reason)
+        yield Entry(episode, (), Outcome.DROPPED, reason)

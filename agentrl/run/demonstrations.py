@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from agentrl.algorithms.samples import demonstration
-from agentrl.envs import Env, Script, ScriptedAgent, play
+from agentrl.envs import AnyEnv, MultiAgentEnv, Script, ScriptedAgent, play
 from agentrl.errors import WorldBrokenError
 from agentrl.protocols import Act, Renderer, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation
-from agentrl.types import Author, Ending, Episode, Observation, Sample, Task
+from agentrl.types import AGENT, Author, Ending, Episode, Observation, RolloutId, Sample, Task
 
 
 async def demonstrate(
-    make_env: Callable[[], Env],
+    make_env: Callable[[], AnyEnv],
     renderer: Renderer,
     tasks: Sequence[Task],
     n: int,
@@ -38,9 +39,8 @@ async def demonstrate(
             order = list(tasks)
             shuffler.shuffle(order)
         env, task = make_env(), order.pop()
-        script = env.demonstrator(task, random.Random(f"demonstration/{seed}/{index}"))
-        agent = _Demonstrator(script)
-        episode = await play(env, agent, task, seed=index, episode_id=f"d{index}")
+        agents = _demonstrators(env, task, f"demonstration/{seed}/{index}")
+        episode = await play(env, agents, task, seed=index, episode_id=f"d{index}")
         if episode.failure is not None:
             failure = episode.failure
             raise WorldBrokenError(
@@ -48,7 +48,8 @@ async def demonstrate(
                 "mend the environment or its demonstrator."
             )
         if episode.ending is Ending.COMPLETED:
-            samples += _written(episode, renderer, agent.offered)
+            for name, agent in agents.items():
+                samples += _written(episode, name, renderer, agent.offered)
         progress(1)
     if not samples:
         raise WorldBrokenError(
@@ -61,7 +62,7 @@ async def demonstrate(
 class _Demonstrator(ScriptedAgent):
     """Remembers which tools were on offer at each of its turns."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script | Callable[[str], Script]) -> None:
         super().__init__(script)
         self.offered: list[tuple[ToolSchema, ...]] = []
 
@@ -71,15 +72,27 @@ class _Demonstrator(ScriptedAgent):
         return await super().act(observation, tools=tools, session=session)
 
 
-def _written(episode: Episode, renderer: Renderer, offered: Sequence[Sequence[ToolSchema]]) -> list[Sample]:
-    """One Sample for each unbroken prefix."""
+def _demonstrators(env: AnyEnv, task: Task, seed: str) -> dict[str, _Demonstrator]:
+    """One for each agent, with chance of its own."""
+    if isinstance(env, MultiAgentEnv):
+        return {
+            name: _Demonstrator(partial(env.demonstrator, task, name, rng=random.Random(f"{seed}/{name}")))
+            for name in env.possible_agents
+        }
+    return {AGENT: _Demonstrator(env.demonstrator(task, random.Random(seed)))}
+
+
+def _written(
+    episode: Episode, agent: str, renderer: Renderer, offered: Sequence[Sequence[ToolSchema]]
+) -> list[Sample]:
+    """One Sample for each unbroken prefix of an agent."""
     conversation = Conversation(renderer)
     prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
-    for turn, tools in zip(episode.turns, offered, strict=True):
+    for turn, tools in zip(episode.turns_of(agent), offered, strict=True):
         world, restart = conversation.show(turn.observation, tools)
         if restart is not None:
             prefixes.append([])
         said = renderer.write(turn.action, tools)
         conversation.said(said, turn.action)
         prefixes[-1] += [(Author.WORLD, world), (Author.DEMO, said)]
-    return [demonstration(parts, episode.id) for parts in prefixes]
+    return [demonstration(parts, RolloutId(episode.id, agent)) for parts in prefixes if parts]

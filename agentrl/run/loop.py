@@ -68,7 +68,6 @@ class Loop:
     trainer: Trainer
     algorithm: Algorithm
     sink: WeightSink
-    temperature: float
     num_steps: int
     watch: CorrectionWatch = field(default_factory=CorrectionWatch)
     clock: Callable[[], float] = time.perf_counter
@@ -80,7 +79,7 @@ class Loop:
         outcomes = self.hand.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.group for outcome in outcomes if outcome.group is not None]
-        batch = RolloutBatch.of(groups, temperature=self.temperature, is_idle=self.algorithm.is_idle)
+        batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
         # All of it before the first update: the old policy is the one that the whole batch began with.
         scores = await self._scores(batch)
         scored = self.clock()

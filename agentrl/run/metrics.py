@@ -8,28 +8,29 @@ from agentrl.algorithms.filters import has_signal
 from agentrl.evaluation.report import (
     part_means,
     policy_tokens_of,
-    tool_failures,
-    tool_ms,
-    tool_took,
     total_counts,
+    total_tools,
 )
 from agentrl.rollout.group import GroupOutcome
-from agentrl.types import Ending, Episode, Group, Restart
+from agentrl.types import Ending, Episode, Group, Restart, Verdict
 
 
 def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     """Metrics of a batch of groups.
 
     zero_std/ratio is the share of whole groups whose siblings all did alike. raw_reward is the mean verdict
-    over whole groups, response_len/mean the policy's tokens per episode, reward/NAME/mean that of a part of
-    the verdicts. Counts are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN how many
-    calls took so long, failed/KIND how many failed their episode. restarts/REASON counts trajectories that
-    had to begin anew, reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt
-    tokens which the engine had computed for the turn before.
+    of trained agents over whole groups (raw_reward/AGENT of each, where there are several), response_len/mean
+    the policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per
+    episode; tool/NAME/latency_ms is the mean of a call, took/BIN how many calls took so long, failed/KIND how
+    many failed their episode. restarts/REASON counts trajectories that had to begin anew, reasoning_ratio is
+    the share of turns with reasoning, cached_ratio that of prompt tokens which the engine had computed for
+    the turn before.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
-    verdicts = [verdict for group in groups for verdict in group.verdicts]
+    verdicts = [
+        verdict for group in groups for verdict in group.verdicts if verdict.agent in group.trained_agents
+    ]
     failed = [episode for outcome in outcomes for episode in outcome.failed]
     metrics = {
         "rollout/raw_reward": _mean([verdict.total for verdict in verdicts]),
@@ -39,6 +40,7 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
         "rollout/zero_std/ratio": _mean([float(_did_alike(group)) for group in groups]),
         "rollout/failed_episodes": float(len(failed)),
     }
+    metrics |= _by_agent(verdicts)
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
@@ -56,20 +58,29 @@ def cached_ratio(episodes: Sequence[Episode]) -> float:
     return cached / max(prompts, 1)
 
 
+def _by_agent(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    agents = sorted({verdict.agent for verdict in verdicts})
+    if len(agents) < 2:
+        return {}
+    return {
+        f"rollout/raw_reward/{name}": _mean([v.total for v in verdicts if v.agent == name]) for name in agents
+    }
+
+
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:
     counts = sorted(total_counts(episodes).items())
     return {f"rollout/{name}/mean": count / len(episodes) for name, count in counts}
 
 
 def _tools(episodes: Sequence[Episode], failed: Sequence[Episode]) -> dict[str, float]:
-    tables = {"took": tool_took(episodes), "failed": tool_failures(failed)}
-    times = {f"rollout/tool/{name}/latency_ms": ms for name, ms in tool_ms(episodes).items()}
-    return times | {
-        f"rollout/tool/{name}/{what}/{key}": float(count)
-        for what, table in tables.items()
-        for name, row in table.items()
-        for key, count in row.items()
-    }
+    metrics: dict[str, float] = {}
+    for name, stats in total_tools(episodes).items():
+        if stats.latency_ms is not None:
+            metrics[f"rollout/tool/{name}/latency_ms"] = stats.latency_ms
+        metrics |= {f"rollout/tool/{name}/took/{bin}": float(n) for bin, n in stats.took.items()}
+    for name, stats in total_tools(failed).items():
+        metrics |= {f"rollout/tool/{name}/failed/{kind}": float(n) for kind, n in stats.failed.items()}
+    return metrics
 
 
 def _restarts(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from agentrl.build.trainer import (
     opened_beside,
 )
 from agentrl.checkpoints.source import ModelSource
-from agentrl.envs import Env, Scorer, tasks_of
+from agentrl.envs import BaseEnv, Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
@@ -182,7 +182,6 @@ class Session:
             trainer=self.trainer,
             algorithm=self.algorithm,
             sink=self.sink,
-            temperature=config.rollout.rollout_temperature,
             num_steps=config.rollout.num_steps_per_rollout,
             watch=CorrectionWatch(config.algorithm.correction),
         )
@@ -277,7 +276,7 @@ class Session:
         return shown | evals
 
 
-def _longest(env: Env, config: RunConfig) -> int:
+def _longest(env: BaseEnv, config: RunConfig) -> int:
     """Most tokens of an episode; where nothing limits it, any number: constant weights divide by it."""
     return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1
 

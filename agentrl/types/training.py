@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.arrays import NO_VERSION, Author, BoolArray, FloatArray, IntArray, freeze
+from agentrl.types.episode import RolloutId
+from agentrl.types.extras import Extra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,8 +20,10 @@ class Sample:
 
     author: int8 [T], an Author each. loss_mask: bool [T], a choice inside it.
     logprobs: float32 [T], 0 where no policy wrote. versions: int32 [T], NO_VERSION there.
-    turns: int32 [T], the turn of its episode that a token was added by, whoever wrote it.
-    temperature: what the policy sampled at; the trainer divides its logits by the same.
+    turns: int32 [T], the turn of its agent that a token was added by, whoever wrote it.
+    temperatures: float32 [T], what the policy sampled at, 1 where no policy wrote; the trainer divides its
+        logits by the same.
+    extras: more arrays of T tokens by name, from the engine to the loss; see `Extra`.
 
     Raises:
         ValueError: misaligned arrays, a trainable first token, a trainable world token,
@@ -31,13 +36,19 @@ class Sample:
     logprobs: FloatArray
     versions: IntArray
     turns: IntArray
-    temperature: float
-    rollout_id: str
+    temperatures: FloatArray
+    rollout_id: RolloutId
+    extras: Mapping[str, Extra] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        arrays = (self.token_ids, self.author, self.loss_mask, self.logprobs, self.versions, self.turns)
+        arrays = (
+            *(self.token_ids, self.author, self.loss_mask, self.logprobs, self.versions, self.turns),
+            self.temperatures,
+        )
         if len({a.shape for a in arrays}) != 1 or self.token_ids.ndim != 1:
             raise ValueError(f"a Sample's arrays must share one length, got {[a.shape for a in arrays]}")
+        if wrong := [name for name, extra in self.extras.items() if len(extra) != len(self.token_ids)]:
+            raise ValueError(f"extras need a value for each of {len(self.token_ids)} tokens: {wrong}")
         if not len(self.token_ids) or self.loss_mask[0]:
             raise ValueError("a Sample needs a first token, and it is never trained on")
         if np.any(self.loss_mask & (self.author == Author.WORLD)):

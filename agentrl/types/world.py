@@ -1,12 +1,16 @@
-"""What is said and done: messages, tasks, steps, limits."""
+"""Messages, tasks, steps, limits: what an environment and an agent exchange."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
+from pydantic import PlainSerializer, PlainValidator
 from typing_extensions import TypeAliasType
 
 # A named alias: pydantic cannot follow an implicitly recursive one.
@@ -44,11 +48,72 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A part of a message: words."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Media types of images. SVG is left out: it can hold scripts."""
+
+_DATA_URL = re.compile(r"data:(?P<media>[\w/+.-]+);base64,(?P<data>[A-Za-z0-9+/=\s]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A part of a message: a picture, as a data URL (RFC 2397, base64).
+
+    The bytes themselves travel with the message: no part of the project fetches an address for it.
+
+    Raises:
+        ValueError: `url` is no base64 data URL of one of `IMAGE_TYPES`.
+    """
+
+    url: str
+    type: Literal["image"] = "image"
+
+    def __post_init__(self) -> None:
+        match = _DATA_URL.fullmatch(self.url)
+        if match is None or match["media"] not in IMAGE_TYPES:
+            raise ValueError(
+                f"an image is a data URL such as data:image/png;base64,..., got {self.url[:40]!r}; the media "
+                f"type is one of {', '.join(IMAGE_TYPES)}. Image.of(data, media_type) makes one of bytes."
+            )
+        try:
+            base64.b64decode(match["data"], validate=False)
+        except binascii.Error as error:
+            raise ValueError(f"the image's data is not base64 ({error}); Image.of(data) encodes it") from None
+
+    @classmethod
+    def of(cls, data: bytes, media_type: str = "image/png") -> Image:
+        """An image from the bytes of its file."""
+        return cls(f"data:{media_type};base64,{base64.b64encode(data).decode()}")
+
+    @property
+    def media_type(self) -> str:
+        """Its media type, e.g. image/png."""
+        return self.url[len("data:") : self.url.index(";")]
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the image's file."""
+        return base64.b64decode(self.url.partition(",")[2])
+
+
+Part: TypeAlias = Text | Image
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message. An assistant message without tool calls is a final answer."""
+    """One message. An assistant message without tool calls is a final answer.
+
+    content: words, or parts: words and images in their order. `text` is the words of either.
+    """
 
     role: Role
-    content: str = ""
+    content: str | tuple[Part, ...] = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -57,6 +122,22 @@ class Message:
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"only the assistant calls tools, not role {self.role!r}")
+        if isinstance(self.content, list):
+            object.__setattr__(self, "content", tuple(self.content))
+
+    @property
+    def text(self) -> str:
+        """The words of the message, its images left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, Text))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of the message, in their order."""
+        if isinstance(self.content, str):
+            return ()
+        return tuple(part for part in self.content if isinstance(part, Image))
 
 
 Observation: TypeAlias = tuple[Message, ...]
@@ -111,19 +192,25 @@ class RewardParts(float):
     """A step's reward that is the sum of named parts, which verdicts then tell apart.
 
     RewardParts({"correct": 1.0, "style": 0.25}) == 1.25
+
+    total: the sum, where it holds more than the named parts.
     """
 
     parts: Mapping[str, float]
 
-    def __new__(cls, parts: Mapping[str, float]) -> RewardParts:
+    def __new__(cls, parts: Mapping[str, float], *, total: float | None = None) -> RewardParts:
         """The sum of the parts, in their order."""
-        whole = super().__new__(cls, sum(parts.values()))
+        whole = super().__new__(cls, sum(parts.values()) if total is None else total)
         whole.parts = dict(parts)
         return whole
 
-    def __reduce__(self) -> tuple[type[RewardParts], tuple[Mapping[str, float]]]:
+    def __reduce__(self) -> tuple[object, tuple[Mapping[str, float], float]]:
         """What a copy is made from."""
-        return RewardParts, (self.parts,)
+        return _reward_parts, (self.parts, float(self))
+
+
+def _reward_parts(parts: Mapping[str, float], total: float) -> RewardParts:
+    return RewardParts(parts, total=total)
 
 
 class Step(NamedTuple):
@@ -158,11 +245,64 @@ class Step(NamedTuple):
         return cls(History(history, reason), reward, False, False, info)
 
 
+def _reward_from_json(found: object) -> object:
+    """A number, null, {"parts": {name: number}, "total": number}, or {agent: any of these}."""
+    if not isinstance(found, Mapping):
+        return found
+    if isinstance(parts := found.get("parts"), Mapping):
+        return RewardParts(parts, total=found["total"])
+    return {agent: _reward_from_json(reward) for agent, reward in found.items()}
+
+
+def _reward_to_json(reward: object) -> object:
+    if isinstance(reward, RewardParts):
+        return {"parts": dict(reward.parts), "total": float(reward)}
+    if isinstance(reward, Mapping):
+        return {agent: _reward_to_json(own) for agent, own in reward.items()}
+    return reward
+
+
+StepReward: TypeAlias = Annotated[
+    float | Mapping[str, float | None] | None,
+    PlainValidator(_reward_from_json),
+    PlainSerializer(_reward_to_json),
+]
+"""What a step was worth: to every agent the same number, or a number for each agent by name; None = not
+scored."""
+
+
+class JointStep(NamedTuple):
+    """What a step of an environment with several agents returns.
+
+    observations: what each agent is shown, by name; an agent whose turn it is not sees it when its turn
+    comes.
+    reward: one number for all agents (a team's), or one for each by name; None, or a name left out = not
+    scored.
+    """
+
+    observations: Mapping[str, Observation]
+    reward: StepReward
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, JSON] = {}
+
+    @classmethod
+    def going(cls, observations: Mapping[str, Observation], reward: StepReward = None) -> JointStep:
+        """The episode goes on."""
+        return cls(observations, reward, False, False)
+
+    @classmethod
+    def finished(cls, reward: StepReward, observations: Mapping[str, Observation] | None = None) -> JointStep:
+        """The environment ended the episode."""
+        return cls(observations or {}, reward, True, False)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an episode may use. Seconds are wall time; None = no limit of this kind.
 
-    max_turns: assistant messages. max_tokens: prompt, world and policy tokens together.
+    max_turns: assistant messages of each agent. max_tokens: prompt, world and policy tokens of one
+    trajectory together.
     max_tool_chars: characters of one tool's answer; what goes beyond is left out, visibly.
 
     Raises:

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentrl.types import Episode, Message, ToolCall, Verdict
+from agentrl.types import Episode, Message, Text, ToolCall, Verdict
 
 WORLD, MODEL = "world", "model"
 
@@ -34,8 +34,17 @@ def passages(episode: Episode) -> Iterator[Passage]:
 
 def words_of(message: Message) -> str:
     """The text of a message: its reasoning, its content and its tool calls, as far as it has them."""
-    parts = [message.reasoning or "", message.content, *map(_call_text, message.tool_calls)]
+    parts = [message.reasoning or "", _content(message), *map(_call_text, message.tool_calls)]
     return "\n".join(part for part in parts if part)
+
+
+def _content(message: Message) -> str:
+    """The words of a message, with a place holder for each image."""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(
+        part.text if isinstance(part, Text) else f"[image: {part.media_type}]" for part in message.content
+    )
 
 
 def visible(text: str) -> str:

@@ -18,7 +18,7 @@ from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
 from agentrl.trainer.torch import TorchTrainer
-from agentrl.types import Credit, Sample, Scores, TrainBatch
+from agentrl.types import Credit, RolloutId, Sample, Scores, TrainBatch
 from benchmarks.engines.place import save, seeded, tokenizer_of
 from benchmarks.megatron.settings import Settings, Workload
 
@@ -121,6 +121,6 @@ def _sample(rng: np.random.Generator, length: int, vocab: int) -> Sample:
         logprobs=np.where(mask, -np.log(vocab), 0).astype(np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turns=np.zeros(length, np.int32),
-        temperature=1.0,
-        rollout_id="bench",
+        temperatures=np.ones(length, np.float32),
+        rollout_id=RolloutId("bench"),
     )

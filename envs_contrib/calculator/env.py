@@ -65,12 +65,12 @@ class Calculator(ToolEnv):
     def corpus(self) -> Iterable[str]:
         """The demonstration problems."""
         for task in self.tasks("demo"):
-            yield from (message.content for message in task.prompt)
+            yield from (message.text for message in task.prompt)
 
 
 def _noisy(task: Task, rng: random.Random) -> Script:
     if rng.random() < NO_TOOL:
-        yield say(rng.choice(re.findall(r"\d+", task.prompt[0].content)))
+        yield say(rng.choice(re.findall(r"\d+", task.prompt[0].text)))
         return
     steps = _steps(task)
     result = str(task.metadata["start"])

@@ -80,7 +80,7 @@ class HopSearch(ToolEnv):
         or unmet, is two tokens.
         """
         for task in self.tasks("demo"):
-            yield from (set_apart(message.content) for message in task.prompt)
+            yield from (set_apart(message.text) for message in task.prompt)
         for document in (*self.world.documents, NOTHING_FOUND):
             yield set_apart(document)
         for syllable in SYLLABLES_A + SYLLABLES_B:

@@ -1,6 +1,7 @@
 """Whole batches as short as a test needs them, a strategy for ragged ones, and a walk over their tokens."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from agentrl.types import (
     Group,
     Limits,
     Restart,
+    RolloutId,
     Sample,
     Scores,
     Trajectory,
@@ -73,7 +75,9 @@ class Token(NamedTuple):
 
 
 def episode_of(id: str, told: Told) -> Episode:
-    turns = tuple(turn([1], list(range(1, length + 1))) for length in told.lengths)
+    turns = tuple(
+        replace(turn([1], list(range(1, length + 1))), step=k) for k, length in enumerate(told.lengths)
+    )
     trajectories = [Trajectory(turns[told.split :])]
     if told.split:
         trajectories = [
@@ -93,7 +97,7 @@ def batch(*groups: Sequence[Told], gap: float = 1.0, seed: int = 0) -> Batch:
             for e, one in zip(episodes, told, strict=True)
         )
         made.append(Group(f"g{g}", TASK, 0, episodes, verdicts))
-    samples = [s for group in made for e in group.episodes for s in samples_of(e, temperature=1.0)]
+    samples = [s for group in made for e in group.episodes for s in samples_of(e)]
     rng = np.random.default_rng(seed)
 
     def near():
@@ -102,9 +106,9 @@ def batch(*groups: Sequence[Told], gap: float = 1.0, seed: int = 0) -> Batch:
     return Batch(made, samples, Scores(near(), near(), near(), near()))
 
 
-def walk(samples: Sequence[Sample]) -> dict[str, list[Token]]:
+def walk(samples: Sequence[Sample]) -> dict[RolloutId, list[Token]]:
     """The trainable tokens of each episode in the order they were sampled in."""
-    found: dict[str, list[tuple[int, int, int]]] = {}
+    found: dict[RolloutId, list[tuple[int, int, int]]] = {}
     for i, sample in enumerate(samples):
         tokens = found.setdefault(sample.rollout_id, [])
         for t in range(len(sample)):

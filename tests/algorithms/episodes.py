@@ -1,10 +1,13 @@
 """Episodes, groups and samples as short as a test needs them."""
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from agentrl.types import (
+    AGENT,
     Completion,
     Ending,
     Episode,
@@ -12,6 +15,7 @@ from agentrl.types import (
     Group,
     Limits,
     Message,
+    RolloutId,
     Sample,
     Scores,
     Task,
@@ -24,16 +28,29 @@ from agentrl.types import (
 TASK = Task.ask("t", "What?")
 
 
-def turn(world: Sequence[int], sampled: Sequence[int], version: int = 3) -> Turn:
+def turn(world: Sequence[int], sampled: Sequence[int], version: int = 3, *, temperature: float = 1.0) -> Turn:
     """The sampled token k has logprob -k / 10."""
     ids = np.array(sampled, dtype=np.int32)
     completion = Completion(
-        ids, (-ids / 10).astype(np.float32), np.full(len(ids), version, np.int32), Finish.STOP
+        ids,
+        (-ids / 10).astype(np.float32),
+        np.full(len(ids), version, np.int32),
+        Finish.STOP,
+        temperature=temperature,
     )
     return Turn(
         (Message("user", "?"),),
         Message("assistant", "!"),
         TurnTokens(np.array(world, dtype=np.int32), completion),
+    )
+
+
+def numbered(trajectories: Sequence[Sequence[Turn]], agent: str = AGENT) -> tuple[Trajectory, ...]:
+    """Trajectories whose turns are the steps of an episode, one after another."""
+    count = itertools.count()
+    return tuple(
+        Trajectory(tuple(replace(one, step=next(count)) for one in turns), agent=agent)
+        for turns in trajectories
     )
 
 
@@ -44,7 +61,7 @@ def episode(id: str, *trajectories: Sequence[Turn]) -> Episode:
         task=TASK,
         seed=0,
         limits=Limits(),
-        trajectories=tuple(Trajectory(tuple(turns)) for turns in trajectories),
+        trajectories=numbered(trajectories),
         step_rewards=(),
         ending=Ending.COMPLETED,
     )
@@ -70,6 +87,6 @@ def sample(rollout_id: str, mask: Sequence[int]) -> Sample:
         logprobs=np.where(loss_mask, -1, 0).astype(np.float32),
         versions=np.where(loss_mask, 0, -1).astype(np.int32),
         turns=np.zeros(len(mask), dtype=np.int32),
-        temperature=1.0,
-        rollout_id=rollout_id,
+        temperatures=np.ones(len(mask), dtype=np.float32),
+        rollout_id=RolloutId(rollout_id),
     )

@@ -126,7 +126,7 @@ def against_others(returns, i, k):
 def advantages_by_hand(name, one: Batch):
     """The advantages of an estimator by its name, as one list for each sample, with nothing but loops."""
     bare = name.removesuffix(" with kl").removesuffix(" whitened")
-    places = {e.id: (g, i) for g in one.groups for i, e in enumerate(g.episodes)}
+    places = {(e.id, "agent"): (g, i) for g in one.groups for i, e in enumerate(g.episodes)}
     order, found = [], []
     for id, told in walk(one.samples).items():
         siblings, i = places[id]
@@ -264,13 +264,13 @@ def test_standard_deviation_divides_only_where_it_is_asked_for():
 def test_a_sample_from_nowhere_is_refused(name):
     stranger = sample("x", [0, 1])
     scores = replace(of_engine([stranger]), values=(np.zeros(2, np.float32),))
-    with pytest.raises(ValueError, match=r"no group: \['x'\]"):
+    with pytest.raises(ValueError, match=r"no group: .*'x'"):
         arrays_of(ESTIMATORS[name], [group("a", [1, 0])], [stranger], scores)
 
 
 def test_samples_of_turns_that_were_not_played_are_refused():
     later = replace(sample("a.0", [0, 1]), turns=np.array([0, 5], np.int32))
-    with pytest.raises(ValueError, match=r"a\.0 has 1 turns"):
+    with pytest.raises(ValueError, match=r"a\.0.* has 1 turns"):
         arrays_of(TurnRelative(), [group("a", [1, 0])], [later], of_engine([later]))
 
 

@@ -63,7 +63,7 @@ class Enumerated:
         """Each sequence alone in its group, worth nothing, so that all it is credited with is the penalty."""
         episodes = [episode(f"e{i}", [turn([1], s)]) for i, s in enumerate(SEQUENCES)]
         groups = [Group(e.id, TASK, 0, (e,), (Verdict(e.id, "s", 0.0),)) for e in episodes]
-        samples = [sample for e in episodes for sample in samples_of(e, temperature=1.0)]
+        samples = [sample for e in episodes for sample in samples_of(e)]
         old, ref = (
             tuple(np.concatenate([[0.0], one.detach().numpy()]) for one in logp)
             for logp in (self.logp, self.ref)

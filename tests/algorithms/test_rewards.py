@@ -16,7 +16,7 @@ gaps = st.lists(st.floats(-15, 15), max_size=6)
 
 
 def rewards_by_hand(one: Batch):
-    verdicts = {v.episode_id: v for group in one.groups for v in group.verdicts}
+    verdicts = {v.rollout_id: v for group in one.groups for v in group.verdicts}
     rewards = []
     for id, told in walk(one.samples).items():
         here = [0.0] * len(told)
@@ -43,8 +43,8 @@ def test_rewards_stand_where_a_loop_puts_them_and_sum_to_the_total(one):
     tokens = Tokens.of(one.samples)
     rewards_N = token_rewards(one.groups, tokens)
     assert rewards_N == pytest.approx(np.array(rewards_by_hand(one)), abs=1e-9)
-    totals = {v.episode_id: v.total for group in one.groups for v in group.verdicts}
-    for e, id in enumerate(tokens.episode_ids):
+    totals = {v.rollout_id: v.total for group in one.groups for v in group.verdicts}
+    for e, id in enumerate(tokens.rollout_ids):
         here = rewards_N[tokens.episode_N == e]
         assert here.sum() == pytest.approx(totals[id] if len(here) else 0.0, abs=1e-9)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.samples import demonstration, samples_of
-from agentrl.types import Author
+from agentrl.types import Author, RolloutId
 from tests.algorithms.episodes import episode, turn
 
 ids = st.lists(st.integers(0, 99), max_size=5)
@@ -16,23 +16,21 @@ turns = st.lists(st.tuples(ids, ids, st.integers(0, 9)), min_size=1, max_size=5)
 
 
 def test_the_worked_example_of_the_docstring():
-    (sample,) = samples_of(
-        episode("e", [turn([5, 6], [7, 8]), turn([9], [4])]),
-        temperature=0.7,
-    )
+    played = episode("e", [turn([5, 6], [7, 8], temperature=0.5), turn([9], [4])])
+    (sample,) = samples_of(played)
     assert sample.token_ids.tolist() == [5, 6, 7, 8, 9, 4]
     assert sample.author.tolist() == [0, 0, 1, 1, 0, 1]
     assert sample.loss_mask.tolist() == [False, False, True, True, False, True]
     assert sample.versions.tolist() == [-1, -1, 3, 3, -1, 3]
     assert sample.turns.tolist() == [0, 0, 0, 0, 1, 1]
     assert sample.logprobs.tolist() == pytest.approx([0, 0, -0.7, -0.8, 0, -0.4])
-    assert sample.temperature == 0.7
-    assert sample.rollout_id == "e"
+    assert sample.temperatures.tolist() == [1, 1, 0.5, 0.5, 1, 1]
+    assert sample.rollout_id == RolloutId("e")
 
 
 @given(st.lists(turns, min_size=1, max_size=3))
 def test_every_token_is_there_once_with_its_author_logprob_and_version(trajectories):
-    samples = samples_of(episode("e", *trajectories), temperature=1.0)
+    samples = samples_of(episode("e", *trajectories))
 
     assert len(samples) == len(trajectories)
     number = 0
@@ -60,29 +58,30 @@ def test_every_token_is_there_once_with_its_author_logprob_and_version(trajector
 def test_an_agent_without_tokens_cannot_be_trained():
     mute = dataclasses.replace(turn([1], [2]), tokens=None)
     with pytest.raises(ValueError, match="without tokens"):
-        samples_of(episode("e", [turn([1], [2]), mute]), temperature=1.0)
+        samples_of(episode("e", [turn([1], [2]), mute]))
 
 
 def test_an_episode_without_turns_cannot_be_trained():
     with pytest.raises(ValueError, match="no turns"):
-        samples_of(episode("e"), temperature=1.0)
+        samples_of(episode("e"))
 
 
 def test_a_policy_never_writes_the_first_token():
     with pytest.raises(ValueError, match="first token"):
-        samples_of(episode("e", [turn([], [2])]), temperature=1.0)
+        samples_of(episode("e", [turn([], [2])]))
 
 
 def test_a_demonstration_is_trained_on_exactly_where_it_was_demonstrated():
     sample = demonstration(
-        [(Author.WORLD, [1, 2]), (Author.DEMO, [3]), (Author.WORLD, []), (Author.DEMO, [4, 5])], "d"
+        [(Author.WORLD, [1, 2]), (Author.DEMO, [3]), (Author.WORLD, []), (Author.DEMO, [4, 5])],
+        RolloutId("d"),
     )
     assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert sample.author.tolist() == [0, 0, 2, 2, 2]
     assert sample.loss_mask.tolist() == [False, False, True, True, True]
     assert np.all(sample.versions == -1)
     assert np.all(sample.logprobs == 0)
-    assert sample.rollout_id == "d"
+    assert sample.rollout_id == ("d", "agent")
 
 
 @pytest.mark.parametrize(
@@ -92,4 +91,4 @@ def test_a_demonstration_is_trained_on_exactly_where_it_was_demonstrated():
 )
 def test_what_is_no_demonstration_is_refused(parts):
     with pytest.raises(ValueError, match=r"policy tokens|first token"):
-        demonstration(parts, "d")
+        demonstration(parts, RolloutId("d"))

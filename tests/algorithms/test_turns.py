@@ -39,7 +39,7 @@ def advantages_by_hand(returns):
 
 @given(siblings, st.sampled_from([0.0, 0.5, 1.0]))
 def test_turns_agree_with_pencil_and_paper(group, gamma):
-    returns = returns_to_go(batch(group).groups[0], gamma=gamma)
+    returns = returns_to_go(batch(group).groups[0].siblings("agent"), gamma=gamma)
     by_hand = [returns_by_hand(one, gamma) for one in group]
     assert [r.tolist() for r in returns] == [pytest.approx(r, abs=1e-9) for r in by_hand]
     expected = [pytest.approx(a, abs=1e-9) for a in advantages_by_hand(by_hand)]
@@ -65,7 +65,10 @@ def test_an_episode_without_turns_still_counts_in_the_baseline():
     (group,) = batch([Told([1, 1], total=3.0), Told([1], total=1.0)]).groups
     played, unplayed = group.episodes
     group = replace(group, episodes=(played, replace(unplayed, trajectories=())))
-    assert [a.tolist() for a in turn_advantages(returns_to_go(group))] == [[2.0, 2.0], [-2.0]]
+    assert [a.tolist() for a in turn_advantages(returns_to_go(group.siblings("agent")))] == [
+        [2.0, 2.0],
+        [-2.0],
+    ]
 
 
 # A world of one question, asked up to three times: go on, or stop? Going on costs 0.25 now. Stopping pays 1

@@ -42,7 +42,7 @@ def made(**settings):
 
 def rewards():
     """Of each trainable token: its group's rewards, its episode's own, and where it stands."""
-    by_id = {v.episode_id: (g, v.total) for g in BATCH.groups for v in g.verdicts}
+    by_id = {v.rollout_id: (g, v.total) for g in BATCH.groups for v in g.verdicts}
     for id, tokens in walk(BATCH.samples).items():
         group, own = by_id[id]
         for token in tokens:
@@ -256,7 +256,7 @@ from agentrl.algorithms.advantages import Advantages
 from agentrl.losses import LossOutput
 
 def outcome(groups, tokens, scores):
-    return Advantages(tokens.spread({v.episode_id: v.total for g in groups for v in g.verdicts}))
+    return Advantages(tokens.spread({v.rollout_id: v.total for g in groups for v in g.verdicts}))
 
 def bare(groups, tokens, scores):
     return np.ones(len(tokens))

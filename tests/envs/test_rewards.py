@@ -238,7 +238,7 @@ async def test_scoring_again_rewrites_nothing(tmp_path):
     several = [episode(f"e{n}", [RewardParts({"right": float(n)})]) for n in range(3)]
     first = await score(several, [])
     entries = [
-        Entry(one, verdict, Outcome.TRAINED) for one, verdict in zip(several, first.verdicts, strict=True)
+        Entry(one, (verdict,), Outcome.TRAINED) for one, verdict in zip(several, first.verdicts, strict=True)
     ]
     path = Journal(tmp_path).write_step(1, entries)
     before = path.read_bytes()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from agentrl import Limits, Task, Verdict, say
 from agentrl.evaluation.report import EvalSetting, summarize
-from agentrl.types import Ending, Episode, Failure, Trajectory, Turn
+from agentrl.types import Ending, Episode, Failure, ToolStats, Trajectory, Turn
 from tests.worlds import turn_tokens
 
 SETTING = EvalSetting("Env-v0", "test", 0.7, None)
 
 
-def episode(name, ending=Ending.COMPLETED, *, failure=None, policy=(), counts=None, **metadata):
-    turns = tuple(Turn((), say("x"), turn_tokens(5, n)) for n in policy)
+def episode(name, ending=Ending.COMPLETED, *, failure=None, policy=(), counts=None, tools=None, **metadata):
+    turns = tuple(Turn((), say("x"), turn_tokens(5, n), k) for k, n in enumerate(policy))
     return Episode(
         id=name,
         env_id="Env-v0",
@@ -30,6 +30,7 @@ def episode(name, ending=Ending.COMPLETED, *, failure=None, policy=(), counts=No
         ending=Ending.FAILED if failure else ending,
         failure=failure,
         counts=counts or {},
+        tools=tools or {},
     )
 
 
@@ -103,13 +104,11 @@ def test_parts_are_told_where_there_are_any_beside_the_steps():
 
 def test_the_time_of_a_call_is_a_mean_over_those_that_could_be_read():
     played = [
-        episode("e0", counts={"tool/a/b/calls": 3, "tool/a/b/malformed": 1, "tool/a/b/us": 3000}),
-        episode(
-            "e1", counts={"tool/a/b/calls": 2, "tool/a/b/us": 1000, "tool/c/calls": 1, "tool/c/malformed": 1}
-        ),
+        episode("e0", tools={"a/b": ToolStats(calls=3, malformed=1, seconds=0.003)}),
+        episode("e1", tools={"a/b": ToolStats(calls=2, seconds=0.001), "c": ToolStats(calls=1, malformed=1)}),
     ]
     report = report_of([1.0, 1.0], episodes=played)
-    assert report.tool_ms == {"a/b": 1.0}
+    assert report.tool_ms == {"a/b": pytest.approx(1.0)}
     assert report.counts == {
         "tool/a/b/calls": 5,
         "tool/a/b/malformed": 1,
@@ -119,12 +118,12 @@ def test_the_time_of_a_call_is_a_mean_over_those_that_could_be_read():
 
 
 def test_calls_are_told_by_how_long_they_took_and_failures_by_kind():
-    counts = {"tool/a/b/calls": 3, "tool/a/b/us": 1, "tool/a/b/took/10ms": 2, "tool/a/b/took/more": 1}
+    tools = {"a/b": ToolStats(calls=3, took={"10ms": 2, "more": 1})}
     failure = Failure("tool", "crashed", "dead")
     played = [
-        episode("e0", counts=counts),
-        episode("e1", counts=counts),
-        episode("e2", ending=Ending.FAILED, failure=failure, counts={"tool/a/b/failed/crashed": 1}),
+        episode("e0", tools=tools),
+        episode("e1", tools=tools),
+        episode("e2", failure=failure, tools={"a/b": ToolStats(calls=1, failed={"crashed": 1})}),
     ]
     report = report_of([1.0, 0.0], episodes=played)
     assert report.tool_took == {"a/b": {"10ms": 4, "more": 2}}

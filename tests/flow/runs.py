@@ -54,4 +54,8 @@ def journal_of(folder, pattern="*"):
 def tokens_of(entry):
     """All tokens of one journalled episode, as [world, policy, world, policy, ...]."""
     turns = [turn for trajectory in entry["episode"]["trajectories"] for turn in trajectory["turns"]]
-    return [part for turn in turns for part in (turn["tokens"]["world_ids"], turn["tokens"]["policy_ids"])]
+    return [
+        part
+        for turn in turns
+        for part in (turn["tokens"]["world_ids"], turn["tokens"]["completion"]["token_ids"])
+    ]

@@ -38,7 +38,7 @@ def test_what_broke_the_tool_was_scored_and_nothing_was_replaced(run):
     assert books.played == books.trained + sum(books.dropped.values())
     assert set(books.dropped) <= {"zero_std"}
     first = journal_of(run.folder, "step_000001")
-    assert all(entry["episode"]["failure"] is None for entry in first)
-    breaking = [e for e in first if any("/rejected/timeout" in name for name in e["episode"]["counts"])]
+    assert all("failure" not in entry["episode"] for entry in first)
+    breaking = [e for e in first if "timeout" in e["episode"]["tools"].get("python", {}).get("rejected", {})]
     assert breaking
-    assert {entry["verdict"]["total"] for entry in breaking} == {0.0}
+    assert {entry["verdicts"][0]["total"] for entry in breaking} == {0.0}

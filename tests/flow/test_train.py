@@ -41,8 +41,8 @@ def sound(folder, steps):
     entries = journal_of(folder, "step_*")
     assert len(entries) == books.played
     for entry in entries:
-        scored = entry["verdict"] is not None
-        assert (entry["episode"]["failure"] is None) or not scored
+        scored = bool(entry["verdicts"])
+        assert "failure" not in entry["episode"] or not scored
         assert entry["outcome"] == "trained" or entry["reason"]
     whole = books.trained + books.dropped.get("zero_std", 0)
     assert whole == steps * EPISODES_PER_STEP
@@ -118,7 +118,7 @@ def test_a_group_is_trained_on_or_dropped_as_a_whole_and_trained_only_with_signa
         assert len({entry["outcome"] for entry in members}) == 1
         assert len({entry["episode"]["seed"] for entry in members}) == 1
         assert len({entry["episode"]["task"]["id"] for entry in members}) == 1
-        totals = {entry["verdict"]["total"] for entry in members}
+        totals = {entry["verdicts"][0]["total"] for entry in members}
         assert (len(totals) > 1) == (members[0]["outcome"] == "trained")
 
 
@@ -126,7 +126,7 @@ def test_every_token_trained_on_was_sampled_by_the_policy_of_its_step(learned):
     for step in range(1, STEPS + 1):
         for entry in journal_of(learned.folder, f"step_{step:06d}"):
             for turn in entry["episode"]["trajectories"][0]["turns"]:
-                assert set(turn["tokens"]["versions"]) <= {step - 1}
+                assert set(turn["tokens"]["completion"]["versions"]) <= {step - 1}
 
 
 def test_the_checkpoint_is_the_policy_and_transformers_loads_it(learned):
@@ -198,8 +198,8 @@ def test_a_world_that_fails_in_a_fifth_of_its_resets_is_journalled_replaced_and_
     run = train("Shaky", tmp_path, "shaky", num_rollout=8, max_episode_retries=3, **warm)
     books = sound(run.folder, 8)
     assert books.dropped["reset_error"] > 50
-    failed = [entry for entry in journal_of(run.folder, "step_*") if entry["reason"] == "reset_error"]
-    assert all(entry["verdict"] is None for entry in failed)
+    failed = [entry for entry in journal_of(run.folder, "step_*") if entry.get("reason") == "reset_error"]
+    assert all(not entry["verdicts"] for entry in failed)
     assert all("the world shook" in entry["episode"]["failure"]["detail"] for entry in failed)
     assert rewards_of(run.folder)[-1] > 0.6
     assert (

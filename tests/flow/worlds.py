@@ -184,7 +184,7 @@ class Coder(ToolEnv):
 
     def reward(self, task, answer):
         broke = self.counts["rejected_calls"] or self.counts["malformed_calls"]
-        worked = self.counts["tool/python/calls"] and not broke
+        worked = self.counts["tool_calls"] and not broke
         return float(bool(worked) and answer == "42" and self.chance.random() < 0.5)
 
     def demonstrator(self, task, rng):

@@ -18,8 +18,11 @@ PUBLIC = [
     "Episode",
     "GroupReward",
     "GymEnv",
+    "Image",
+    "JointStep",
     "Limits",
     "Message",
+    "MultiAgentEnv",
     "Reward",
     "Script",
     "ScriptedAgent",
@@ -27,6 +30,7 @@ PUBLIC = [
     "Step",
     "Tags",
     "Task",
+    "Text",
     "ToolCall",
     "ToolEnv",
     "ToolRejected",
@@ -66,7 +70,7 @@ FOR_LOOPS = FOR_AUTHORS | {
 
 def test_the_public_names_are_pinned() -> None:
     assert agentrl.__all__ == PUBLIC
-    assert len(PUBLIC) <= 30
+    assert len(PUBLIC) <= 36
 
 
 def test_every_public_name_says_what_it_is() -> None:

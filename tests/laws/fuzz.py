@@ -138,6 +138,7 @@ class Policy:
                 -np.arange(first, first + len(ids), dtype=np.float32) / 64,
                 np.full(len(ids), self.version, np.int32),
                 Finish.STOP if whole else Finish.LENGTH,
+                temperature=sampling.temperature,
             )
         )
         return self.said[-1]

@@ -43,7 +43,7 @@ def check_prompts(played: Played) -> None:
 
 def check_samples(played: Played) -> None:
     """Every sampled token is trained exactly once, as it was sampled, and nothing else is."""
-    samples = samples_of(played.episode, temperature=1.0)
+    samples = samples_of(played.episode)
     assert len(samples) == len(played.episode.trajectories)
     trained = {"token_ids": [], "logprobs": [], "versions": []}
     for sample, trajectory in zip(samples, played.episode.trajectories, strict=True):

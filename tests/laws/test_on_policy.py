@@ -87,7 +87,10 @@ async def episodes(engine, temperature, *, count=8, seed=0):
 
 
 def samples(played, temperature):
-    return [sample for episode in played for sample in samples_of(episode, temperature=temperature)]
+    """Their samples, which know what they were sampled at."""
+    found = [sample for episode in played for sample in samples_of(episode)]
+    assert all((one.temperatures[one.loss_mask] == np.float32(temperature)).all() for one in found)
+    return found
 
 
 def reference(model, sample):
@@ -96,7 +99,9 @@ def reference(model, sample):
     wide.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
     ids = torch.tensor(sample.token_ids, dtype=torch.long)[None]
     with torch.no_grad():
-        logits = wide.eval()(ids).logits[0] / sample.temperature
+        logits = wide.eval()(ids).logits[0]
+        # A token's temperature divides the logits that predict it.
+        logits[:-1] /= torch.from_numpy(sample.temperatures[1:]).double()[:, None]
     logp = torch.log_softmax(logits[:-1], dim=-1).gather(1, ids[0, 1:, None])[:, 0]
     return np.concatenate([[0.0], logp.numpy()])
 
@@ -198,7 +203,7 @@ async def test_weights_published_in_the_middle_of_an_episode_are_told_token_by_t
     episode, _ = await asyncio.gather(
         play(env, agent, task, episode_id="mixed", sampling_seed=2), publish_after_two_turns(renderer)
     )
-    (sample,) = samples_of(episode, temperature=1.0)
+    (sample,) = samples_of(episode)
     versions = sample.versions[sample.loss_mask].tolist()
     assert versions == sorted(versions)
     assert set(versions) == {0, 7}

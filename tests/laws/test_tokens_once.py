@@ -29,7 +29,7 @@ class Played:
         settings = SamplingSettings(temperature=TEMPERATURE, max_response_len=MOST_IN_ONE_TURN)
         agent = TokenAgent(self.policy, self.words.renderer, settings)
         self.episode = asyncio.run(play(self.env, agent, conversation.task))
-        (self.sample,) = samples_of(self.episode, temperature=TEMPERATURE)
+        (self.sample,) = samples_of(self.episode)
         (self.trajectory,) = self.episode.trajectories
 
     @property
@@ -55,8 +55,8 @@ def test_the_sample_is_the_turns_laid_end_to_end(conversation):
         for part in (turn.tokens.world_ids, turn.tokens.completion.token_ids)
     ]
     assert played.sample.token_ids.tolist() == np.concatenate(parts).tolist()
-    assert played.sample.temperature == TEMPERATURE
-    assert played.sample.rollout_id == played.episode.id
+    assert (played.sample.temperatures[played.sample.loss_mask] == np.float32(TEMPERATURE)).all()
+    assert played.sample.rollout_id == (played.episode.id, "agent")
 
 
 @given(conversations())

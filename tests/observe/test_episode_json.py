@@ -1,13 +1,30 @@
 import dataclasses
-import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.observe import episode_from_json, episode_to_json, lines, verdict_from_json, verdict_to_json
-from agentrl.types import Completion, Finish, Trajectory, Verdict
+from agentrl.observe import Entry, Journal, Outcome, lines, read_journal
+from agentrl.types import Completion, Finish, Limits, Trajectory, Verdict
 from tests.observe.episodes import TEXT, episodes, simple_episode
+
+
+def through_the_journal(episode, verdicts=()):
+    """An entry as it is read back from the file that it was written into."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Journal(Path(folder)).write_eval("x", 0, [Entry(episode, verdicts, Outcome.EVALUATED)])
+        (entry,) = read_journal(path)
+    return entry
+
+
+def written(episode):
+    """The JSON of an episode in the journal's line."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Journal(Path(folder)).write_eval("x", 0, [Entry(episode, (), Outcome.EVALUATED)])
+        (line,) = lines.read(path)
+    return line["episode"]
 
 
 def assert_same(a, b):
@@ -21,6 +38,10 @@ def assert_same(a, b):
     elif dataclasses.is_dataclass(a):
         for field in dataclasses.fields(a):
             assert_same(getattr(a, field.name), getattr(b, field.name))
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert_same(value, b[key])
     elif isinstance(a, tuple):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
@@ -33,7 +54,7 @@ def assert_same(a, b):
 @given(episodes())
 @settings(deadline=None)
 def test_an_episode_comes_back_whole(episode):
-    assert_same(episode, episode_from_json(lines.from_line(lines.to_line(episode_to_json(episode)))))
+    assert_same(episode, through_the_journal(episode).episode)
 
 
 @given(
@@ -44,10 +65,13 @@ def test_an_episode_comes_back_whole(episode):
         st.floats(allow_nan=False, allow_infinity=False),
         st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=2),
         st.lists(st.none() | st.floats(allow_nan=False), max_size=3).map(tuple),
+        TEXT,
     )
 )
+@settings(deadline=None)
 def test_a_verdict_comes_back_whole(verdict):
-    assert_same(verdict, verdict_from_json(lines.from_line(lines.to_line(verdict_to_json(verdict)))))
+    episode = simple_episode(verdict.episode_id)
+    assert_same((verdict,), through_the_journal(episode, (verdict,)).verdicts)
 
 
 def test_every_float32_comes_back_with_at_most_nine_digits():
@@ -59,20 +83,23 @@ def test_every_float32_comes_back_with_at_most_nine_digits():
     tokens = dataclasses.replace(turn.tokens, completion=Completion(zeros, logprobs, zeros, Finish.STOP))
     trajectory = Trajectory((dataclasses.replace(turn, tokens=tokens),))
     episode = dataclasses.replace(simple_episode(), trajectories=(trajectory,))
-    plain = json.loads(json.dumps(episode_to_json(episode)))
-    written = plain["trajectories"][0]["turns"][0]["tokens"]["logprobs"]
-    assert np.array_equal(np.array(written, np.float32).view(np.uint32), logprobs.view(np.uint32))
-    assert all(len(repr(x).split("e")[0].strip("-").replace(".", "").strip("0")) <= 9 for x in written)
+    digits = written(episode)["trajectories"][0]["turns"][0]["tokens"]["completion"]["logprobs"]
+    assert np.array_equal(np.array(digits, np.float32).view(np.uint32), logprobs.view(np.uint32))
+    assert all(len(repr(x).split("e")[0].strip("-").replace(".", "").strip("0")) <= 9 for x in digits)
 
 
 def test_a_person_finds_words_and_tokens_in_the_line():
-    plain = episode_to_json(simple_episode())
+    plain = written(simple_episode())
     turn = plain["trajectories"][0]["turns"][0]
     assert turn["observation"] == [{"role": "user", "content": "Where was Torba born?"}]
     assert turn["action"] == {"role": "assistant", "content": "Torek"}
     tokens = turn["tokens"]
-    assert list(tokens) == ["world_ids", "policy_ids", "logprobs", "versions", "finish", "matched"]
     assert tokens["world_ids"] == [1, 2, 3]
-    assert tokens["policy_ids"] == [5, 6]
-    assert tokens["versions"] == [3, 3]
-    assert (tokens["finish"], tokens["matched"]) == ("stop", 6)
+    completion = tokens["completion"]
+    assert list(completion) == ["token_ids", "logprobs", "versions", "finish", "matched"]
+    assert completion["token_ids"] == [5, 6]
+    assert completion["versions"] == [3, 3]
+    assert (completion["finish"], completion["matched"]) == ("stop", 6)
+    assert set(plain["limits"]) == {one.name for one in dataclasses.fields(Limits)}, (
+        "limits are recorded whole"
+    )

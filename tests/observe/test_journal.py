@@ -15,15 +15,15 @@ def verdict(id, total=1.0):
 
 
 def trained(id):
-    return Entry(simple_episode(id), verdict(id), Outcome.TRAINED)
+    return Entry(simple_episode(id), (verdict(id),), Outcome.TRAINED)
 
 
 def dropped(id, reason):
-    return Entry(simple_episode(id), verdict(id), Outcome.DROPPED, reason)
+    return Entry(simple_episode(id), (verdict(id),), Outcome.DROPPED, reason)
 
 
 def failed(id):
-    return Entry(simple_episode(id, ending=Ending.FAILED), None, Outcome.DROPPED, "tool_timeout")
+    return Entry(simple_episode(id, ending=Ending.FAILED), (), Outcome.DROPPED, "tool_timeout")
 
 
 def test_entries_are_read_back_in_order(tmp_path):
@@ -50,7 +50,7 @@ def test_writing_a_step_twice_adds_to_it(tmp_path):
 
 
 def test_an_evaluation_has_a_file_of_its_own_whatever_its_name(tmp_path):
-    entry = Entry(simple_episode("e0"), verdict("e0"), Outcome.EVALUATED)
+    entry = Entry(simple_episode("e0"), (verdict("e0"),), Outcome.EVALUATED)
     path = Journal(tmp_path).write_eval("../held out", 3, [entry])
     assert path == tmp_path / "trajectories" / "eval_..-held-out_000003.jsonl"
 
@@ -61,7 +61,7 @@ def test_the_books_balance(tmp_path):
     journal.write_step(1, [trained("d"), dropped("e", "no signal"), failed("f")])
     # Evaluations number their episodes anew each time.
     for step in (0, 1):
-        journal.write_eval("test", step, [Entry(simple_episode("e0"), verdict("e0"), Outcome.EVALUATED)])
+        journal.write_eval("test", step, [Entry(simple_episode("e0"), (verdict("e0"),), Outcome.EVALUATED)])
     books = reconcile(tmp_path, played=6)
     assert books.problems == ()
     assert (books.played, books.trained, books.evaluated) == (6, 3, 2)
@@ -91,12 +91,12 @@ def test_an_outcome_in_the_wrong_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Entry(simple_episode("a"), verdict("b"), Outcome.TRAINED), "does not belong"),
-        (lambda: Entry(simple_episode("a"), verdict("a"), Outcome.DROPPED), "a reason stands"),
-        (lambda: Entry(simple_episode("a"), verdict("a"), Outcome.TRAINED, "x"), "a reason stands"),
-        (lambda: Entry(simple_episode("a"), None, Outcome.TRAINED), "cannot be trained on"),
+        (lambda: Entry(simple_episode("a"), (verdict("b"),), Outcome.TRAINED), "do not belong"),
+        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.DROPPED), "a reason stands"),
+        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.TRAINED, "x"), "a reason stands"),
+        (lambda: Entry(simple_episode("a"), (), Outcome.TRAINED), "cannot be trained on"),
         (
-            lambda: Entry(simple_episode("a", ending=Ending.FAILED), verdict("a"), Outcome.TRAINED),
+            lambda: Entry(simple_episode("a", ending=Ending.FAILED), (verdict("a"),), Outcome.TRAINED),
             "cannot be trained on",
         ),
     ],
@@ -117,7 +117,7 @@ journal = Journal(pathlib.Path(sys.argv[1]))
 step = 0
 while True:
     ids = [f"g{step}-{k}" for k in range(50)]
-    entries = [Entry(simple_episode(i), Verdict(i, "x", 1.0), Outcome.TRAINED) for i in ids]
+    entries = [Entry(simple_episode(i), (Verdict(i, "x", 1.0),), Outcome.TRAINED) for i in ids]
     journal.write_step(step % 3, entries)
     step += 1
     if step == 3: print("ready", flush=True)

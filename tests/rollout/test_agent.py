@@ -152,12 +152,12 @@ async def test_three_turns_and_two_samples():
     env = Talk(steps=[Step.going(*ANSWER), compacted, Step.finished(reward=1.0)])
     agent, _ = agent_over([50, 51], [60], [70, 71], settings=SamplingSettings(max_response_len=9))
     episode = await play(env, agent, Task("t", PROMPT), episode_id="e")
-    first, second = samples_of(episode, temperature=1.0)
+    first, second = samples_of(episode)
     assert first.token_ids.tolist() == [1, *b"abc", 50, 51, 2, *b"de", 60]
     assert first.loss_mask.tolist() == [False] * 4 + [True] * 2 + [False] * 3 + [True]
     assert second.token_ids.tolist() == [1, *b"fg", 70, 71]
     assert second.loss_mask.tolist() == [False] * 3 + [True] * 2
-    assert first.rollout_id == second.rollout_id == "e"
+    assert first.rollout_id == second.rollout_id == ("e", "agent")
     assert [one.reason for one in episode.trajectories] == [None, Restart.COMPACTED]
 
 

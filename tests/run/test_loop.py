@@ -50,7 +50,6 @@ async def test_groups_count_as_trained_from_the_update_on_that_saw_them(tmp_path
         trainer=Breaks(at),
         algorithm=ALGORITHM,
         sink=None,
-        temperature=1.0,
         num_steps=2,
     )
     with pytest.raises(EngineError):

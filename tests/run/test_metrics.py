@@ -20,6 +20,7 @@ from agentrl.types import (
     Message,
     Restart,
     Task,
+    ToolStats,
     Trajectory,
     Turn,
     TurnTokens,
@@ -29,30 +30,25 @@ from agentrl.types import (
 TASK = Task.ask("t", "?")
 
 
-def episode(name: str, ending: Ending = Ending.COMPLETED, **counts: int) -> Episode:
+def episode(name: str, ending: Ending = Ending.COMPLETED, add: ToolStats | None = None) -> Episode:
     failure = Failure("reward", "error", "x") if ending is Ending.FAILED else None
-    told = {key.replace("__", "/"): count for key, count in counts.items()}
-    return Episode(name, "E-v0", TASK, 0, Limits(), (), (1.0,), ending, failure, told)
+    tools = {} if add is None else {"add": add}
+    return Episode(name, "E-v0", TASK, 0, Limits(), (), (1.0,), ending, failure, tools=tools)
 
 
 def outcome(parts: list[dict[str, float]], episodes: tuple[Episode, ...]) -> GroupOutcome:
     verdicts = tuple(Verdict(e.id, "env", own["env"], own) for e, own in zip(episodes, parts, strict=True))
-    lost = (
-        episode("lost", Ending.FAILED, tool__add__calls=100, tool__add__us=1, tool__add__failed__crashed=1),
-    )
+    lost = (episode("lost", Ending.FAILED, ToolStats(calls=100, seconds=1e-6, failed={"crashed": 1})),)
     return GroupOutcome(Group("g", TASK, 0, episodes, verdicts), lost, episodes)
 
 
 def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
     episodes = (
-        episode("a", tool__add__calls=1, tool__add__us=500),
+        episode("a", add=ToolStats(calls=1, seconds=0.0005)),
         episode(
             "b",
             Ending.TRUNCATED,
-            tool__add__calls=3,
-            tool__add__us=3500,
-            tool__add__rejected__type=1,
-            tool__add__took__3ms=3,
+            ToolStats(calls=3, seconds=0.0035, rejected={"type": 1}, took={"3ms": 3}),
         ),
     )
     metrics = rollout_metrics(
@@ -76,12 +72,13 @@ def test_the_steps_own_reward_is_told_once() -> None:
 
 
 def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> None:
-    thinking = Turn((), Message("assistant", "x", reasoning="hm"), None)
-    plain = Turn((), Message("assistant", "x"), None)
+    def turn(step: int, reasoning: str | None = None) -> Turn:
+        return Turn((), Message("assistant", "x", reasoning=reasoning), None, step)
+
     split = (
-        Trajectory((plain, thinking)),
-        Trajectory((plain,), 0, Restart.COMPACTED),
-        Trajectory((plain,), 1, Restart.COMPACTED),
+        Trajectory((turn(0), turn(1, "hm"))),
+        Trajectory((turn(2),), 0, Restart.COMPACTED),
+        Trajectory((turn(3),), 1, Restart.COMPACTED),
     )
     whole = replace(episode("a"), trajectories=split)
     metrics = rollout_metrics([outcome([{"env": 1.0}], (whole,))])
@@ -91,13 +88,13 @@ def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> Non
 
 
 def test_the_cached_share_is_that_of_the_prompts() -> None:
-    def turn(world: int, sampled: int, cached: int) -> Turn:
+    def turn(step: int, world: int, sampled: int, cached: int) -> Turn:
         ids = np.zeros(sampled, np.int32)
         said = Completion(ids, np.zeros(sampled, np.float32), ids, Finish.STOP, cached_tokens=cached)
-        return Turn((), Message("assistant"), TurnTokens(np.zeros(world, np.int32), said))
+        return Turn((), Message("assistant"), TurnTokens(np.zeros(world, np.int32), said), step)
 
-    whole = Trajectory((turn(10, 5, 0), turn(5, 4, 15)))
-    anew = Trajectory((turn(6, 1, 2),), 0, Restart.REWRITTEN)
+    whole = Trajectory((turn(0, 10, 5, 0), turn(1, 5, 4, 15)))
+    anew = Trajectory((turn(2, 6, 1, 2),), 0, Restart.REWRITTEN)
     with_tokens = replace(episode("a"), trajectories=(whole, anew))
     assert cached_ratio([with_tokens]) == pytest.approx((0 + 15 + 2) / (10 + 20 + 6))
     assert cached_ratio([]) == 0.0

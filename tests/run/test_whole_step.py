@@ -42,7 +42,6 @@ def run_of(config, num_steps, batches=(GROUPS,)):
         trainer=trainer,
         algorithm=algorithm,
         sink=None,
-        temperature=1.0,
         num_steps=num_steps,
     )
 
@@ -251,7 +250,6 @@ async def test_groups_with_signal_and_without_advantages_are_accounted_for():
         trainer=loop.trainer,
         algorithm=nothing,
         sink=None,
-        temperature=1.0,
         num_steps=1,
     )
     iteration = await loop.iterate(0)

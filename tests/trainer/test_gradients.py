@@ -5,7 +5,7 @@ import torch
 
 from agentrl.losses import PolicyLoss, sft_loss
 from agentrl.types import Credit, TrainBatch
-from tests.trainer.tiny import batch, gradients_of, llama, qwen3, trainer
+from tests.trainer.tiny import batch, divisor, gradients_of, llama, qwen3, trainer
 
 
 def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[float, dict[str, torch.Tensor]]:
@@ -14,7 +14,7 @@ def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[flo
     total = torch.zeros((), dtype=torch.float64)
     for index, sample in enumerate(told.samples):
         ids = torch.tensor(sample.token_ids.tolist())
-        logits = model(input_ids=ids[None], use_cache=False).logits[0] / sample.temperature
+        logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
         for t in range(1, len(ids)):
             if not sample.loss_mask[t]:
                 continue

@@ -22,7 +22,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import sft_loss
 from agentrl.types import Credit, Scores, TrainBatch
 from agentrl.weights import checksum, named_weights, unpack
-from tests.trainer.tiny import MASKS, SHAPE, batch, gradients_of, llama, qwen3, tokenizer, trainer
+from tests.trainer.tiny import MASKS, SHAPE, batch, divisor, gradients_of, llama, qwen3, tokenizer, trainer
 
 NAMES = {
     f"train/{name}"
@@ -57,7 +57,7 @@ async def test_scores_are_the_logprobs_of_every_token_at_its_samples_temperature
     for sample, logprobs in zip(told.samples, scores.old, strict=True):
         ids = torch.tensor(sample.token_ids.tolist())
         with torch.no_grad():
-            logits = model(input_ids=ids[None], use_cache=False).logits[0] / sample.temperature
+            logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
         expected = [0.0] + [float(logits[t - 1].log_softmax(0)[ids[t]]) for t in range(1, len(ids))]
         assert logprobs.dtype == np.float32
         assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)

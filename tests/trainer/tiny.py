@@ -23,7 +23,7 @@ from transformers import (
 from agentrl.losses import Loss, PolicyLoss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch import Beside, TorchTrainer
-from agentrl.types import Credit, Sample, Scores, TrainBatch
+from agentrl.types import Credit, RolloutId, Sample, Scores, TrainBatch
 
 VOCAB = 13
 POLICY_LOSS = PolicyLoss()
@@ -75,9 +75,14 @@ def sample(
         logprobs=np.where(loss_mask, rng.normal(-2.5, 0.3, number), 0).astype(np.float32),
         versions=np.where(loss_mask, 0, -1).astype(np.int32),
         turns=np.zeros(number, dtype=np.int32),
-        temperature=temperature,
-        rollout_id=name,
+        temperatures=np.full(number, temperature, dtype=np.float32),
+        rollout_id=RolloutId(name),
     )
+
+
+def divisor(sample: Sample) -> torch.Tensor:
+    """What divides the logits at each place [T, 1]: the temperature of the token that they predict."""
+    return torch.from_numpy(np.append(sample.temperatures[1:], np.float32(1)))[:, None]
 
 
 # The last token, the first that may be, one only, all, none, one token in all, and long among short.

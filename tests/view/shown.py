@@ -47,7 +47,7 @@ def episode(*, tokens=True, ending=Ending.COMPLETED, question="Where was Torba b
             Message("assistant", tool_calls=(search,)),
             turn_tokens([0, 1, 2], [3, 4, 5]) if tokens else None,
         ),
-        Turn((Message("tool", "in Kelmar"),), say(answer), turn_tokens([6], [7]) if tokens else None),
+        Turn((Message("tool", "in Kelmar"),), say(answer), turn_tokens([6], [7]) if tokens else None, 1),
     )
     failure = Failure("tool", "timeout", "took longer than 3 s") if ending is Ending.FAILED else None
     task = Task.ask("test/1", question, "Kelmar")

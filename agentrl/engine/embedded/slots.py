@@ -137,6 +137,7 @@ class Slots:
             finish,
             matched,
             self.request(slot).cached_tokens,
+            self.request(slot).sampling.temperature,
         )
 
     def keep(self, slot: int) -> None:

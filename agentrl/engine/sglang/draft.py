@@ -104,6 +104,7 @@ class Draft:
             finish,
             matched,
             self.cached_tokens or 0,
+            self._sampling.temperature,
         )
 
     def _ending(self, reason: wire.FinishReason) -> tuple[Finish, str | int | None] | None:

@@ -15,7 +15,7 @@ from agentrl.envs.base import Env, Script
 from agentrl.envs.play import play
 from agentrl.errors import StageError, UserError, stage
 from agentrl.protocols import Act, Session, ToolSchema
-from agentrl.types import JSON, Episode, Limits, Message, Observation, Step, Task
+from agentrl.types import JSON, Episode, Limits, Message, Observation, Step, Task, ToolStats
 
 Policy: TypeAlias = Callable[[Env, Task, random.Random], Script]
 """How to play a task: a script over the instance (whose tools stand after reset), from its own chance."""
@@ -32,6 +32,7 @@ class Watched:
         self._seconds = seconds
         self.id = env.id
         self.limits: Limits = env.limits
+        self.possible_agents = env.possible_agents
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
@@ -42,6 +43,11 @@ class Watched:
     def counts(self) -> Mapping[str, int]:
         """The world's own counts."""
         return self._env.counts
+
+    @property
+    def tool_stats(self) -> Mapping[str, ToolStats]:
+        """The world's own statistics."""
+        return self._env.tool_stats
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin the task, timed."""

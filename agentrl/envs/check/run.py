@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
 from agentrl.envs.base import Env
 from agentrl.envs.check.arena import Arena, expert
@@ -17,6 +20,7 @@ from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_exper
 from agentrl.envs.check.shared_probe import probe_release
 from agentrl.envs.check.task_probe import Splits, looked_at, probe_tasks
 from agentrl.envs.check.traces import own_temporary_folder, present
+from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.registry import EnvSpec, find
 from agentrl.errors import StageError, UserError, stage
 from agentrl.types import Task
@@ -25,7 +29,7 @@ Progress = Callable[[str], None]
 
 
 def check_env(
-    env: str | type[Env], *, n: int = 32, seed: int = 0, progress: Progress | None = None
+    env: str | type[AnyEnv], *, n: int = 32, seed: int = 0, progress: Progress | None = None
 ) -> CheckReport:
     """Check an environment, by its id or its class: tasks, scores, cheats, sameness, costs, traces.
 
@@ -52,7 +56,7 @@ def _in_event_loop() -> bool:
 
 
 async def check_env_async(
-    env: str | type[Env], *, n: int = 32, seed: int = 0, progress: Progress | None = None
+    env: str | type[AnyEnv], *, n: int = 32, seed: int = 0, progress: Progress | None = None
 ) -> CheckReport:
     """`check_env` for code that runs in an event loop.
 
@@ -67,7 +71,7 @@ async def check_env_async(
     with own_temporary_folder() as folder:
         before = present(folder)
         try:
-            probed = await _probe(make, n, seed, progress or _silent)
+            probed = await _probe_agents(make, n, seed, progress or _silent)
         finally:
             released = await probe_release(before, folder)
     # What a single episode leaves is still there at the end, and has been told.
@@ -81,6 +85,37 @@ def _silent(what: str) -> None:
     del what
 
 
+async def _probe_agents(make: Callable[[], AnyEnv], n: int, seed: int, tell: Progress) -> Sequence[Probed]:
+    """Every probe; of an environment with several agents for each of them, the others being scripted."""
+    try:
+        async with stage("make", None):
+            example = make()
+    except StageError as broken:
+        return [_broken(broken)]
+    if not isinstance(example, MultiAgentEnv):
+        return await _probe(cast(Callable[[], Env], make), n, seed, tell)
+    probed: list[Probed] = []
+    for agent in example.possible_agents:
+        view = partial(_view, cast(Callable[[], MultiAgentEnv], make), agent)
+        probed += [_of_agent(agent, one) for one in await _probe(view, n, seed, tell)]
+    await example.close()
+    return probed
+
+
+def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
+    return AgentView(make(), agent)
+
+
+def _of_agent(agent: str, probed: Probed) -> Probed:
+    findings = [replace(one, text=f"{agent}: {one.text}") for one in probed.findings]
+    figures = {f"{agent}/{name}": number for name, number in (probed.figures or {}).items()}
+    return Probed(tuple(findings), figures)
+
+
+def _broken(at: StageError) -> Probed:
+    return Probed((error(f"{at.stage}-fails", f"`{at.stage}` breaks: {at.detail}; mend it first."),))
+
+
 async def _probe(make: Callable[[], Env], n: int, seed: int, tell: Progress) -> Sequence[Probed]:
     """Every probe in turn; a world without tasks, or one that cannot be made, goes no further."""
     tell("tasks")
@@ -90,8 +125,7 @@ async def _probe(make: Callable[[], Env], n: int, seed: int, tell: Progress) -> 
         async with stage("tasks", None):
             splits, again = _splits(example), _splits(other)
     except StageError as broken:
-        text = f"`{broken.stage}` breaks: {broken.detail}; mend it first."
-        return [Probed((error(f"{broken.stage}-fails", text),))]
+        return [_broken(broken)]
     chance, span = example.chance_score, example.expert_score - example.chance_score
     probed = [probe_tasks(splits, again, example.limits.max_tokens, chance, span), _declared(example)]
     arena = Arena(make, example, _chosen(splits, n, seed), seed)

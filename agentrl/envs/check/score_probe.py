@@ -103,8 +103,8 @@ def _expert_lengths(episodes: Sequence[Episode]) -> list[Finding]:
 
 
 def _characters(episode: Episode) -> int:
-    heard = sum(len(message.content) for turn in episode.turns for message in turn.observation)
-    said = sum(len(turn.action.content) + len(_argument_text(turn.action)) for turn in episode.turns)
+    heard = sum(len(message.text) for turn in episode.turns for message in turn.observation)
+    said = sum(len(turn.action.text) + len(_argument_text(turn.action)) for turn in episode.turns)
     return heard + said
 
 
@@ -162,7 +162,7 @@ def _adversaries(arena: Arena, answered_in: frozenset[str]) -> dict[str, Policy]
 
 def _too_long(episodes: Sequence[Episode]) -> list[Finding]:
     found = []
-    said = [(episode, message.content) for episode in episodes for message in _answers(episode)]
+    said = [(episode, message.text) for episode in episodes for message in _answers(episode)]
     if long := [(e.task.id, len(text)) for e, text in said if len(text) > LONGEST_OBSERVATION]:
         task, length = max(long, key=lambda pair: pair[1])
         text = (

@@ -60,7 +60,7 @@ def probe_tasks(splits: Splits, again: Splits, max_tokens: int | None, chance: f
 
 def text_of(task: Task) -> str:
     """All words of the prompt."""
-    return "\n".join(message.content for message in task.prompt)
+    return "\n".join(message.text for message in task.prompt)
 
 
 def _identity(splits: Splits, again: Splits) -> Sequence[Finding]:

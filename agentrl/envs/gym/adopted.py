@@ -108,7 +108,7 @@ class GymEnv(Env):
         """Begin at the task's seed; `seed` changes nothing."""
         self.seed_rng(seed)
         first = cast(str, await run(lambda: self._begun(_seed(task)), thread=self._thread))
-        shown = [message.content for message in task.prompt if message.content]
+        shown = [message.text for message in task.prompt if message.text]
         return (Message("user", "\n\n".join([*shown, first])),), {}
 
     async def step(self, action: Message) -> Step:
@@ -141,7 +141,7 @@ class GymEnv(Env):
 
     def _answered(self, action: Message) -> Step:
         if self._act is None:
-            said = "".join([action.content, *(one.raw for one in action.tool_calls)])
+            said = "".join([action.text, *(one.raw for one in action.tool_calls)])
             if said not in self._facts.action_space:
                 return self._idle(
                     Message("user", f"That is no action; {self._facts.action_space} is asked for.")

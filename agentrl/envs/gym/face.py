@@ -24,6 +24,7 @@ from agentrl.envs import inline_text
 from agentrl.envs.base import Env, tasks_of
 from agentrl.envs.dialect import closing, opening, tags_of
 from agentrl.envs.gym.spaces import TextSpace
+from agentrl.envs.multi_agent import AgentView, AnyEnv
 from agentrl.envs.registry import find
 from agentrl.errors import UserError, did_you_mean, stage
 from agentrl.types import JSON, Message, Observation, Step, Task
@@ -40,6 +41,8 @@ class GymnasiumFace(gymnasium.Env[str, str]):
     reset(options={"task": ...}) names one instead: its number in the split, its id, or a Task;
     {"split": ...} draws from another split this once.
     render_mode: None or "ansi": render() then returns the episode so far.
+    agent: of an environment with several agents the one that acts here; left out, the first of them. The
+    others are played by their `opponent` scripts.
     kwargs: the environment's own arguments.
 
     Raises:
@@ -49,9 +52,15 @@ class GymnasiumFace(gymnasium.Env[str, str]):
     metadata = _METADATA
 
     def __init__(
-        self, env_id: str, *, split: str = "train", render_mode: str | None = None, **kwargs: object
+        self,
+        env_id: str,
+        *,
+        split: str = "train",
+        render_mode: str | None = None,
+        agent: str | None = None,
+        **kwargs: object,
     ) -> None:
-        self._fresh = find(env_id).factory(**kwargs)
+        self._fresh = _views(find(env_id).factory(**kwargs), agent)
         self._plain = self._fresh()
         self._open: Env | None = None
         self._loop = _Loop()
@@ -128,7 +137,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         )
 
     def _shown(self, observation: Observation) -> str:
-        text = "\n".join(message.content for message in observation)
+        text = "\n".join(message.text for message in observation)
         self._transcript.append(text)
         return text
 
@@ -136,6 +145,16 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         env, self._open = self._open, None
         if env is not None:
             self._loop.run(env.close())
+
+
+def _views(fresh: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
+    def make() -> Env:
+        env = fresh()
+        if isinstance(env, Env):
+            return env
+        return AgentView(env, agent or env.possible_agents[0])
+
+    return make
 
 
 class _Loop:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from agentrl.protocols import Act, Session, ToolSchema
 from agentrl.rollout.chat.endpoint import Connection, Turn
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.rollout.chat.transcript import Transcript
-from agentrl.rollout.chat.wire import REASONING_FIELDS, Usage
-from agentrl.types import Finish, Message, Observation
-
-USAGE = "usage/"
-COST = "usage/cost_billionths"
+from agentrl.rollout.chat.wire import REASONING_FIELDS
+from agentrl.types import Finish, Message, Observation, Usage
 
 
 class ChatAgent:
@@ -21,11 +19,8 @@ class ChatAgent:
 
     counts of a turn (`Act.counts`):
 
-        usage/prompt_tokens, usage/completion_tokens      as the endpoint counts them
-        usage/cached_tokens, usage/reasoning_tokens       of the prompt, of the completion
-        usage/cost_billionths                             of the currency's unit, where prices are given
         chat/requests, chat/retries                       sent, and of which again
-        chat/uncounted                                    turns of which the endpoint told no usage
+        chat/uncounted                                    turns of which the endpoint reported no usage
         chat/refusals                                     turns in which the model refused
         chat/length, chat/content_filter, chat/context_full    turns cut, by what
     """
@@ -59,25 +54,23 @@ class ChatAgent:
             self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
             if session.max_tokens is not None and self._num_tokens > session.max_tokens:
                 finish = Finish.LENGTH
-        return Act(reply.message, None, restart, finish, self._counts(turn))
+        return Act(reply.message, None, restart, finish, _counts(turn), self._priced(reply.usage))
 
     async def close(self, session_id: str) -> None:
         """Nothing is held: connections belong to all agents."""
         del session_id
 
-    def _counts(self, turn: Turn) -> Mapping[str, int]:
-        reply, counts = turn.reply, Counter({"chat/requests": 1 + turn.retries})
-        counts["chat/retries"] = turn.retries
-        counts["chat/refusals"] = int(reply.refused)
-        if reply.finish is not Finish.STOP:
-            counts[f"chat/{reply.reason}"] = 1
-        if reply.usage is None:
-            counts["chat/uncounted"] = 1
-        else:
-            counts.update(self._used(reply.usage))
-        return +counts
-
-    def _used(self, usage: Usage) -> dict[str, int]:
+    def _priced(self, usage: Usage | None) -> Usage | None:
         prices = self._settings.prices
-        cost = {} if prices is None else {COST: prices.billionths(usage)}
-        return {f"{USAGE}{name}": count for name, count in usage._asdict().items()} | cost
+        return usage if usage is None or prices is None else replace(usage, cost=prices.cost(usage))
+
+
+def _counts(turn: Turn) -> Mapping[str, int]:
+    reply, counts = turn.reply, Counter({"chat/requests": 1 + turn.retries})
+    counts["chat/retries"] = turn.retries
+    counts["chat/refusals"] = int(reply.refused)
+    if reply.finish is not Finish.STOP:
+        counts[f"chat/{reply.reason}"] = 1
+    if reply.usage is None:
+        counts["chat/uncounted"] = 1
+    return +counts

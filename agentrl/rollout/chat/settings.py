@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.protocols import ToolSchema
-from agentrl.rollout.chat.wire import Body, Usage
-from agentrl.types import JSON
+from agentrl.rollout.chat.wire import Body
+from agentrl.types import JSON, Usage
 
 # Some servers take a seed of 32 bits, with its sign.
 _SEEDS = 1 << 31
@@ -22,15 +22,15 @@ class Prices:
     completion: float
     cached: float
 
-    def billionths(self, usage: Usage) -> int:
-        """What a turn cost, in billionths of the currency's unit."""
+    def cost(self, usage: Usage) -> float:
+        """What a turn cost, in the currency's unit."""
         fresh = usage.prompt_tokens - usage.cached_tokens
         millionths = (
             fresh * self.prompt
             + usage.cached_tokens * self.cached
             + usage.completion_tokens * self.completion
         )
-        return round(1e3 * millionths)
+        return millionths / 1e6
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agentrl.rollout.chat.wire import Body, assistant_body
-from agentrl.types import History, Message, Observation, Restart
+from agentrl.types import JSON, History, Image, Message, Observation, Part, Restart
 
 
 class Transcript:
@@ -47,15 +47,15 @@ class Transcript:
         if message.role == "tool" and self._open:
             known = message.tool_call_id in self._open
             answered = self._open.pop(self._open.index(message.tool_call_id or "") if known else 0)
-            yield {"role": "tool", "tool_call_id": answered, "content": message.content}
+            yield {"role": "tool", "tool_call_id": answered, "content": _content(message)}
             return
         yield from self._unanswered()
         if message.role == "assistant":
             calls = tuple(replace(one, id=one.id or self._made_up()) for one in message.tool_calls)
             self._open = [one.id for one in calls]
-            yield assistant_body(message.content, calls)
+            yield assistant_body(message.text, calls)
         else:
-            yield {"role": "user" if message.role == "tool" else message.role, "content": message.content}
+            yield {"role": "user" if message.role == "tool" else message.role, "content": _content(message)}
 
     def _unanswered(self) -> Iterator[Body]:
         while self._open:
@@ -64,3 +64,16 @@ class Transcript:
     def _made_up(self) -> str:
         self._num_made_up += 1
         return f"shown_{self._num_made_up}"
+
+
+def _content(message: Message) -> JSON:
+    """Words as a string; images as data URLs, in the parts of OpenAI's format."""
+    if isinstance(message.content, str):
+        return message.content
+    return [_part(part) for part in message.content]
+
+
+def _part(part: Part) -> JSON:
+    if isinstance(part, Image):
+        return {"type": "image_url", "image_url": {"url": part.url}}
+    return {"type": "text", "text": part.text}

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from agentrl.tools.json_text import is_storable, read_json
-from agentrl.types import JSON, Finish, Message, ToolCall
+from agentrl.types import JSON, Finish, Message, ToolCall, Usage
 
 Body = dict[str, JSON]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -27,15 +27,6 @@ _BROKEN_OFF = ("abort", "error")
 _NO_ROOM = re.compile(r"context[ _](?:length|window)", re.IGNORECASE)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARACTERS = 200
-
-
-class Usage(NamedTuple):
-    """Tokens of a turn, as the endpoint counts them. cached: of the prompt. reasoning: of the completion."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int
 
 
 class Reply(NamedTuple):

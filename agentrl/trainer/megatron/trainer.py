@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from agentrl.checkpoints.directory import whole_directory
+from agentrl.losses import extras_used
 from agentrl.protocols import Bucket, PublishReport, StepReport, WeightSink
 from agentrl.trainer.megatron.files import saved
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
@@ -17,7 +18,7 @@ from agentrl.trainer.megatron.files.export import write_directory
 from agentrl.trainer.megatron.launch.guests import Guests
 from agentrl.trainer.megatron.launch.processes import Processes
 from agentrl.trainer.megatron.plan import Done, Plan, Told, scored_tokens
-from agentrl.trainer.torch.batch import check_sampled
+from agentrl.trainer.torch.batch import check_extras, check_sampled
 from agentrl.trainer.torch.critic import critic_metrics
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 
@@ -79,11 +80,13 @@ class MegatronTrainer:
 
         Raises:
             ValueError: no token of the batch is under a loss mask, or a sample was sampled greedily.
+            UserError: the engine does not give the extras that the loss uses.
             TrainerError: a rank failed.
         """
         if not batch.num_loss_tokens:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
+        check_extras(batch.samples, extras_used(self._plan.policy.loss))
         told = cast(list[Mapping[ScoreRole, Told]], self._processes.call("update", batch))
         metrics: dict[str, float] = {}
         if "values" in told[0]:

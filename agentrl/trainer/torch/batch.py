@@ -5,14 +5,15 @@ T input tokens of a row, N predicted tokens of a row, S sequences in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms.packing import pack
-from agentrl.types import BoolArray, FloatArray, Sample
+from agentrl.errors import UserError
+from agentrl.types import BoolArray, Extra, ExtraSpec, FloatArray, Sample, joined_extras
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -39,6 +40,44 @@ class MicroBatch:
         """Of one array per sample of the batch: the values at this row's predicted tokens, [N]."""
         return np.concatenate([arrays[m][at] for m, at in zip(self.members, self.positions, strict=True)])
 
+    def extras(self, samples: Sequence[Sample]) -> dict[str, Extra]:
+        """The extras of the batch at this row's predicted tokens, by name; filled where a sample has none.
+
+        Raises:
+            ValueError: extras of one name differ in their declaration.
+        """
+        taken = [
+            (len(at), {name: extra.take(at) for name, extra in samples[m].extras.items()})
+            for m, at in zip(self.members, self.positions, strict=True)
+        ]
+        # Every micro-batch has the same names, for a loss returns the same metrics for each.
+        size = sum(n for n, _ in taken)
+        filled = {name: spec.empty(size) for name, spec in specs_of(samples).items()}
+        return {**filled, **joined_extras(taken)}
+
+
+def specs_of(samples: Sequence[Sample]) -> dict[str, ExtraSpec]:
+    """The declaration of each extra that any of the samples has."""
+    return {name: extra.spec for sample in samples for name, extra in sample.extras.items()}
+
+
+def check_extras(samples: Sequence[Sample], wanted: Mapping[str, ExtraSpec]) -> None:
+    """See that the engine gave the extras that a loss uses, as it declares them.
+
+    Raises:
+        UserError: it did not.
+    """
+    given = specs_of(samples)
+    for name, spec in wanted.items():
+        if name not in given:
+            raise UserError(
+                f"the loss uses the extra `{name}`, which the engine does not give; it gives {list(given)}."
+            )
+        if given[name] != spec:
+            raise UserError(
+                f"the loss declares the extra `{name}` as {spec}, the engine gives {given[name]}."
+            )
+
 
 def check_sampled(samples: Iterable[Sample]) -> None:
     """See that probabilities can be given to samples.
@@ -46,7 +85,9 @@ def check_sampled(samples: Iterable[Sample]) -> None:
     Raises:
         ValueError: one was sampled greedily, so its probabilities have no temperature.
     """
-    if frozen := [sample.rollout_id for sample in samples if sample.temperature <= 0]:
+    if frozen := [
+        sample.rollout_id for sample in samples if np.any(sample.temperatures[sample.loss_mask] <= 0)
+    ]:
         raise ValueError(f"samples {frozen} were sampled at temperature 0; sample training data above 0")
 
 
@@ -81,5 +122,7 @@ def _row(samples: Sequence[Sample], positions: Sequence[Int64Array], members: tu
         position_ids_T=np.arange(sum(lengths)) - np.repeat(starts, lengths),
         predictor_N=np.concatenate(at) - 1 + np.repeat(starts, counts),
         targets_N=np.concatenate([t[p] for t, p in zip(tokens, at, strict=True)], dtype=np.int64),
-        temperature_N=np.repeat([float(samples[member].temperature) for member in members], counts),
+        temperature_N=np.concatenate(
+            [samples[member].temperatures[p] for member, p in zip(members, at, strict=True)], dtype=np.float64
+        ),
     )

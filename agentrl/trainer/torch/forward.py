@@ -10,7 +10,7 @@ from agentrl.errors import ModelLoadError
 from agentrl.losses import TokenOutputs, logprobs_and_entropy
 from agentrl.trainer.torch.attention import folds_of, segment_attention
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
-from agentrl.types import NO_VERSION, Author, Sample
+from agentrl.types import NO_VERSION, Author, RolloutId, Sample
 
 _TOLERANCE = 1e-4
 
@@ -103,8 +103,8 @@ def _probe(length: int, vocab_size: int) -> Sample:
         logprobs=torch.zeros(length).numpy(),
         versions=torch.full((length,), NO_VERSION, dtype=torch.int32).numpy(),
         turns=torch.zeros(length, dtype=torch.int32).numpy(),
-        temperature=1.0,
-        rollout_id="probe",
+        temperatures=torch.ones(length).numpy(),
+        rollout_id=RolloutId("probe"),
     )
 
 

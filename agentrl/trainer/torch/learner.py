@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.losses import Loss, LossInputs, TokenOutputs
+from agentrl.losses import Loss, LossInputs, TokenExtra, TokenOutputs
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch.attention import segment_attention
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
@@ -98,4 +98,5 @@ def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> Los
         ref_logp_N=given(batch.scores.ref),
         returns_N=given(batch.credit.returns),
         old_values_N=given(batch.scores.values),
+        extras={name: TokenExtra.of(extra, device) for name, extra in row.extras(batch.samples).items()},
     )

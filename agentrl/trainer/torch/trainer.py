@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.checkpoints.saving import save_model
-from agentrl.losses import Loss
+from agentrl.losses import Loss, extras_used
 from agentrl.protocols import PublishReport, StepReport, WeightSink
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch.attention import segment_attention
-from agentrl.trainer.torch.batch import MicroBatch, micro_batches
+from agentrl.trainer.torch.batch import MicroBatch, check_extras, micro_batches
 from agentrl.trainer.torch.critic import Critic, values_of
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
 from agentrl.trainer.torch.learner import Learner
@@ -75,6 +75,7 @@ class TorchTrainer:
         bonus = bool(getattr(loss, "entropy_coef", 0.0))
         forward = partial(token_outputs, bf16=config.bf16, entropy_gradient=bonus)
         self._policy = Learner(model, forward, loss, config, total_steps)
+        self._extras = extras_used(loss)
         self._beside = beside
         self._step = 0
 
@@ -104,9 +105,11 @@ class TorchTrainer:
 
         Raises:
             ValueError: no token of the batch is under a loss mask, or one was sampled greedily.
+            UserError: the engine does not give the extras that the loss uses.
         """
         if not batch.num_loss_tokens:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
+        check_extras(batch.samples, self._extras)
         metrics: dict[str, float] = {}
         critic = self._beside.critic
         if critic is not None:

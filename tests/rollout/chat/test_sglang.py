@@ -70,7 +70,7 @@ async def test_the_same_greedy_turn_twice_is_the_same_and_a_cut_one_is_cut(url):
     assert first.turns[0].action == second.turns[0].action
     assert first.ending in (Ending.TRUNCATED, Ending.COMPLETED)
     if first.ending is Ending.TRUNCATED:
-        assert first.counts["usage/completion_tokens"] == 5
+        assert first.usage.completion_tokens == 5
 
 
 async def test_a_conversation_of_calls_readable_and_not_is_taken(url):
@@ -96,7 +96,7 @@ async def test_a_conversation_of_calls_readable_and_not_is_taken(url):
 
     played = await episode(url, Rewritten(steps=[Step.finished(reward=1.0)]), max_tokens=4)
     assert played.failure is None
-    assert played.counts["usage/prompt_tokens"] > 20
+    assert played.usage.prompt_tokens > 20
 
 
 async def test_a_conversation_longer_than_the_context_is_truncated_not_failed(url):

@@ -52,7 +52,7 @@ async def test_what_a_tool_says_no_to_is_the_models_doing_and_counted(name, sent
     step = await env.step(call(name))
     await env.close()
     assert step.observation[0].content == sentence
-    assert env.counts["rejected_calls"] == env.counts[f"tool/{name}/rejected/tool"] == 1
+    assert env.counts["rejected_calls"] == env.tool_stats[name].rejected["tool"] == 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_a_call_that_overruns_is_the_models_doing_and_the_server_begins_an
     await env.close()
     assert said.splitlines()[1:] == ["after"]
     assert said.startswith("(The server was started again after the call before")
-    assert env.counts["tool/remember/failed/timeout"] == 0
+    assert "timeout" not in env.tool_stats["remember"].failed
 
 
 async def test_a_server_that_takes_a_cancellation_keeps_what_it_remembers(tmp_path):

@@ -202,7 +202,7 @@ async def test_an_episode_whose_sandbox_dies_has_failed_and_is_no_score():
     episode = await playing
     assert episode.ending is Ending.FAILED
     assert (episode.failure.stage, episode.failure.kind) == ("tool", "crashed")
-    assert episode.counts["tool/python/failed/crashed"] == 1
+    assert episode.tools["python"].failed == {"crashed": 1}
     await release_shared()
 
 

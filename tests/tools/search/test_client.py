@@ -288,7 +288,7 @@ async def test_siblings_of_a_server_that_dies_in_mid_request_are_journalled_and_
         server.gate.set()
         async with server.serving():
             outcome = await playing
-    entries = [Entry(e, None, Outcome.DROPPED, "failed") for e in outcome.failed]
+    entries = [Entry(e, (), Outcome.DROPPED, "failed") for e in outcome.failed]
     read = list(read_journal(Journal(tmp_path).write_step(0, entries)))
     failures = [(one.episode.failure.stage, one.episode.failure.kind) for one in read]
     assert len(failures) >= 3, "the siblings shared the request that broke"

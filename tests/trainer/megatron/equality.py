@@ -18,8 +18,9 @@ from agentrl.trainer.megatron.model.rows import filled_up
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.torch.batch import MicroBatch, micro_batches
-from agentrl.types import Sample
+from agentrl.types import RolloutId, Sample
 from tests.trainer.megatron.models import SIZES, VOCAB, model_of
+from tests.trainer.tiny import divisor
 
 MAX_TOKENS = 32
 ENTROPY = 0.1
@@ -51,8 +52,8 @@ def samples() -> tuple[Sample, ...]:
                 logprobs=np.where(mask, -1, 0).astype(np.float32),
                 versions=np.where(mask, 0, -1).astype(np.int32),
                 turns=np.zeros(length, np.int32),
-                temperature=0.8 if number % 2 else 1.0,
-                rollout_id=f"r{number}",
+                temperatures=np.full(length, 0.8 if number % 2 else 1.0, np.float32),
+                rollout_id=RolloutId(f"r{number}"),
             )
         )
     return tuple(made)
@@ -132,7 +133,7 @@ def oracle(kind: str) -> Whole:
     logps, entropies, total = {}, {}, torch.zeros(())
     for number, (sample, weight) in enumerate(zip(samples(), weights(), strict=True)):
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))
-        logp_TV = torch.log_softmax(model(ids[None]).logits[0, :-1] / sample.temperature, -1)
+        logp_TV = torch.log_softmax(model(ids[None]).logits[0, :-1] / divisor(sample)[:-1], -1)
         at = np.flatnonzero(sample.loss_mask)
         logp_N = logp_TV[at - 1, ids[at]]
         entropy_N = -(logp_TV.exp() * logp_TV).sum(-1)[at - 1]

@@ -17,7 +17,7 @@ from agentrl.trainer.megatron.plan import Learning
 from agentrl.trainer.torch import Critic, critic_over
 from agentrl.trainer.torch.forward import token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
-from agentrl.types import Credit, Scores, TrainBatch
+from agentrl.types import Credit, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
 from tests.trainer.megatron.models import SIZES, model_of
 from tests.trainer.megatron.test_equality import FOURS, PAIRS
@@ -45,7 +45,7 @@ def batch(weighting: str, *, one: bool = False) -> TrainBatch:
     one: only the first has tokens to learn from, so a second replica, or a second row, has none.
     """
     draw = np.random.default_rng(11)
-    samples = tuple(replace(s, rollout_id=f"r{n // 3}") for n, s in enumerate(equality.samples()))
+    samples = tuple(replace(s, rollout_id=RolloutId(f"r{n // 3}")) for n, s in enumerate(equality.samples()))
     if one:
         samples = samples[:1] + tuple(replace(s, loss_mask=s.loss_mask & False) for s in samples[1:])
 

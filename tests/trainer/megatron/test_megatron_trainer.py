@@ -310,7 +310,9 @@ async def test_a_rank_that_fails_says_why(tmp_path):
 
 async def test_greedy_samples_are_refused_and_no_rank_is_lost(tmp_path):
     told = batch()
-    greedy = replace(told, samples=tuple(replace(sample, temperature=0.0) for sample in told.samples))
+    greedy = replace(
+        told, samples=tuple(replace(sample, temperatures=0 * sample.temperatures) for sample in told.samples)
+    )
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
         with pytest.raises(ValueError, match="were sampled at temperature 0; sample training data above 0"):
             await trainer.update(greedy)

@@ -25,7 +25,7 @@ from agentrl.protocols import Policy, Sampling
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.plan import Learning, Plan
 from agentrl.trainer.megatron.trainer import MegatronTrainer
-from agentrl.types import Sample
+from agentrl.types import RolloutId, Sample
 from agentrl.weights import checksum, named_weights, unpack
 from agentrl.weights.delta import checksum_of
 from tests.engine.serving import save_tiny
@@ -141,8 +141,8 @@ def sample_of(got) -> Sample:
         logprobs=np.concatenate([np.zeros(len(PROMPT), np.float32), got.logprobs]),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turns=np.zeros(len(ids), np.int32),
-        temperature=1.0,
-        rollout_id="probe",
+        temperatures=np.ones(len(ids), np.float32),
+        rollout_id=RolloutId("probe"),
     )
 
 

@@ -1,0 +1,228 @@
+"""Environments of several agents, who act in turns or at the same time; and one of them as an environment of
+one."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from agentrl.envs.agents import ScriptedAgent
+from agentrl.envs.base import BaseEnv, Env, Script
+from agentrl.errors import StageError, UserError, did_you_mean
+from agentrl.protocols import Session, ToolSchema
+from agentrl.types import (
+    JSON,
+    JointStep,
+    Message,
+    Observation,
+    Step,
+    Task,
+    ToolStats,
+    added,
+)
+
+
+class MultiAgentEnv(BaseEnv):
+    """One episode of an environment with several agents; what else is set in a subclass stands at `BaseEnv`.
+
+    possible_agents: the names of all agents, in a fixed order; each is a role of its own, and siblings are
+        compared within a role.
+    acting: the agents whose turn it is; reset() and step() set it. One alone is a game in turns (PettingZoo's
+        AEC), several move at the same time (its parallel API).
+
+        class Guess(MultiAgentEnv):
+            possible_agents = ("thinker", "guesser")
+
+            async def reset(self, task, *, seed):
+                self.acting = ("thinker",)
+                return {"thinker": task.prompt}, {}
+
+            async def step(self, actions):
+                if self.acting == ("thinker",):
+                    self.acting = ("guesser",)
+                    return JointStep.going({"guesser": (Message("user", actions["thinker"].text),)})
+                right = float(actions["guesser"].text == self.number)
+                return JointStep.finished({"thinker": right, "guesser": right})
+    """
+
+    possible_agents: Sequence[str] = ()
+    acting: Collection[str] = ()
+
+    def tools_of(self, agent: str) -> Sequence[ToolSchema]:
+        """The tools on offer to one agent; read after reset."""
+        del agent
+        return ()
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """The tools on offer to any agent, each once."""
+        every = {tool.name: tool for agent in self.possible_agents for tool in self.tools_of(agent)}
+        return tuple(every.values())
+
+    @abstractmethod
+    async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
+        """Begin `task`: the whole first prompt of every agent that acts now. Call seed_rng(seed), set
+        `acting`."""
+
+    @abstractmethod
+    async def step(self, actions: Mapping[str, Message]) -> JointStep:
+        """Answer one message of each agent whose turn it was, and set `acting`.
+
+        What is shown to an agent whose turn it is not reaches it with its next turn.
+        """
+
+    def expert_score_of(self, agent: str) -> float:
+        """The mean score of an agent's expert against the `opponent` scripts of the others."""
+        del agent
+        return self.expert_score
+
+    def chance_score_of(self, agent: str) -> float:
+        """That of an agent who knows nothing."""
+        del agent
+        return self.chance_score
+
+    def expert(self, task: Task, agent: str, shown: str) -> Script:
+        """A script that plays one agent well: the gold policy of checks and demonstrations.
+
+        shown: the text of what the agent is shown before its first turn.
+
+        Raises:
+            UserError: this environment has none.
+        """
+        del task, shown
+        name = self.id or type(self).__name__
+        raise UserError(f"{name} has no expert for {agent}; write its `expert(task, agent, shown)` method.")
+
+    def demonstrator(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
+        """A script whose turns a warm start imitates: the expert, unless made noisy with `rng`."""
+        del rng
+        return self.expert(task, agent, shown)
+
+    def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
+        """A script that plays one agent against, or with, those that a model plays: the demonstrator."""
+        return self.demonstrator(task, agent, shown, rng)
+
+    def scripted(self, task: Task, agent: str, rng: random.Random) -> ScriptedAgent:
+        """The `opponent` script of an agent as an agent."""
+        return ScriptedAgent(lambda shown: self.opponent(task, agent, shown, rng))
+
+
+AnyEnv: TypeAlias = Env | MultiAgentEnv
+
+
+class AgentView(Env):
+    """An environment of several agents as one of them sees it: the others are played by `opponent` scripts.
+
+    Checks, Gymnasium and everything else for one agent then take an environment of several.
+
+    Raises:
+        UserError: the environment has no agent of that name.
+    """
+
+    def __init__(self, env: MultiAgentEnv, agent: str) -> None:
+        super().__init__()
+        check_agent(env, agent)
+        self._env, self._agent = env, agent
+        self._others: dict[str, ScriptedAgent] = {}
+        self._unseen: dict[str, list[Message]] = {}
+        self.id, self.limits, self.dialect = env.id, env.limits, env.dialect
+        self.splits, self.breakdown, self.rewards = env.splits, env.breakdown, env.rewards
+        self.expert_score, self.chance_score = env.expert_score_of(agent), env.chance_score_of(agent)
+        self._shown = ""
+        self.counts = env.counts
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The environment's."""
+        return self._env.tasks(split)
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """The agent's tools."""
+        return self._env.tools_of(self._agent)
+
+    @property
+    def tool_stats(self) -> Mapping[str, ToolStats]:
+        """The environment's."""
+        return self._env.tool_stats
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
+        """Begin `task` and let the others act until it is the agent's turn.
+
+        Raises:
+            StageError: the others end the episode before it.
+        """
+        observations, info = await self._env.reset(task, seed=seed)
+        self._others = {
+            name: self._env.scripted(task, name, random.Random(f"{seed}/{name}"))
+            for name in self._env.possible_agents
+            if name != self._agent
+        }
+        self._unseen = {}
+        step = await self._until_turn(JointStep.going(observations), {})
+        if step.terminated or step.truncated:
+            raise StageError("reset", "invalid", f"the episode ends before the first turn of {self._agent}")
+        self._shown = "\n".join(message.text for message in step.observation)
+        return step.observation, info
+
+    async def step(self, action: Message) -> Step:
+        """Answer the agent, after the others have acted up to its next turn."""
+        return await self._until_turn(await self._joint({self._agent: action}), {})
+
+    async def close(self) -> None:
+        """Close the environment and the scripts of the others."""
+        for name, other in self._others.items():
+            await other.close(name)
+        await self._env.close()
+
+    def expert(self, task: Task) -> Script:
+        """The expert of the agent; it begins after reset().
+
+        Raises:
+            UserError: the environment has none.
+        """
+        self._env.expert(task, self._agent, "").close()
+        return self._begun(lambda shown: self._env.expert(task, self._agent, shown))
+
+    def demonstrator(self, task: Task, rng: random.Random) -> Script:
+        """The demonstrator of the agent; it begins after reset()."""
+        return self._begun(lambda shown: self._env.demonstrator(task, self._agent, shown, rng))
+
+    def _begun(self, script: Callable[[str], Script]) -> Script:
+        yield from script(self._shown)
+
+    def corpus(self) -> Sequence[str]:
+        """The environment's."""
+        return list(self._env.corpus())
+
+    async def _joint(self, actions: dict[str, Message]) -> JointStep:
+        for name in self._env.acting:
+            if name != self._agent:
+                session = Session(name, 0, None)
+                shown = tuple(self._unseen.pop(name, []))
+                act = await self._others[name].act(shown, tools=self._env.tools_of(name), session=session)
+                actions[name] = act.message
+        return await self._env.step(actions)
+
+    async def _until_turn(self, step: JointStep, info: Mapping[str, JSON]) -> Step:
+        rewards: list[float | None] = []
+        while True:
+            for name, observation in step.observations.items():
+                self._unseen.setdefault(name, []).extend(observation)
+            rewards.append(step.reward.get(self._agent) if isinstance(step.reward, Mapping) else step.reward)
+            if step.terminated or step.truncated or self._agent in self._env.acting:
+                seen = tuple(self._unseen.pop(self._agent, []))
+                return Step(seen, added(rewards), step.terminated, step.truncated, step.info or info)
+            step = await self._joint({})
+
+
+def check_agent(env: MultiAgentEnv, agent: str) -> None:
+    """See that an environment has an agent of that name.
+
+    Raises:
+        UserError: it has none.
+    """
+    if agent not in env.possible_agents:
+        near = did_you_mean(agent, env.possible_agents)
+        raise UserError(f"{env.id} has no agent `{agent}`.{near} It has {', '.join(env.possible_agents)}.")

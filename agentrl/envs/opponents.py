@@ -1,0 +1,53 @@
+"""Who plays which agent of an episode: the policy, but for the agents that a frozen opponent plays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv, check_agent
+from agentrl.envs.play import Frozen, has_several_agents
+from agentrl.errors import UserError
+from agentrl.protocols import Agent
+from agentrl.types import Task
+
+Opponent: TypeAlias = Callable[[MultiAgentEnv, Task, str, int], Agent]
+"""Makes who plays an agent, by name, of an environment in one episode; the number seeds its chance."""
+
+Opponents: TypeAlias = Mapping[str, Opponent]
+"""Frozen agents by name: they are never trained, whatever plays them."""
+
+
+def scripted(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
+    """The environment's own script, see `MultiAgentEnv.opponent`."""
+    return env.scripted(task, agent, random.Random(f"opponent/{agent}/{seed}"))
+
+
+def agents_of(
+    env: AnyEnv, task: Task, make_agent: Callable[[], Agent], opponents: Opponents, *, seed: int
+) -> Agent | dict[str, Agent]:
+    """What `play` takes: an agent of the policy, or, of several agents, one for each by name."""
+    if not has_several_agents(env):
+        return make_agent()
+    assert isinstance(env, MultiAgentEnv)
+    return {
+        name: Frozen(opponents[name](env, task, name, seed)) if name in opponents else make_agent()
+        for name in env.possible_agents
+    }
+
+
+def check_opponents(env: AnyEnv, opponents: Mapping[str, object]) -> None:
+    """See that opponents play agents of the environment, and leave one to the policy.
+
+    Raises:
+        UserError: they do not.
+    """
+    if not opponents:
+        return
+    if not isinstance(env, MultiAgentEnv):
+        raise UserError(f"{env.id} has one agent, so nobody plays against it; leave out opponents.")
+    for name in opponents:
+        check_agent(env, name)
+    if not set(env.possible_agents) - set(opponents):
+        raise UserError(f"opponents play every agent of {env.id}; leave one out for the policy.")

@@ -1,0 +1,108 @@
+"""What happened to the calls of a tool, and what a chat endpoint counted: sums over one episode or many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+LATENCY_BINS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
+"""Upper ends of the bins of `ToolStats.took`, in milliseconds; what takes longer is in the bin `more`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStats:
+    """The calls of one tool (counts, where not said otherwise).
+
+    calls: all of them. malformed: of which could not be read (broken JSON and the like). coerced: fitted the
+    schema
+    only after they had been corrected. timeouts: were stopped at the deadline. truncated: had answers longer
+    than `Limits.max_tool_chars`.
+    rejected: broke the schema, by keyword of JSON Schema (`required`, `type`, `enum`, ...) or `value` (a
+    pydantic model's own check); or `tool`, or a word of the tool's own: it refused them.
+    failed: failed by no doing of the model, by kind (`error`, `unavailable`, `crashed`, ...).
+    took: calls by latency, the upper end of the bin as name (`30ms`, `more`).
+    seconds, queue_seconds: wall time in the tool, and waiting for a free place in it, all calls together.
+    """
+
+    calls: int = 0
+    malformed: int = 0
+    coerced: int = 0
+    timeouts: int = 0
+    truncated: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, int] = field(default_factory=dict)
+    took: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    queue_seconds: float = 0.0
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Mean wall time of the calls that could be read, in milliseconds; None where there are none."""
+        return 1e3 * self.seconds / readable if (readable := self.calls - self.malformed) > 0 else None
+
+    def events(self) -> Iterator[tuple[str, int]]:
+        """All that is the same whenever the same episode is played again, by name (`rejected/type`)."""
+        counts = {
+            "calls": self.calls,
+            "malformed": self.malformed,
+            "coerced": self.coerced,
+            "timeouts": self.timeouts,
+            "truncated": self.truncated,
+        }
+        yield from ((name, count) for name, count in counts.items() if count)
+        for name, table in (("rejected", self.rejected), ("failed", self.failed)):
+            yield from ((f"{name}/{kind}", count) for kind, count in sorted(table.items()))
+
+    def __add__(self, other: ToolStats) -> ToolStats:
+        """The sums of both."""
+        return ToolStats(
+            calls=self.calls + other.calls,
+            malformed=self.malformed + other.malformed,
+            coerced=self.coerced + other.coerced,
+            timeouts=self.timeouts + other.timeouts,
+            truncated=self.truncated + other.truncated,
+            rejected=summed((self.rejected, other.rejected)),
+            failed=summed((self.failed, other.failed)),
+            took=summed((self.took, other.took)),
+            seconds=self.seconds + other.seconds,
+            queue_seconds=self.queue_seconds + other.queue_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as a chat endpoint counts them. cached: of the prompt. reasoning: of the completion.
+
+    cost: in the currency of the prices; None = no prices are known.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: float | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        """The sums of both."""
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            sum(costs) if costs else None,
+        )
+
+
+def summed(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts of one name added up."""
+    total: Counter[str] = Counter()
+    for table in tables:
+        total.update(table)
+    return dict(total)
+
+
+def latency_bin(seconds: float) -> str:
+    """The bin of `ToolStats.took` that a call of so many seconds belongs to."""
+    return next((f"{limit}ms" for limit in LATENCY_BINS_MS if seconds * 1e3 <= limit), "more")

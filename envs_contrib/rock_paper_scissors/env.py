@@ -1,0 +1,147 @@
+"""The game, its tasks, and the predictable player that scripts play."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+
+from agentrl import JointStep, Limits, Message, MultiAgentEnv, Script, Task, say
+
+MOVES = ("rock", "paper", "scissors")
+PLAYERS = ("player_0", "player_1")
+ROUNDS = 3
+LAST_GAMES = 5
+"""How many openings of the other player's last games a player is shown."""
+
+_BEATS = {"paper": "rock", "rock": "scissors", "scissors": "paper"}
+_BEATEN_BY = {loser: winner for winner, loser in _BEATS.items()}
+Shown = Mapping[str, tuple[Message, ...]]
+_OPENINGS = "The other opened its last games with: {}."
+_RESULTS = {1.0: "You win", 0.5: "A draw", 0.0: "You lose"}
+
+
+class RockPaperScissors(MultiAgentEnv):
+    """Three rounds of rock, paper, scissors against a player whose last openings are known.
+
+    Both move at the same time. A round is worth a third to who wins it and half of that in a draw; what is no
+    move loses the round. Between two models the game is zero-sum, around 0.5. The script (`opponent`) can be
+    seen through: it opens with what it opened its last games with most often, and then plays what would have
+    beaten the other's last move.
+    """
+
+    possible_agents = PLAYERS
+    expert_score = 1.0
+    chance_score = 0.5
+    limits = Limits(max_turns=ROUNDS, max_tokens=256)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.round = 0
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Every pair of openings that have a favourite, four fifths of them to train on."""
+        return _tasks()[split]
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Shown, Mapping[str, str]]:
+        """Show each player the other's last openings."""
+        self.seed_rng(seed)
+        self.round = 0
+        self.acting = PLAYERS
+        shown = {
+            player: (*task.prompt, Message("user", _OPENINGS.format(_of(task, other))))
+            for player, other in zip(PLAYERS, reversed(PLAYERS), strict=True)
+        }
+        return shown, {}
+
+    async def step(self, actions: Mapping[str, Message]) -> JointStep:
+        """Play a round."""
+        moves = {player: actions[player].text.strip().lower() for player in PLAYERS}
+        first = _worth(moves["player_0"], moves["player_1"])
+        second = _worth(moves["player_1"], moves["player_0"])
+        rewards: dict[str, float | None] = {"player_0": first / ROUNDS, "player_1": second / ROUNDS}
+        self.round += 1
+        if self.round == ROUNDS:
+            return JointStep.finished(rewards)
+        told = {
+            player: (Message("user", f"The other played {_shown(moves[other])}. {_RESULTS[worth]}."),)
+            for player, other, worth in zip(PLAYERS, reversed(PLAYERS), (first, second), strict=True)
+        }
+        return JointStep.going(told, rewards)
+
+    def expert(self, task: Task, agent: str, shown: str) -> Script:
+        """See through the script: beat its opening, and then what it answers one's own last move with."""
+        del shown
+        other = PLAYERS[1 - PLAYERS.index(agent)]
+        own = _BEATEN_BY[_favourite(_of(task, other))]
+        while True:
+            yield say(own)
+            own = _BEATEN_BY[_BEATEN_BY[own]]
+
+    def demonstrator(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
+        """Any move, each as likely."""
+        del task, agent, shown
+        while True:
+            yield say(rng.choice(MOVES))
+
+    def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
+        """The predictable player."""
+        del shown, rng
+        heard = yield say(_favourite(_of(task, agent)))
+        while True:
+            last = next((move for move in MOVES if f"played {move}" in heard), MOVES[0])
+            heard = yield say(_BEATEN_BY[last])
+
+    def corpus(self) -> Iterable[str]:
+        """The prompts, and what is said between the rounds."""
+        for task in self.tasks("train"):
+            yield from (message.text for message in task.prompt)
+            yield _OPENINGS.format(_of(task, PLAYERS[0]))
+        yield from (f"The other played {move}. {said}." for move in MOVES for said in _RESULTS.values())
+
+
+def _worth(own: str, other: str) -> float:
+    """Of a round: 1 for a win, 0.5 for a draw, 0 for a loss or no move."""
+    if own not in MOVES:
+        return 0.0
+    if own == other:
+        return 0.5
+    return float(_BEATS[own] == other or other not in MOVES)
+
+
+def _shown(move: str) -> str:
+    return move if move in MOVES else "nothing"
+
+
+def _of(task: Task, player: str) -> str:
+    return str(task.metadata[player])
+
+
+def _favourite(openings: str) -> str:
+    return max(MOVES, key=openings.split(", ").count)
+
+
+@lru_cache(maxsize=1)
+def _tasks() -> Mapping[str, tuple[Task, ...]]:
+    clear = [openings for openings in product(MOVES, repeat=LAST_GAMES) if _has_favourite(openings)]
+    rng = random.Random(0)
+    # Nobody's openings are in two splits: what is held out has to be counted, not remembered.
+    rng.shuffle(clear)
+    held_out = len(clear) // 5
+    parts = {"test": clear[:held_out], "train": clear[held_out:]}
+    return {split: tuple(_made(split, openings)) for split, openings in parts.items()}
+
+
+def _has_favourite(openings: Sequence[str]) -> bool:
+    counts = [openings.count(move) for move in MOVES]
+    return counts.count(max(counts)) == 1
+
+
+def _made(split: str, openings: Sequence[Sequence[str]]) -> Iterable[Task]:
+    rng = random.Random(split)
+    for number, first in enumerate(openings):
+        second = rng.choice(openings)
+        asked = f"Play {ROUNDS} rounds of rock, paper, scissors. Answer with your move alone."
+        metadata = {"player_0": ", ".join(first), "player_1": ", ".join(second)}
+        yield Task(f"{split}-{number}", (Message("user", asked),), None, metadata, split)
