@@ -8,7 +8,7 @@ code it configures. Leaf names are unique over the tree, so the same word is a T
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self, TypeVar
 
@@ -67,6 +67,14 @@ class Section(BaseModel):
 
         Such a key is refused where it was set, and left out where the configuration is written. The text
         stands between "has no effect" and "or leave it out": `without use_tis; add it`.
+        """
+        return {}
+
+    @property
+    def inactive(self) -> Mapping[str, str]:
+        """Of a tree of sections: leaves that change nothing under those of other sections; the text as above.
+
+        A file serves several commands and machines, so they are kept, and listed where they were set.
         """
         return {}
 
@@ -265,13 +273,17 @@ def read_toml(path: Path) -> dict[str, JSON]:
 
 
 def effective_values(config: Section) -> Values:
-    """Plain values of a tree of sections, without None and without the keys that have no effect."""
-    return {name: _effective(getattr(config, name)) for name in type(config).model_fields}
+    """Plain values of a tree of sections, without None and without the keys that have no effect.
+
+    Inactive keys that were set are among them.
+    """
+    sections: dict[str, Section] = {name: getattr(config, name) for name in type(config).model_fields}
+    return {name: _effective(section, config.inactive) for name, section in sections.items()}
 
 
-def _effective(section: Section) -> dict[str, JSON]:
+def _effective(section: Section, inactive: Iterable[str]) -> dict[str, JSON]:
     values: dict[str, JSON] = section.model_dump(mode="json", exclude_none=True)
-    for name in section.without_effect:
+    for name in (*section.without_effect, *(set(inactive) - section.model_fields_set)):
         table, key = section.table_keys().get(name, ("", name))
         holder = values.get(table) if table else values
         if isinstance(holder, dict):

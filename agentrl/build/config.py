@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -145,6 +146,11 @@ class RunConfig(Section):
             "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off.",
         )
 
+    @property
+    def inactive(self) -> Mapping[str, str]:
+        """Settings of a model, a trainer or an engine that this run does not have."""
+        return dict([*_of_other_models(self), *_of_other_trainers(self), *_of_other_engines(self)])
+
     @model_validator(mode="after")
     def _megatron_does_what_is_asked(self) -> RunConfig:
         if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
@@ -161,3 +167,46 @@ class RunConfig(Section):
                 "groups of at least 2; raise n_samples_per_prompt."
             )
         return self
+
+
+_SHAPE = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("kv_channels", "rotary_base", "vocab_size"),
+)
+_WARM_START = ("warm_start_batch_size", "warm_start_lr", "warm_start_split", "num_demonstrations")
+_SERVERS_OF_THE_POLICY = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
+_SERVERS = (
+    *("sglang_python", "rollout_health_check_interval", "rollout_health_check_timeout"),
+    "rollout_health_check_first_wait",
+)
+
+
+def _of_other_models(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if config.model.hf_checkpoint is not None:
+        yield from dict.fromkeys(_SHAPE, "with hf_checkpoint, whose shape it has; drop that").items()
+    if not config.warm_start.warm_start_steps:
+        yield from dict.fromkeys(_WARM_START, "without warm_start_steps; add it").items()
+    if config.rendering.dialect == "inline":
+        yield "chat_format", "with dialect = inline; choose another"
+
+
+def _of_other_trainers(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if config.trainer.trainer != "megatron":
+        yield from dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it").items()
+    if config.trainer.lr_decay_style == "constant":
+        for name in ("min_lr", "lr_decay_iters"):
+            yield name, "without lr_decay_style = linear or cosine; choose one"
+
+
+def _of_other_engines(config: RunConfig) -> Iterator[tuple[str, str]]:
+    engine = config.engine
+    starts_servers = engine.engine == "sglang" and engine.sglang_url is None
+    if engine.engine != "sglang":
+        for name in ("sglang_url", "update_weights_transport", *_SERVERS_OF_THE_POLICY):
+            yield name, "without engine = sglang; choose it"
+    elif not starts_servers:
+        for name in _SERVERS_OF_THE_POLICY:
+            yield name, "with sglang_url, whose servers run already; drop that"
+    if not starts_servers and not engine.sglang_models:
+        for name in _SERVERS:
+            yield name, "without servers that the run starts (engine = sglang); choose that"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agentrl.build.config import RunConfig
-from agentrl.config import merge, parse, place, read_toml
+from agentrl.config import Section, merge, parse, place, read_toml
+from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 
 def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> RunConfig:
     """Read the run file, lay the flat settings over it, check the whole.
+
+    A setting of the file that changes nothing in this run is kept, see `listed_inactive`; one of `settings`
+    is refused.
 
     Raises:
         ConfigError: one sentence about the first thing that is wrong.
@@ -21,4 +25,20 @@ def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> Ru
         # Alone first, so that a mistake in the file is told as the file's.
         parse(RunConfig, values, source=str(run_file))
     source = "the settings given" if run_file is None else f"{run_file} with the settings given"
-    return parse(RunConfig, merge(RunConfig, values, place(RunConfig, settings)), source=source)
+    config = parse(RunConfig, merge(RunConfig, values, place(RunConfig, settings)), source=source)
+    for name, change in config.inactive.items():
+        # None and False say that something is off.
+        if settings.get(name) is not None and settings[name] is not False:
+            raise ConfigError(f"{source}: {name} has no effect {change}, or leave {name} out.")
+    return config
+
+
+def listed_inactive(config: RunConfig) -> Iterator[str]:
+    """A line for each reason why settings of the run file change nothing here."""
+    sections: list[Section] = [getattr(config, name) for name in RunConfig.model_fields]
+    were_set = {name for section in sections for name in section.model_fields_set}
+    names: dict[str, list[str]] = {}
+    for name, change in config.inactive.items():
+        if name in were_set:
+            names.setdefault(change.partition(";")[0], []).append(name)
+    yield from (f"No effect here: {', '.join(keys)} ({reason})." for reason, keys in names.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.build.config import RunConfig
-from agentrl.build.load import load_config
+from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.models import served_models
 from agentrl.build.ranks import gathered_ranks
 from agentrl.evaluation.report import EvalReport
@@ -45,6 +45,8 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
         console = RunConsole(quiet=quiet)
         for warning in config.warnings:
             console.line(f"Warning: {warning}")
+        for line in listed_inactive(config):
+            console.line(line)
         try:
             session = asyncio.run(_stages(config, folder, console, guests))
         except KeyboardInterrupt:

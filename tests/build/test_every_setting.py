@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
+import tomli_w
 import torch
 
+import agentrl
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.build.algorithm import build_algorithm
 from agentrl.build.config import RunConfig
-from agentrl.build.load import load_config
+from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.trainer import build_trainer, opened_beside
 from agentrl.checkpoints.source import ModelSource, open_source
-from agentrl.config import effective_values, leaves, parse, read_toml, spellings, write_toml
+from agentrl.config import effective_values, leaves, parse, place, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.torch import Beside
@@ -249,3 +253,106 @@ def test_adam_is_adamw_and_a_temperature_of_zero_is_greedy():
 def test_bounds_of_mis_follow_its_level(level, bounds):
     assert AlgorithmConfig(correction="mis", mis_level=level).mis.bounds == bounds
     assert AlgorithmConfig(correction="mis", mis_level=level, mis_upper=4.0).mis.bounds == (bounds[0], 4.0)
+
+
+SERVERS = {"engine": "sglang", "sglang_url": "http://127.0.0.1:1"}
+# What a setting of another section is given, and what it has no effect under.
+INACTIVE = {
+    **{
+        name: (64, {"hf_checkpoint": "x"})
+        for name in ("num_layers", "hidden_size", "ffn_hidden_size", "kv_channels", "vocab_size")
+    },
+    "num_attention_heads": (4, {"hf_checkpoint": "x"}),
+    "num_query_groups": (1, {"hf_checkpoint": "x"}),
+    "rotary_base": (5e3, {"hf_checkpoint": "x"}),
+    "warm_start_batch_size": (8, {}),
+    "warm_start_lr": (0.1, {}),
+    "warm_start_split": ("demo", {}),
+    "num_demonstrations": (8, {}),
+    "chat_format": ("qwen3", {"dialect": "inline"}),
+    "min_lr": (1e-6, {}),
+    "lr_decay_iters": (9, {}),
+    **{
+        name: (2, {"actor_num_gpus_per_node": 2})
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    },
+    "num_virtual_stages_per_pipeline_rank": (
+        2,
+        {"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
+    ),
+    "sequence_parallel": (True, {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 2}),
+    "actor_num_nodes": (2, {}),
+    "actor_num_gpus_per_node": (2, {}),
+    "use_distributed_optimizer": (True, {}),
+    "offload": (True, {}),
+    "recompute_granularity": ("full", {}),
+    "megatron_config": ({"x": 1}, {}),
+    "update_weights_transport": ("disk", {}),
+    "rollout_num_engines": (2, SERVERS),
+    "rollout_num_gpus_per_engine": (1, SERVERS),
+    "sglang_python": ("python", SERVERS),
+    "rollout_health_check_interval": (1.0, {}),
+    "rollout_health_check_timeout": (1.0, {}),
+    "rollout_health_check_first_wait": (1.0, {}),
+}
+# A validator refuses these with a sentence of its own.
+REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}
+CONTEXTS = ({}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS)
+
+
+def file_with(path, settings):
+    """A run file with these settings, each in its section."""
+    path.write_text(tomli_w.dumps(place(RunConfig, settings)))
+    return path
+
+
+def test_every_setting_that_can_be_without_effect_is_here():
+    found = {name for context in CONTEXTS for name in config_of(context).inactive}
+    assert found == set(INACTIVE) | REFUSED_ANYWAY
+    assert not found & set(ALGORITHM)
+
+
+@pytest.mark.parametrize("name", INACTIVE)
+def test_a_setting_without_effect_is_refused_where_it_is_given_and_listed_where_a_file_holds_it(
+    tmp_path, name
+):
+    value, under = INACTIVE[name]
+    file = file_with(tmp_path / "run.toml", under)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, {name: value})
+    assert f"{name} has no effect with" in str(caught.value)
+    assert str(caught.value).endswith(f", or leave {name} out.")
+    config = load_config(file_with(file, {**under, name: value}), {})
+    assert any(name in line and line.startswith("No effect here: ") for line in listed_inactive(config))
+    write_toml(config, tmp_path / "config.toml")
+    assert parse(RunConfig, read_toml(tmp_path / "config.toml"), source="x") == config
+    assert name in effective_values(config)[leaves(RunConfig)[name][0]]
+
+
+def test_what_nobody_set_is_neither_listed_nor_written():
+    config = config_of({})
+    assert list(listed_inactive(config)) == []
+    assert not set(effective_values(config)["megatron"])
+    assert "warm_start_lr" not in effective_values(config)["warm_start"]
+
+
+@pytest.mark.parametrize("name", ["offload", "use_distributed_optimizer"])
+def test_what_is_switched_off_is_not_refused(name):
+    assert config_of({name: False}).trainer.trainer == "torch"
+
+
+def is_reader(node) -> bool:
+    """A function that uses settings, rather than one that checks or lists them."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    checks = any("validator" in ast.unparse(one) for one in node.decorator_list)
+    return not checks and not node.name.startswith("_of_other") and node.name != "warnings"
+
+
+def test_every_setting_is_read_by_what_it_configures():
+    read: set[str] = set()
+    for path in Path(agentrl.__file__).parent.rglob("*.py"):
+        readers = [node for node in ast.walk(ast.parse(path.read_text())) if is_reader(node)]
+        read |= {n.attr for one in readers for n in ast.walk(one) if isinstance(n, ast.Attribute)}
+    tables = {f"{t}_{k}": k for t, kind in AlgorithmConfig.tables().items() for k in kind.model_fields}
+    assert {name for name in leaves(RunConfig) if tables.get(name, name) not in read} == set()
