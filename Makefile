@@ -25,10 +25,11 @@ SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install sglang-cpu quickstart test lint test-full mutants bench clean
+.PHONY: help install sglang-cpu quickstart test lint test-sglang test-full test-faults test-learning
+.PHONY: mutants bench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 quickstart: $(INSTALLED) ## Install, train an agent on HopSearch and show what it learned (3 min after the install)
 	$(BIN)/agentrl train examples/hop_search/run.toml $(ARGS)
@@ -42,12 +43,20 @@ lint: $(INSTALLED_DEV) ## Linters, types and import contracts only
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-full: lint sglang-cpu ## Everything: long fuzzing, the wheel, whole trainings, planted bugs; GPU tests where there is one
+test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its start to its end (2.5 min at most)
+	$(NO_GPU) $(PYTEST) tests/sglang $(ARGS)
+
+test-full: lint sglang-cpu ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (60 min at most)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
-	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m full $(ARGS)
+	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m "full and not faults and not learning" $(ARGS)
 	if $(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then \
 	    $(PYTEST) -m gpu $(ARGS); fi
-	$(NO_GPU) $(BIN)/python -m tests.mutants
+
+test-faults: $(INSTALLED_DEV) sglang-cpu ## Servers and ranks that are really killed; run it before a release
+	$(NO_GPU) $(PYTEST) -m faults $(ARGS)
+
+test-learning: $(INSTALLED_DEV) sglang-cpu ## Whole trainings that have to learn; run it before a release
+	$(NO_GPU) $(PYTEST) -m learning $(ARGS)
 
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red (20 min at most)
 	$(NO_GPU) $(BIN)/python -m tests.mutants $(ARGS)
@@ -62,7 +71,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks algorithms --json
 
-sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for test-full and bench (2 GB)
+sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for its tests and for bench (2 GB)
 
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 

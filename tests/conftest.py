@@ -1,4 +1,4 @@
-"""One thread for every test process, hypothesis profiles, and a word on what a tier left out."""
+"""One thread for every test process, hypothesis profiles, tiers, and a word on what a tier left out."""
 
 from __future__ import annotations
 
@@ -25,16 +25,28 @@ settings.register_profile("long", settings.get_profile("quick"), max_examples=10
 settings.load_profile(os.environ.get("HYPOTHESIS", "quick"))
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
-HOW = {"full": "make test-full", "gpu": "make test-full, on a machine with a GPU"}
+BY_HAND = {"faults": "make test-faults", "learning": "make test-learning"}
+"""Tiers of their own, run before a release; none of their tests is in any other tier."""
+HOW = {"gpu": "make test-full, on a machine with a GPU", **BY_HAND, "full": "make test-full"}
+"""By tier, the command that runs it; a test with two of these marks belongs to the first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is run by hand is not quick: `not full` leaves it out."""
+    for item in items:
+        if any(item.get_closest_marker(mark) for mark in BY_HAND):
+            item.add_marker("full")
+
+
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        item.config.stash[LEFT_OUT].update(mark for mark in HOW if item.get_closest_marker(mark))
+        marks = [mark for mark in HOW if item.get_closest_marker(mark)]
+        item.config.stash[LEFT_OUT].update(marks[:1])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

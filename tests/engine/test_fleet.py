@@ -152,7 +152,7 @@ async def test_a_server_that_does_not_come_back_is_no_secret(tmp_path):
     assert "config.json" in said[1]
 
 
-@pytest.mark.full
+@pytest.mark.faults
 async def test_one_of_two_real_servers_dies_in_mid_generation_and_is_replaced(tmp_path):
     async with sglang_fleet(tmp_path, 2, context_len=2048) as fleet:
         await publish(fleet, 1)

@@ -186,6 +186,7 @@ def launched(port: str) -> int:
     return pid
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["shared memory", "distributed"])
 async def test_a_server_killed_in_mid_update_is_lost_and_the_other_serves_on(
     urls: list[str], tmp_path: Path, kind: str

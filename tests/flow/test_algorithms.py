@@ -37,7 +37,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.full) for name in KINDS]
+    "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.learning) for name in KINDS]
 )
 def test_an_agent_learns(tmp_path, name):
     settings = {**WARM, **STEADY, "advantage_estimator": name, **KINDS[name]}
@@ -54,7 +54,7 @@ def test_an_agent_learns(tmp_path, name):
     assert reconcile(result.folder).problems == ()
 
 
-@pytest.mark.full
+@pytest.mark.learning
 def test_a_teacher_teaches_where_rewards_do_not(tmp_path):
     teacher = train("Bandit", tmp_path, "teacher", num_rollout=10, **WARM)
     assert teacher.reports["after RL"]["sampled"].mean > 0.8

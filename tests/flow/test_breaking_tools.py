@@ -7,7 +7,7 @@ import pytest
 from agentrl.observe import reconcile
 from tests.flow.runs import WARM, journal_of, metrics_of, train
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.learning
 STEPS = 10
 
 

@@ -12,7 +12,7 @@ from tests.flow.runs import TINY, WARM, journal_of, metrics_of, tokens_of, train
 PATIENT = {**WARM, "warm_start_steps": 150, "rollout_max_context_len": 512}
 
 
-@pytest.mark.full
+@pytest.mark.learning
 def test_an_agent_learns_in_the_chat_dialect_and_is_evaluated_in_it(tmp_path):
     run = train("Bandit", tmp_path, "chat", dialect="chat", num_rollout=12, **PATIENT)
     rewards = [row["rollout/raw_reward"] for row in metrics_of(run.folder) if "rollout/raw_reward" in row]

@@ -40,7 +40,7 @@ def test_an_agent_learns_on_two_ranks(tmp_path):
     assert (result.folder / "trainer" / "rank-1.log").exists()
 
 
-@pytest.mark.full
+@pytest.mark.learning
 def test_an_agent_learns_with_a_critic_in_bf16_while_networks_rest(tmp_path):
     layout = {**SETTINGS, "tensor_model_parallel_size": 1, "offload": True, "bf16": True}
     algorithm = {"advantage_estimator": "ppo", "use_kl_loss": True, "kl_loss_coef": 0.01, "critic_lr": 3e-3}
@@ -55,7 +55,7 @@ def test_an_agent_learns_with_a_critic_in_bf16_while_networks_rest(tmp_path):
     assert reconcile(result.folder).problems == ()
 
 
-@pytest.mark.full
+@pytest.mark.learning
 def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
     result = agentrl.train(HOP_SEARCH, quiet=True, output_dir=str(tmp_path), **ON_TWO)
     scores = {mode: report.mean for mode, report in result.reports["after RL"].items()}

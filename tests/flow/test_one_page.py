@@ -19,7 +19,7 @@ def test_it_is_one_page_and_says_what_it_leaves_out():
     assert "Left out" in text.split('"""')[1]
 
 
-@pytest.mark.full
+@pytest.mark.learning
 def test_an_agent_gets_better(tmp_path):
     warm = train("Bandit", tmp_path, "warm", num_rollout=0, **WARM).folder / "checkpoint"
     spec = importlib.util.spec_from_file_location("one_page", PAGE)

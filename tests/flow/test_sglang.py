@@ -30,8 +30,6 @@ STEPS = 10
 ON_POLICY = 1e-3
 """How far logprobs of engine and trainer may be apart, in fp32."""
 
-pytestmark = pytest.mark.full
-
 
 def iterations_of(folder):
     return [row for row in metrics_of(folder) if "rollout/raw_reward" in row]
@@ -60,6 +58,7 @@ def learned(tmp_path_factory):
     )
 
 
+@pytest.mark.learning
 def test_an_agent_learns_hop_search_on_sglang(learned):
     rows = iterations_of(learned.folder)
     rewards = [row["rollout/raw_reward"] for row in rows]
@@ -76,6 +75,7 @@ def test_an_agent_learns_hop_search_on_sglang(learned):
     assert reconcile(learned.folder).problems == ()
 
 
+@pytest.mark.learning
 def test_an_evaluation_starts_a_server_of_its_own(learned, tmp_path):
     settings = {"engine": "sglang", "sglang_python": str(sglang_python()), "split": "validation", "n": 128}
     folder = tmp_path / "scored"
@@ -91,6 +91,7 @@ def test_an_evaluation_starts_a_server_of_its_own(learned, tmp_path):
     assert pids_at(int(re.search(r"port=(\d+)", log)[1])) == []
 
 
+@pytest.mark.faults
 def test_a_server_that_is_killed_in_mid_rollout_costs_no_episode(tmp_path):
     steps = 4
     flags = {

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +16,8 @@ from tests.house.source import ROOT, requirements
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = (
-    *("help", "install", "sglang-cpu", "quickstart", "test", "lint", "test-full", "mutants", "bench"),
-    "clean",
+    *("help", "install", "sglang-cpu", "quickstart", "test", "lint", "test-sglang", "test-full"),
+    *("test-faults", "test-learning", "mutants", "bench", "clean"),
 )
 
 
@@ -36,7 +40,9 @@ def test_every_target_expands(target: str) -> None:
     assert make("--dry-run", target)
 
 
-@pytest.mark.parametrize("target", ["test", "test-full", "mutants"])
+@pytest.mark.parametrize(
+    "target", ["test", "test-sglang", "test-full", "test-faults", "test-learning", "mutants"]
+)
 def test_tests_of_the_cpu_see_no_gpu(target: str) -> None:
     lines = make("--dry-run", "--always-make", target).replace("\\\n", "").splitlines()
     tests = [line for line in lines if " -m pytest" in line or " -m tests.mutants" in line]
@@ -46,9 +52,89 @@ def test_tests_of_the_cpu_see_no_gpu(target: str) -> None:
     assert len(seeing) == (target == "test-full")
 
 
-def test_continuous_integration_runs_make_test() -> None:
-    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert lines[-1] == "exec make test"
+SELECTED = re.compile(r" -m pytest .*?-m (\"[^\"]+\"|\w+)")
+
+
+def selected(target: str) -> list[str]:
+    """What pytest is told to choose, for every time that a target starts it."""
+    found = SELECTED.findall(make("--dry-run", "--always-make", target).replace("\\\n", ""))
+    return [one.strip('"') for one in found]
+
+
+def test_every_tier_runs_what_it_is_for_and_nothing_twice() -> None:
+    assert selected("test") == ["not full and not gpu"]
+    assert selected("test-full") == ["not full and not gpu", "full and not faults and not learning", "gpu"]
+    assert selected("test-faults") == ["faults"]
+    assert selected("test-learning") == ["learning"]
+
+
+MARKED = """
+import pytest
+
+def test_quick(): ...
+
+@pytest.mark.full
+def test_long(): ...
+
+@pytest.mark.gpu
+def test_gpu(): ...
+
+@pytest.mark.faults
+def test_killed(): ...
+
+@pytest.mark.learning
+def test_learned(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ("not full and not gpu", "quick"),
+        ("full and not faults and not learning", "long"),
+        ("gpu", "gpu"),
+        ("faults", "killed"),
+        ("learning", "learned"),
+    ],
+)
+def test_every_test_is_in_one_tier(tmp_path: Path, chosen: str, kept: str) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    markers = "\n  ".join(project["tool"]["pytest"]["ini_options"]["markers"])
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers =\n  {markers}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "--collect-only", "-m", chosen]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.findall(r"::test_(\w+)", done.stdout) == [kept]
+    commands = {"killed": "faults", "learned": "learning", "long": "full"}
+    for name, tier in commands.items():
+        assert (f"1 tests marked `{tier}`: make test-{tier}" in done.stdout) == (name != kept)
+
+
+@pytest.fixture
+def ci(tmp_path: Path) -> Path:
+    """.ci/run in a folder of its own, with a `make` that fails for the targets in FAILING."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "bin").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    fake = tmp_path / "bin" / "make"
+    fake.write_text(
+        '#!/bin/sh\nseq 99\necho "== 3 passed in $1 =="\ncase " $FAILING " in *" $1 "*) exit 2;; esac\n'
+    )
+    fake.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("failing", ["", "test", "test-sglang", "test test-sglang"])
+def test_continuous_integration_runs_both_tiers_and_ends_with_their_closing_lines(
+    ci: Path, failing: str
+) -> None:
+    env = {**os.environ, "PATH": f"{ci / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAILING": failing}
+    done = subprocess.run([ci / ".ci" / "run"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == bool(failing)
+    last = done.stdout.splitlines()[-26:]
+    assert "== 3 passed in test ==" in last
+    assert last[-1] == "== 3 passed in test-sglang =="
 
 
 def test_every_direct_dependency_is_pinned_and_nothing_else() -> None:

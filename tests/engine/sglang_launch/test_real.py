@@ -62,6 +62,7 @@ async def played(url: str, sessions: Sequence[str], logs: Sequence[Path]) -> dic
     return seen
 
 
+@pytest.mark.faults
 async def test_a_server_comes_up_is_killed_comes_up_and_is_gone(tmp_path: Path) -> None:
     async with Servers(Group(real(tmp_path))) as launched:
         server = launched.servers[0]

@@ -9,6 +9,7 @@ import torch
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import OPEN
 from tests.trainer.megatron.equality import oracle, part_of, put_together
+from tests.trainer.megatron.layouts import covering_layouts, sizes_of
 from tests.trainer.megatron.models import CONFIGS
 from tests.trainer.megatron.together import Ranks
 
@@ -23,16 +24,7 @@ PAIRS = {
     "PP2, virtual": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
     "CP2": CP,
 }
-FOURS = {
-    "TP2 x PP2": {**TP, **PP},
-    "TP2 x CP2": {**TP, **CP},
-    "CP2 x DP2": CP,
-    "TP2 x DP2": TP,
-    "TP2+SP x CP2": {**TP, **CP, "sequence_parallel": True},
-    "PP2 x CP2": {**PP, **CP},
-    "PP2 x DP2": PP,
-    "PP2, virtual x DP2": {**PP, "num_virtual_stages_per_pipeline_rank": 2},
-}
+CASES = covering_layouts(kind=tuple(CONFIGS))
 FULL = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
 CHOSEN = {
@@ -136,17 +128,9 @@ def test_what_a_user_may_choose_is_read_and_changes_nothing_that_is_learned(pair
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("name", FOURS)
-def test_four_ranks_are_transformers(four, name, kind):
-    check(four, kind, **FOURS[name])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("name", PAIRS)
-def test_two_ranks_are_transformers_for_every_family(pair, name, kind):
-    check(pair, kind, **PAIRS[name])
+@pytest.mark.parametrize("name", CASES)
+def test_four_ranks_are_transformers_under_every_two_of_options_and_families(four, name):
+    check(four, CASES[name]["kind"], **sizes_of(CASES[name]))
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_a_rank_of_a_launcher_that_dies_is_named_and_all_end(tmp_path):
     assert reconcile(tmp_path / "x").problems == ()
 
 
-@pytest.mark.full
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_any_of_four_may_die(tmp_path, number):
     with launched(tmp_path, 4, world="Slow", **TWO_BY_TWO, **ENDLESS) as processes:
@@ -317,7 +317,7 @@ def test_any_of_four_may_die(tmp_path, number):
     assert f"agentrl: rank {number} of the trainer (process {victim}" in told(tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.faults
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=lambda sign: sign.name)
 def test_ranks_of_a_launcher_end_with_the_driver(tmp_path, sign):
     with launched(tmp_path, 2, world="Slow", **ENDLESS) as (driver, other):
@@ -331,7 +331,7 @@ def test_ranks_of_a_launcher_end_with_the_driver(tmp_path, sign):
         assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
 
 
-@pytest.mark.full
+@pytest.mark.faults
 def test_torchrun_ends_all_when_one_dies(tmp_path):
     with running(torchrun(tmp_path, port=free_port(), world="Slow", **ENDLESS), tmp_path) as process:
         wait_for_training(process, tmp_path)
@@ -345,7 +345,7 @@ def test_torchrun_ends_all_when_one_dies(tmp_path):
     assert f"pid: {other}" in told(tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.faults
 def test_ctrl_c_in_torchruns_terminal_ends_the_run_in_good_order(tmp_path):
     with running(torchrun(tmp_path, port=free_port(), world="Slow", **ENDLESS), tmp_path) as process:
         wait_for_training(process, tmp_path)

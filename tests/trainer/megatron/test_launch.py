@@ -196,7 +196,7 @@ def test_a_rank_that_dies_while_it_starts_is_named(tmp_path):
     assert not ranks_of(os.getpid())
 
 
-@pytest.mark.full
+@pytest.mark.faults
 def test_a_rank_that_dies_in_mid_run_is_named_and_the_books_are_sound(tmp_path):
     def strike():
         wait_until(lambda: trained(tmp_path))
@@ -212,7 +212,7 @@ def test_a_rank_that_dies_in_mid_run_is_named_and_the_books_are_sound(tmp_path):
     assert not ranks_of(os.getpid())
 
 
-@pytest.mark.full
+@pytest.mark.faults
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM], ids=lambda sign: sign.name)
 def test_a_run_that_is_killed_leaves_no_rank_and_no_file(tmp_path, sign):
     with running(train_command(tmp_path, world="Slow", **ENDLESS), tmp_path) as driver:
@@ -225,7 +225,7 @@ def test_a_run_that_is_killed_leaves_no_rank_and_no_file(tmp_path, sign):
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("agentrl")]
 
 
-@pytest.mark.full
+@pytest.mark.faults
 @pytest.mark.parametrize("everyone", [True, False])
 def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
     with running(train_command(tmp_path, world="Slow", **ENDLESS), tmp_path) as driver:

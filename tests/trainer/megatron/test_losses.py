@@ -19,8 +19,9 @@ from agentrl.trainer.torch.forward import token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
 from agentrl.types import Credit, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
+from tests.trainer.megatron.layouts import covering_layouts, sizes_of
 from tests.trainer.megatron.models import SIZES, model_of
-from tests.trainer.megatron.test_equality import FOURS, PAIRS
+from tests.trainer.megatron.test_equality import PAIRS
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import gradients_of, settings
 
@@ -132,7 +133,7 @@ def check(ranks: Ranks, loss: str, weighting: str, *, one: bool = False, kind: s
             assert mean == pytest.approx(metrics[metric], rel=1e-4, abs=1e-5), (name, metric)
 
 
-# Every loss and every weighting on two ranks; all of their pairs on all layouts in the longer tier.
+# Every loss and every weighting on two ranks; their pairs, with every option, in the longer tier.
 QUICK = {
     "DP2": ("grpo", "rollout mean"),
     "TP2": ("ppo", "constant"),
@@ -153,17 +154,11 @@ def test_where_one_rank_has_nothing_to_learn_from(pair, layout):
     check(pair, "grpo", "token mean", one=True, **PAIRS[layout])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("layout", PAIRS)
-def test_two_ranks_learn_under_every_loss_and_weighting(pair, layout, loss, weighting):
-    check(pair, loss, weighting, **PAIRS[layout])
+CASES = covering_layouts(loss=tuple(LOSSES), weighting=tuple(WEIGHTINGS))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("layout", FOURS)
-def test_four_ranks_learn_under_every_loss_and_weighting(four, layout, loss, weighting):
-    check(four, loss, weighting, **FOURS[layout])
+@pytest.mark.parametrize("name", CASES)
+def test_four_ranks_learn_under_every_two_of_options_losses_and_weightings(four, name):
+    case = CASES[name]
+    check(four, case["loss"], case["weighting"], **sizes_of(case))

@@ -221,8 +221,8 @@ async def test_what_breaks_on_the_way_leaves_the_old_version(tmp_path):
     assert "agentrl-bucket" not in "".join(os.readlink(path) for path in descriptors())
 
 
-@pytest.mark.parametrize("layout", ["PP2", pytest.param("TP2+SP", marks=pytest.mark.full)])
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("layout", ["PP2", pytest.param("TP2+SP", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
 async def test_a_rank_that_is_killed_in_mid_publish_is_named(tmp_path, layout, rank):
     engine, before = engine_of("qwen3"), shared_files()
 

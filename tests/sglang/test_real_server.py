@@ -1,0 +1,46 @@
+"""One real SGLang on the CPU, from its start to its end: what every landing meets (`make test-sglang`)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.protocols import Sampling
+from agentrl.types import Finish
+from tests.engine.fleets import pids_at, sglang_fleet, until
+from tests.engine.test_fleet import asked, is_of_its_versions, publish
+
+pytestmark = pytest.mark.full
+
+PROMPT = [1, 10, 20, 30]
+LONG = 3000
+
+
+async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_path):
+    async with sglang_fleet(tmp_path, 1, context_len=4096) as fleet:
+        port = fleet.processes[0].port
+        assert len(pids_at(port)) >= 3, "the server, its scheduler, its detokenizer"
+
+        sampled = {}
+        for version in (0, 1):
+            if version:
+                await publish(fleet, version)
+            sampled[version] = await fleet.generate(PROMPT, Sampling(12, temperature=0.0), session="a")
+            assert set(sampled[version].versions.tolist()) == {version}
+            is_of_its_versions(PROMPT, sampled[version])
+        assert sampled[0].token_ids.tolist() != sampled[1].token_ids.tolist()
+
+        prompt, running = asked(fleet, 3, LONG)
+        await until(lambda: any(flight.sent for flight in fleet.policy._flights.values()))
+        await asyncio.sleep(0.5)  # some tokens come, by no means all
+        await fleet.abort()
+        cut = await asyncio.wait_for(running, 30)
+        assert cut.finish is Finish.ABORT
+        assert 0 < len(cut.token_ids) < LONG
+        is_of_its_versions(prompt, cut)
+
+        after = await fleet.generate(PROMPT, Sampling(12, temperature=0.0), session="b")
+        assert after.token_ids.tolist() == sampled[1].token_ids.tolist()
+        assert (fleet.incidents, fleet.policy.counts["aborts"]) == ([], 1)
+    assert pids_at(port) == []
