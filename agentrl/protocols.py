@@ -305,7 +305,11 @@ class PublishReport(NamedTuple):
 
 
 class Trainer(Protocol):
-    """Turns samples and credit into better weights."""
+    """Turns samples and credit into better weights.
+
+    None of its calls blocks the event loop: meanwhile replies arrive, tools run, deadlines hold. A call that
+    has begun goes on to its end; a cancellation takes effect after it.
+    """
 
     async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
         """Logprobs of every token in each role, at each sample's temperature, and the critic's values.
@@ -319,8 +323,14 @@ class Trainer(Protocol):
     async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
         """Send the current weights to `target` as `version`."""
 
-    def save(self, directory: str) -> None:
+    async def save(self, directory: str) -> None:
         """Write a Hugging Face model directory, atomically."""
 
-    def close(self) -> None:
+    async def save_state(self, directory: str) -> None:
+        """Write all that the trainer knows (weights, optimizers, steps) as a directory, atomically."""
+
+    async def load_state(self, directory: str) -> None:
+        """Go on from what a trainer with the same settings has saved."""
+
+    async def close(self) -> None:
         """End what it has started; it is of no use any more."""

@@ -112,6 +112,15 @@ def megatron_command(as_json: bool, only: str) -> None:
     _print(bench_megatron(only=names, say=partial(click.echo, err=True)), as_json)
 
 
+@cli.command("stall")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def stall_command(as_json: bool) -> None:
+    """How long the event loop stands still while 30 million parameters are updated, in a rank and inline."""
+    from benchmarks.stall import bench_stall
+
+    _print(bench_stall(), as_json)
+
+
 @cli.command("envs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def envs_command(as_json: bool) -> None:

@@ -30,6 +30,9 @@ class RunSection(Section):
     num_threads: Count | None = None
     """Threads that torch computes with (count); left out, 1 for models under 20 million parameters
     (more are slower there), else every core."""
+    inline: bool = False
+    """Decode and train in the run's own process, where a debugger reaches both (the embedded engine and the
+    torch trainer); replies and deadlines then wait for every step."""
     use_tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
 
@@ -191,6 +194,8 @@ def _of_other_models(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _of_other_trainers(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if config.trainer.trainer == "megatron" and config.engine.engine == "sglang":
+        yield "inline", "with trainer = megatron and engine = sglang, which are processes; drop it"
     if config.trainer.trainer != "megatron":
         yield from dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it").items()
     if config.trainer.lr_decay_style == "constant":

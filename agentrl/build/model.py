@@ -73,7 +73,15 @@ def fresh_source(
     return ModelSource(folder, config, tokenizer)
 
 
-def use_threads(config: PreTrainedConfig, requested: int | None) -> None:
-    """Set how many threads torch computes with; None chooses by the model's size."""
+def threads_for(config: PreTrainedConfig, requested: int | None) -> int:
+    """How many threads torch computes with (count); None chooses by the model's size.
+
+    Engine and trainer take turns, so each may have all.
+    """
     small = num_parameters(config) < _SMALL_MODEL
-    torch.set_num_threads(requested or (1 if small else os.cpu_count() or 1))
+    return requested or (1 if small else os.cpu_count() or 1)
+
+
+def use_threads(config: PreTrainedConfig, requested: int | None) -> None:
+    """Have torch compute with so many threads in this process; see `threads_for`."""
+    torch.set_num_threads(threads_for(config, requested))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from agentrl.build.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.trainer.megatron.launch.seats import Seat, taken_seat
+from agentrl.trainer.launch.seats import Seat, taken_seat
 
 if TYPE_CHECKING:
-    from agentrl.trainer.megatron.launch.guests import Guests
+    from agentrl.trainer.launch.guests import Guests
 
 
 def seat_of(config: RunConfig) -> Seat | None:
@@ -32,9 +32,10 @@ def be_rank(seat: Seat) -> None:
     Raises:
         ConfigError: there is no rank 0.
     """
-    from agentrl.trainer.megatron.launch.guests import be_guest
+    from agentrl.trainer.launch.guests import be_guest
+    from agentrl.trainer.megatron.plan import WORKER
 
-    be_guest(seat)
+    be_guest(seat, WORKER)
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def gathered_ranks(config: RunConfig) -> Iterator[Guests | None]:
         return
     if seat.number:
         raise ConfigError(f"this process is rank {seat.number} of a run; start it as `agentrl train`.")
-    from agentrl.trainer.megatron.launch.guests import gathered
+    from agentrl.trainer.launch.guests import gathered
 
     # What is started from here, an inference server say, has stores of its own.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)

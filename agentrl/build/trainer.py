@@ -1,51 +1,154 @@
-"""From the configuration to what learns."""
+"""From the configuration to what learns: plans, and the ranks that work on them."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel
-
 from agentrl.build.config import RunConfig
+from agentrl.build.model import threads_for
 from agentrl.build.ranks import seat_of
-from agentrl.checkpoints.loading import open_directory
-from agentrl.checkpoints.source import ModelSource, open_tokenizer
+from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.guests import Guests
+from agentrl.trainer.launch.inline import InlineRank
+from agentrl.trainer.launch.members import check_gpus
+from agentrl.trainer.launch.processes import Processes
+from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
-from agentrl.trainer.megatron.launch.guests import Guests
-from agentrl.trainer.megatron.launch.members import check_gpus
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
-from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.trainer import MegatronTrainer
-from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
+from agentrl.trainer.plan import Learning, Plan
+from agentrl.trainer.ranks import Ranks, RankTrainer
+from agentrl.trainer.torch import plan as torch_plan
 from agentrl.types import ScoreRole
 
 
-def opened_beside(source: ModelSource, config: RunConfig) -> Beside:
-    """The networks that the algorithm asks and that are read from a directory, before anything is played.
+@dataclass(slots=True)
+class TrainerFactory:
+    """Makes the trainers of a run, one after the other, on ranks that end with it.
 
-    Megatron's ranks read their own shards of them: here they are only looked at.
+    folder: for what the ranks print. guests: Megatron's ranks that a launcher started. The torch trainer's
+    rank serves the warm start and RL; with `inline` it is this process.
+    """
+
+    config: RunConfig
+    folder: Path
+    guests: Guests | None = None
+    _torch: Ranks | None = None
+    _started: list[Ranks] = field(default_factory=list)
+
+    def prepare(self, source: ModelSource) -> None:
+        """Check the models before anything is played, then start the rank of the torch trainer if needed.
+
+        The rank imports torch while a world is built.
+
+        Raises:
+            UserError: see `check_trainable` and `check_auxiliary_models`.
+        """
+        check_trainable(source, self.config)
+        check_auxiliary_models(source, self.config)
+        trains = self.config.trainer.trainer == "torch" and self.config.rollout.num_rollout
+        if trains or self.config.warm_start.warm_start_steps:
+            self._torch_rank()
+
+    async def warm_start(self, source: ModelSource) -> Trainer:
+        """The supervised trainer: Muon on the hidden weights, a cosine down to 0, the rest as in RL.
+
+        Raises:
+            ModelLoadError: the model cannot be trained in packed rows.
+            TrainerError: the trainer's process does not come up.
+        """
+        section, trainer = self.config.warm_start, self.config.trainer
+        settings = TrainerConfig(
+            optimizer="muon",
+            lr=section.warm_start_lr,
+            lr_decay_style="cosine",
+            lr_warmup_iters=min(10, section.warm_start_steps // 10),
+            clip_grad=trainer.clip_grad,
+            max_tokens_per_gpu=trainer.max_tokens_per_gpu,
+            bf16=trainer.bf16,
+        )
+        plan = torch_plan.TorchPlan(
+            policy=Learning(sft_loss, settings, section.warm_start_steps),
+            models={"old": str(source.directory.resolve())},
+            num_threads=threads_for(source.config, self.config.run.num_threads),
+        )
+        return await RankTrainer.started(self._torch_rank(), plan)
+
+    async def reinforcement(self, source: ModelSource, loss: Loss) -> Trainer:
+        """The RL trainer, with the networks that the algorithm asks.
+
+        A critic, and a reference without a directory of its own, begin as the policy is now.
+
+        Raises:
+            ConfigError: the loss is defined where no other process can import it.
+            ModelLoadError: the torch trainer cannot train the model in packed rows.
+            TrainerError: a process of the trainer does not come up.
+        """
+        plan = self.plan(source, loss)
+        if not isinstance(plan, megatron.MegatronPlan):
+            return await RankTrainer.started(self._torch_rank(), plan)
+        # The warm start is over: the memory of its rank is free for others.
+        await self.close()
+        ranks = Processes(plan.world_size, self.folder, preloaded=megatron.WORKER, guests=self.guests)
+        self._started.append(ranks)
+        return await RankTrainer.started(ranks, plan)
+
+    def plan(self, source: ModelSource, loss: Loss) -> Plan:
+        """What the ranks of the RL trainer work on."""
+        config, algorithm = self.config, self.config.algorithm
+        steps = config.rollout.num_rollout * config.rollout.num_steps_per_rollout
+        critic = None
+        if algorithm.advantage_estimator == "ppo":
+            critic = Learning(ValueLoss(algorithm.value_clip or None), _critic_settings(config), steps)
+        policy, models = Learning(loss, config.trainer, steps), _models(source, config)
+        warmup = algorithm.num_critic_only_steps
+        if config.trainer.trainer == "megatron":
+            return megatron.MegatronPlan(
+                layout=config.megatron, policy=policy, models=models, critic=critic, critic_warmup=warmup
+            )
+        threads = threads_for(source.config, config.run.num_threads)
+        return torch_plan.TorchPlan(
+            policy=policy, models=models, critic=critic, critic_warmup=warmup, num_threads=threads
+        )
+
+    async def close(self) -> None:
+        """End all ranks."""
+        while self._started:
+            ranks = self._started.pop()
+            await ranks.run(ranks.close)
+        self._torch = None
+
+    def _torch_rank(self) -> Ranks:
+        if self._torch is None:
+            inline = self.config.run.inline
+            alone = self.config.trainer.trainer == "torch"
+            folder = self.folder if alone else self.folder / "warm-start"
+            self._torch = InlineRank() if inline else Processes(1, folder, preloaded=torch_plan.WORKER)
+            self._started.append(self._torch)
+        return self._torch
+
+
+def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
+    """See before anything is played that the ranks can open the reference and the teacher.
 
     Raises:
-        UserError: one cannot be opened, or has another vocabulary than the policy; or trainer = megatron, and
-            its layout does not divide it, or Megatron does not train such a model.
+        UserError: one is not there, or has another vocabulary than the policy; or trainer = megatron, and its
+            layout does not divide it, or Megatron does not train such a model.
     """
     algorithm = config.algorithm
-    judges = [
-        None if directory is None or not asked else _judge(directory, source, config)
-        for directory, asked in (
-            (algorithm.ref_load, algorithm.has_reference),
-            (algorithm.opd_teacher_load, algorithm.use_opd),
-        )
-    ]
-    return Beside(None, *judges)
+    for directory, asked in (
+        (algorithm.ref_load, algorithm.has_reference),
+        (algorithm.opd_teacher_load, algorithm.use_opd),
+    ):
+        if directory is not None and asked:
+            _check_judge(directory, source, config)
 
 
 def check_trainable(source: ModelSource, config: RunConfig) -> None:
@@ -64,92 +167,31 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     check_layout(shape_of(source.config), config.megatron)
 
 
-def build_trainer(
-    source: ModelSource,
-    config: RunConfig,
-    loss: Loss,
-    opened: Beside,
-    folder: Path,
-    guests: Guests | None = None,
-) -> Trainer:
-    """The RL trainer: on the model's own weights, with the networks that the algorithm asks.
-
-    opened: by `opened_beside`. A critic, and a reference that was not opened, begin as the policy is now.
-    folder: for what processes of the trainer read and print. guests: those that a launcher started.
-
-    Raises:
-        TrainerError: a process of the trainer does not come up.
-    """
-    if config.trainer.trainer == "megatron":
-        return _over_ranks(source, config, loss, folder, guests)
-    network = open_directory(source.directory, torch.float32)
-    return TorchTrainer(
-        network,
-        loss,
-        config.trainer,
-        tokenizer=source.tokenizer,
-        total_steps=config.rollout.num_rollout * config.rollout.num_steps_per_rollout,
-        beside=_completed(opened, source, network, config),
-    )
-
-
-def _over_ranks(
-    source: ModelSource, config: RunConfig, loss: Loss, folder: Path, guests: Guests | None
-) -> Trainer:
-    algorithm, rollout = config.algorithm, config.rollout
-    # Ranks of other machines find it under the same path.
-    policy = str(source.directory.resolve())
+def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:
+    """The directory of each role. Ranks of other machines find it under the same path."""
+    algorithm, policy = config.algorithm, str(source.directory.resolve())
     models: dict[ScoreRole, str] = {"old": policy}
     if algorithm.has_reference:
         models["ref"] = policy if algorithm.ref_load is None else str(Path(algorithm.ref_load).resolve())
     if algorithm.opd_teacher_load is not None:
         models["teacher"] = str(Path(algorithm.opd_teacher_load).resolve())
-    steps = rollout.num_rollout * rollout.num_steps_per_rollout
-    plan = Plan(
-        layout=config.megatron,
-        policy=Learning(loss, config.trainer, steps),
-        models=models,
-        critic=Learning(ValueLoss(algorithm.value_clip or None), _critic_settings(config), steps)
-        if algorithm.advantage_estimator == "ppo"
-        else None,
-        alone=algorithm.num_critic_only_steps,
-    )
-    return MegatronTrainer(plan, folder, guests)
-
-
-def _completed(opened: Beside, source: ModelSource, network: PreTrainedModel, config: RunConfig) -> Beside:
-    algorithm, rollout = config.algorithm, config.rollout
-    critic, ref = None, opened.ref
-    if algorithm.advantage_estimator == "ppo":
-        critic = Critic(
-            critic_over(network),
-            ValueLoss(algorithm.value_clip or None),
-            _critic_settings(config),
-            total_steps=rollout.num_rollout * rollout.num_steps_per_rollout,
-            alone=algorithm.num_critic_only_steps,
-        )
-    if algorithm.has_reference and ref is None:
-        ref = open_directory(source.directory, torch.float32)
-    return Beside(critic, ref, opened.teacher)
+    return models
 
 
 def _critic_settings(config: RunConfig) -> TrainerConfig:
     return config.trainer.model_copy(update={"lr": config.algorithm.critic_lr or config.trainer.lr})
 
 
-def _judge(directory: str, source: ModelSource, config: RunConfig) -> PreTrainedModel | None:
-    """A model that only says what it thinks of the policy's tokens; None where ranks alone read it."""
-    network = None
+def _check_judge(directory: str, source: ModelSource, config: RunConfig) -> None:
     if config.trainer.trainer == "megatron":
         _check_readable(directory, config.megatron)
     else:
-        network = open_directory(directory, torch.float32)
+        open_source(directory)
     if open_tokenizer(directory).get_vocab() != source.tokenizer.get_vocab():
         raise ConfigError(
             f"{directory} has another vocabulary than the policy, so it cannot judge its tokens; choose a "
             "model with the same tokenizer."
         )
-    return network
 
 
 def _check_readable(directory: str, layout: MegatronConfig) -> None:
@@ -157,24 +199,3 @@ def _check_readable(directory: str, layout: MegatronConfig) -> None:
         check_layout(checkpoint.shape, layout)
         # All tensors are there.
         deque(checkpoint.specs(), maxlen=0)
-
-
-def build_warm_start_trainer(source: ModelSource, config: RunConfig) -> Trainer:
-    """The supervised trainer: Muon on the hidden weights, a cosine down to 0, the rest as in RL."""
-    section = config.warm_start
-    settings = TrainerConfig(
-        optimizer="muon",
-        lr=section.warm_start_lr,
-        lr_decay_style="cosine",
-        lr_warmup_iters=min(10, section.warm_start_steps // 10),
-        clip_grad=config.trainer.clip_grad,
-        max_tokens_per_gpu=config.trainer.max_tokens_per_gpu,
-        bf16=config.trainer.bf16,
-    )
-    return TorchTrainer(
-        open_directory(source.directory, torch.float32),
-        sft_loss,
-        settings,
-        tokenizer=source.tokenizer,
-        total_steps=section.warm_start_steps,
-    )

@@ -11,12 +11,13 @@ from agentrl.build.config import RunConfig
 from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.models import served_models
 from agentrl.build.ranks import gathered_ranks
+from agentrl.build.trainer import TrainerFactory
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
 from agentrl.run.stages import Stage
 from agentrl.run.summary import show, write_page, write_summary
-from agentrl.trainer.megatron.launch.guests import Guests
+from agentrl.trainer.launch.guests import Guests
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -66,16 +67,23 @@ async def _stages(
     config: RunConfig, folder: RunFolder, console: RunConsole, guests: Guests | None
 ) -> Session:
     async with served_models(config.engine, folder.engine, console.line) as addresses:
-        session = await Session.build(config, folder, console, addresses)
-        session.guests = guests
+        trainers = TrainerFactory(config, folder.trainer, guests)
         try:
-            await session.evaluate("before")
-            if config.warm_start.warm_start_steps:
-                await session.warm_start()
-                await session.evaluate("after warm start")
-            if config.rollout.num_rollout:
-                await session.reinforce()
-                await session.evaluate("after RL")
+            session = await Session.build(config, folder, console, addresses, trainers)
+            await _play(session, config)
         finally:
-            await session.close()
+            await trainers.close()
     return session
+
+
+async def _play(session: Session, config: RunConfig) -> None:
+    try:
+        await session.evaluate("before")
+        if config.warm_start.warm_start_steps:
+            await session.warm_start()
+            await session.evaluate("after warm start")
+        if config.rollout.num_rollout:
+            await session.reinforce()
+            await session.evaluate("after RL")
+    finally:
+        await session.close()

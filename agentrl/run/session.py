@@ -12,12 +12,7 @@ from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
 from agentrl.build.model import model_source, use_threads
 from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
-from agentrl.build.trainer import (
-    build_trainer,
-    build_warm_start_trainer,
-    check_trainable,
-    opened_beside,
-)
+from agentrl.build.trainer import TrainerFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import BaseEnv, Scorer, tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
@@ -31,11 +26,10 @@ from agentrl.rollout.producer import Producer
 from agentrl.run.books import iteration_entries, leftover_entries
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.folder import RunFolder
+from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
-from agentrl.trainer.megatron.launch.guests import Guests
-from agentrl.trainer.torch import Beside
 from agentrl.types import Limits
 from agentrl.view.console import RunConsole
 
@@ -63,7 +57,6 @@ class Session:
     """The state of a run: its parts, built once, and what it has seen so far.
 
     sink: where new weights go: the engine's own, unless someone put another before it.
-    guests: the trainer's ranks that a launcher started.
     """
 
     config: RunConfig
@@ -79,16 +72,20 @@ class Session:
     watch: Stopwatch
     scorer: Scorer
     algorithm: Algorithm
-    opened: Beside
+    trainers: TrainerFactory
     milestones: list[Milestone] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
     trainer: Trainer | None = None
-    guests: Guests | None = None
     step: int = 0
 
     @classmethod
     async def build(
-        cls, config: RunConfig, folder: RunFolder, console: RunConsole, addresses: Addresses
+        cls,
+        config: RunConfig,
+        folder: RunFolder,
+        console: RunConsole,
+        addresses: Addresses,
+        trainers: TrainerFactory,
     ) -> Session:
         """Everything that the stages share. addresses: of the models that are served beside the policy.
 
@@ -108,13 +105,11 @@ class Session:
                 addresses=addresses,
             )
             env = make_env()
-            scorer = Scorer(env.rewards)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
             source = model_source(config.model, env, dialect, seed=config.run.seed, folder=folder.model)
             use_threads(source.config, config.run.num_threads)
-            check_trainable(source, config)
-            opened = opened_beside(source, config)
+            trainers.prepare(source)
             place = Place(folder.engine, console.line, dtype=_served_dtype(config))
             engine = await build_engine(source, config.engine, env.limits, place)
         return cls(
@@ -129,19 +124,16 @@ class Session:
             metrics=MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard),
             journal=Journal(folder.path),
             watch=watch,
-            scorer=scorer,
+            scorer=Scorer(env.rewards),
             algorithm=algorithm,
-            opened=opened,
+            trainers=trainers,
         )
 
     async def close(self) -> None:
         """Stop the engine, keep the weights as they are, close the logs."""
         await self.engine.close()
         if self.trainer is not None:
-            try:
-                self.trainer.save(str(self.folder.checkpoint))
-            finally:
-                self.trainer.close()
+            await self.trainer.save(str(self.folder.checkpoint))
         self.metrics.close()
 
     async def warm_start(self) -> None:
@@ -154,7 +146,7 @@ class Session:
             samples = await demonstrate(
                 self.make_env, self.renderer, tasks, number, seed=seed, progress=bar.advance
             )
-        self.trainer = build_warm_start_trainer(self.source, self.config)
+        self.trainer = await self.trainers.warm_start(self.source)
         steps = section.warm_start_steps
         with self.watch.stage(WARM_START, steps), self.console.stage(WARM_START, steps) as bar:
             await warm_start(
@@ -167,15 +159,13 @@ class Session:
             )
         await self.trainer.publish(self.sink, version=0)
         learned = self.folder.path / "checkpoint-warm-start"
-        self.trainer.save(str(learned))
+        await self.trainer.save(str(learned))
         self.source = replace(self.source, directory=learned)
 
     async def reinforce(self) -> None:
         """The RL iterations; the producer is closed however they end."""
         config = self.config
-        self.trainer = build_trainer(
-            self.source, config, self.algorithm.loss, self.opened, self.folder.trainer, self.guests
-        )
+        self.trainer = await self.trainers.reinforcement(self.source, self.algorithm.loss)
         producer = self._producer()
         loop = Loop(
             producer=producer,
@@ -186,18 +176,25 @@ class Session:
             watch=CorrectionWatch(config.algorithm.correction),
         )
         try:
-            with self.console.stage(RL, config.rollout.num_rollout) as bar:
-                for step in range(config.rollout.num_rollout):
-                    with self.watch.stage(RL):
-                        iteration = await loop.iterate(step)
-                        self._record(iteration)
-                    if self._is_due(step + 1):
-                        await self.evaluate(f"iteration {step + 1}", in_table=False)
-                    bar.advance(1, **self._shown(iteration))
+            async with LagMeter() as lag:
+                await self._iterations(loop, lag)
         finally:
             entries = [*leftover_entries(await producer.close(), loop.hand)]
             if entries:
                 self.journal.write_step(self.step + 1, entries)
+
+    async def _iterations(self, loop: Loop, lag: LagMeter) -> None:
+        number = self.config.rollout.num_rollout
+        with self.console.stage(RL, number) as bar:
+            for step in range(number):
+                lag.take()
+                with self.watch.stage(RL):
+                    iteration = await loop.iterate(step)
+                    iteration.metrics["perf/event_loop_lag_max"] = lag.take()
+                    self._record(iteration)
+                if self._is_due(step + 1):
+                    await self.evaluate(f"iteration {step + 1}", in_table=False)
+                bar.advance(1, **self._shown(iteration))
 
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""

@@ -89,6 +89,7 @@ def _warmed(job: Job) -> str:
 async def _reinforced(job: Job) -> str:
     """RL alone, with weights that come as late as the arm says; gives the environment's id."""
     from agentrl.build.load import load_config
+    from agentrl.build.trainer import TrainerFactory
     from agentrl.run.folder import RunFolder
     from agentrl.run.session import Session
     from agentrl.view.console import RunConsole
@@ -103,12 +104,17 @@ async def _reinforced(job: Job) -> str:
         **job.arm.settings,
     }
     config = load_config(job.bench.run_file, {**_QUIET, **settings})
-    session = await Session.build(config, RunFolder.create(config), RunConsole(quiet=True), {})
-    session.sink = LateSink(session.sink, job.arm.lag)
+    folder = RunFolder.create(config)
+    trainers = TrainerFactory(config, folder.trainer)
     try:
-        await session.reinforce()
+        session = await Session.build(config, folder, RunConsole(quiet=True), {}, trainers)
+        session.sink = LateSink(session.sink, job.arm.lag)
+        try:
+            await session.reinforce()
+        finally:
+            await session.close()
     finally:
-        await session.close()
+        await trainers.close()
     return config.env.env
 
 

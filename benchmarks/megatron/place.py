@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 
 from agentrl.losses import PolicyLoss
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.trainer import MegatronTrainer
+from agentrl.trainer.megatron.plan import WORKER, MegatronPlan
+from agentrl.trainer.plan import Learning
+from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch import TorchTrainer
 from agentrl.types import Credit, RolloutId, Sample, Scores, TrainBatch
 from benchmarks.engines.place import save, seeded, tokenizer_of
@@ -57,22 +59,22 @@ class Place:
     say: Callable[[str], None]
 
     @contextmanager
-    def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[MegatronTrainer]:
+    def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[RankTrainer]:
         """The Megatron trainer over as many processes, one thread each."""
         model = self.folder / work.name
         if not model.exists():
             save(seeded(work.make), model)
-        plan = Plan(
+        plan = MegatronPlan(
             layout=MegatronConfig.model_validate({"actor_num_gpus_per_node": ranks, **sizes}),
             policy=Learning(PolicyLoss(), work.config, _STEPS),
             models={"old": str(model)},
         )
         with starting_on(work.device):
-            trainer = MegatronTrainer(plan, self.folder / "ranks")
+            processes = Processes(plan.world_size, self.folder / "ranks", preloaded=WORKER)
         try:
-            yield trainer
+            yield RankTrainer(processes, plan)
         finally:
-            trainer.close()
+            processes.close()
 
 
 def plain(work: Work) -> TorchTrainer:

@@ -123,7 +123,7 @@ async def run(options: argparse.Namespace) -> list[float]:
             gap = report.metrics["train/train_rollout_logprob_abs_diff"]
             print(f"{step + 1:3}  reward {rewards[-1]:.3f}  engine and trainer apart {gap:.1e}", flush=True)
     await engine.close()
-    trainer.save(str(options.out))
+    await trainer.save(str(options.out))
     return rewards
 
 

@@ -18,12 +18,11 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.build.algorithm import build_algorithm
 from agentrl.build.config import RunConfig
 from agentrl.build.load import listed_inactive, load_config
-from agentrl.build.trainer import build_trainer, opened_beside
+from agentrl.build.trainer import TrainerFactory, check_auxiliary_models
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import effective_values, leaves, parse, place, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
-from agentrl.trainer.torch import Beside
 from tests.algorithms.batches import Told, batch
 from tests.trainer.tiny import qwen3, tokenizer
 
@@ -141,16 +140,15 @@ def observed(config: RunConfig, source: ModelSource, folder) -> object:
     """All that is built of the section, or the sentence that says what cannot be."""
     algorithm = build_algorithm(config.algorithm, max_length=10)
     try:
-        opened_beside(source, config)
+        check_auxiliary_models(source, config)
     except UserError as error:
         return repr(algorithm.estimator), repr(algorithm.loss), algorithm.roles, str(error)
-    trainer = build_trainer(source, config, PolicyLoss(), Beside(), folder)
-    critic = trainer._beside.critic
+    plan = TrainerFactory(config, folder).plan(source, PolicyLoss())
     idle = tuple(map(algorithm.is_idle, GROUPS))
     return (
         *(repr(algorithm.estimator), repr(algorithm.weights), repr(algorithm.loss), algorithm.roles, idle),
-        critic and (critic.alone, repr(critic._learner._loss), critic._learner._config),
-        trainer._beside.ref is not None,
+        plan.critic and (plan.critic_warmup, repr(plan.critic.loss), plan.critic.config),
+        plan.models,
     )
 
 
@@ -270,6 +268,7 @@ INACTIVE = {
     "warm_start_split": ("demo", {}),
     "num_demonstrations": (8, {}),
     "chat_format": ("qwen3", {"dialect": "inline"}),
+    "inline": (True, {"trainer": "megatron", **SERVERS}),
     "min_lr": (1e-6, {}),
     "lr_decay_iters": (9, {}),
     **{
@@ -297,7 +296,7 @@ INACTIVE = {
 }
 # A validator refuses these with a sentence of its own.
 REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}
-CONTEXTS = ({}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS)
+CONTEXTS = ({}, {"trainer": "megatron", **SERVERS}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS)
 
 
 def file_with(path, settings):

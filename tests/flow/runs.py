@@ -40,7 +40,8 @@ def train(world, output_dir, name, **settings):
     """A run in one of `tests.flow.worlds`."""
     # A model that is opened has a shape of its own.
     tiny = {k: v for k, v in TINY.items() if k not in SHAPE or "hf_checkpoint" not in settings}
-    options = {**tiny, "env": f"tests.flow.worlds:{world}", "output_dir": str(output_dir), "name": name}
+    here = {"inline": True, "output_dir": str(output_dir), "name": name}
+    options = {**tiny, **here, "env": f"tests.flow.worlds:{world}"}
     return agentrl.train(quiet=True, **{**options, **settings})
 
 

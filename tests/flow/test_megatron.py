@@ -13,7 +13,7 @@ import agentrl
 from agentrl.checkpoints.saving import save_model
 from agentrl.errors import ConfigError, UserError
 from agentrl.observe import reconcile
-from agentrl.trainer.megatron.launch.members import check_gpus
+from agentrl.trainer.launch.members import check_gpus
 from tests.flow.runs import WARM, metrics_of, train
 from tests.trainer.megatron.models import SIZES, model_of
 from tests.trainer.tiny import tokenizer

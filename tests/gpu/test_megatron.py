@@ -82,13 +82,13 @@ async def test_in_bf16_networks_that_rest_go_on_bit_for_bit_and_an_engine_serves
     state = str(tmp_path / "state")
     with trainer_on(tmp_path, **layout) as first:
         await learn(first, range(3))
-        first.save_state(state)
+        await first.save_state(state)
         told = await learn(first, range(3, 6))
         weights = await published(first)
     with trainer_on(tmp_path, **layout) as second:
         # It has a past of its own, which it forgets.
         await learn(second, [7])
-        second.load_state(state)
+        await second.load_state(state)
         assert await learn(second, range(3, 6)) == told
         assert await published(second) == weights
         engine = EmbeddedEngine.from_model(model_of("qwen3"), max_slots=1, dtype=torch.bfloat16)
@@ -106,7 +106,7 @@ async def test_a_rank_that_fails_says_why_within_seconds(tmp_path, count):
         with pytest.raises(TrainerError, match=rf"rank {count - 1} .*: RuntimeError: the loss has a mistake"):
             await trainer.update(batch())
         assert time.monotonic() - began < END_S
-        assert not any(map(alive, trainer.pids))
+        assert not any(map(alive, trainer.ranks.pids))
 
 
 def test_hop_search_is_learned_on_one_card(tmp_path):

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.torch.attention import folds_of, segment_attention
+from agentrl.trainer.attention import folds_of
+from agentrl.trainer.torch.segments import segment_attention
 from tests.trainer.tiny import VOCAB, llama, qwen3
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.torch.batch import micro_batches
+from agentrl.trainer.batch import micro_batches
 from tests.trainer.tiny import MASKS, batch, sample
 
 masks = st.lists(st.lists(st.integers(0, 1), max_size=9).map(lambda rest: [0, *rest]), min_size=1, max_size=9)

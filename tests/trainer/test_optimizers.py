@@ -5,7 +5,8 @@ import torch
 from pydantic import ValidationError
 
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch.optimizers import Optimizer, hidden_matrices, learning_rate
+from agentrl.trainer.schedule import learning_rate
+from agentrl.trainer.torch.optimizers import Optimizer, hidden_matrices
 from tests.trainer.tiny import llama, qwen3
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from agentrl.losses import PolicyLoss, ValueLoss
-from agentrl.trainer.torch import Beside, Critic, critic_over
+from agentrl.trainer.plan import Learning, critic_metrics, step_metrics
+from agentrl.trainer.torch import AuxiliaryModels, Critic, critic_over
 from agentrl.types import Credit
 from tests.trainer.tiny import batch, gradients_of, llama, qwen3, settings, trainer
 
@@ -26,9 +27,9 @@ def with_returns(told, seed=3):
     return dataclasses.replace(told, credit=credit, scores=dataclasses.replace(told.scores, values=values))
 
 
-def critic_of(model, loss=None, alone=0, **changes):
+def critic_of(model, loss=None, warmup=0, **changes):
     network = critic_over(model)
-    return Critic(network, loss or ValueLoss(), settings(**changes), total_steps=10, alone=alone)
+    return Critic(network, Learning(loss or ValueLoss(), settings(**changes), 10), warmup=warmup)
 
 
 def awake(critic):
@@ -50,7 +51,7 @@ def alone(network, sample):
 async def test_a_critic_begins_with_zero_and_shares_nothing(make):
     model, told = make(), batch()
     critic = critic_of(model)
-    one = trainer(model, beside=Beside(critic=critic))
+    one = trainer(model, auxiliary=AuxiliaryModels(critic=critic))
     scores = await one.score(told.samples, ("values",))
     assert all(not values.any() for values in scores.values)
     assert [old.tolist() for old in scores.old] == [s.logprobs.tolist() for s in told.samples]
@@ -68,7 +69,7 @@ async def test_a_critic_begins_with_zero_and_shares_nothing(make):
 async def test_values_are_read_from_the_state_before_each_token(make, max_tokens):
     model, told = make(), batch()
     critic = awake(critic_of(model))
-    one = trainer(model, max_tokens_per_gpu=max_tokens, beside=Beside(critic=critic))
+    one = trainer(model, max_tokens_per_gpu=max_tokens, auxiliary=AuxiliaryModels(critic=critic))
     scores = await one.score(told.samples, ["values"])
     for sample, values in zip(told.samples, scores.values, strict=True):
         expected = np.zeros(len(sample))
@@ -105,7 +106,7 @@ async def test_the_critics_gradient_is_that_of_single_sequences(make, max_tokens
 async def test_a_critic_learns_what_to_expect_and_says_how_well():
     told = with_returns(batch())
     critic = critic_of(qwen3(), ValueLoss(value_clip=None), lr=3e-3)
-    reports = [critic.learn(told) for _ in range(60)]
+    reports = [critic_metrics(step_metrics([critic.learn(told)], told)) for _ in range(60)]
     assert reports[-1]["value_loss"] < 0.2 * reports[0]["value_loss"]
     assert reports[0]["value_explained_variance"] == pytest.approx(0, abs=1e-6)
     assert 0.7 < reports[-1]["value_explained_variance"] <= 1
@@ -115,7 +116,7 @@ async def test_a_critic_learns_what_to_expect_and_says_how_well():
 
 async def test_the_critic_may_learn_alone_at_first():
     model, told = qwen3(), with_returns(batch())
-    one = trainer(model, beside=Beside(critic=critic_of(model, alone=2)))
+    one = trainer(model, auxiliary=AuxiliaryModels(critic=critic_of(model, warmup=2)))
     before = [p.clone() for p in model.parameters()]
     for step in range(3):
         report = await one.update(told)
@@ -128,7 +129,7 @@ async def test_the_critic_may_learn_alone_at_first():
 async def test_each_role_is_scored_by_its_own_network_and_those_that_are_frozen_stay():
     model, told = qwen3(), batch()
     ref, teacher = qwen3(), llama()
-    one = trainer(model, lr=1e-2, beside=Beside(ref=ref, teacher=teacher))
+    one = trainer(model, lr=1e-2, auxiliary=AuxiliaryModels(ref=ref, teacher=teacher))
     first = await one.score(told.samples, ("old", "ref", "teacher"))
     for old, close in zip(first.old, first.ref, strict=True):
         assert old == pytest.approx(close, abs=1e-6), "it begins as the policy"

@@ -211,26 +211,26 @@ class FullDisk:
         raise OSError("disk full")
 
 
-def test_saved_weights_come_back_through_transformers(tmp_path):
+async def test_saved_weights_come_back_through_transformers(tmp_path):
     model = qwen3(torch.float32)
     target = tmp_path / "runs" / "checkpoint"
-    trainer(model).save(str(target))
+    await trainer(model).save(str(target))
     loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     assert all(torch.equal(p, dict(loaded.named_parameters())[name]) for name, p in model.named_parameters())
     assert AutoTokenizer.from_pretrained(target).encode("w3 w5") == [3, 5]
     assert [path.name for path in target.parent.iterdir()] == ["checkpoint"]
 
 
-def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path):
+async def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path):
     target = tmp_path / "checkpoint"
     model = qwen3(torch.float32)
     one = trainer(model)
-    one.save(str(target))
+    await one.save(str(target))
     (target / "stale").touch()
     (tmp_path / ".checkpoint.coming").mkdir()
     with torch.no_grad():
         model.model.norm.weight.fill_(2.0)
-    one.save(str(target))
+    await one.save(str(target))
     loaded = AutoModelForCausalLM.from_pretrained(target)
     assert torch.all(loaded.model.norm.weight == 2.0)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -249,8 +249,8 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_whole(tmp_path):
     assert torch.all(loaded.model.norm.weight == 1.0)
 
 
-def test_saving_is_silent(tmp_path, capfd):
-    trainer(qwen3(torch.float32)).save(str(tmp_path / "checkpoint"))
+async def test_saving_is_silent(tmp_path, capfd):
+    await trainer(qwen3(torch.float32)).save(str(tmp_path / "checkpoint"))
     assert capfd.readouterr() == ("", "")
 
 

@@ -22,13 +22,13 @@ from transformers import (
 
 from agentrl.losses import Loss, PolicyLoss
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch import Beside, TorchTrainer
+from agentrl.trainer.torch import AuxiliaryModels, TorchTrainer
 from agentrl.types import Credit, RolloutId, Sample, Scores, TrainBatch
 
 VOCAB = 13
 POLICY_LOSS = PolicyLoss()
 POLICY_LOSS = PolicyLoss()
-BESIDE = Beside()
+NO_MODELS = AuxiliaryModels()
 SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -119,11 +119,11 @@ def trainer(
     loss: Loss = POLICY_LOSS,
     *,
     total_steps: int = 100,
-    beside: Beside = BESIDE,
+    auxiliary: AuxiliaryModels = NO_MODELS,
     **changes: str | float | int | bool | None,
 ) -> TorchTrainer:
     return TorchTrainer(
-        model, loss, settings(**changes), tokenizer=tokenizer(), total_steps=total_steps, beside=beside
+        model, loss, settings(**changes), tokenizer=tokenizer(), total_steps=total_steps, auxiliary=auxiliary
     )
 
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.protocols import Bucket, TensorSpec
+from agentrl.trainer.launch.shared_buffers import AHEAD, Filled
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.launch.neighbours import Neighbours
-from agentrl.trainer.megatron.launch.rooms import AHEAD, Filled
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rules import Run
+from agentrl.trainer.megatron.neighbours import Neighbours
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import dtype_named, size_of
 
@@ -49,7 +49,7 @@ def gathered(
         the checksum of all tensors; 0 on the other ranks.
     """
     mine = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
-    loads = _loads(network, manifest, neighbours.free.bucket_bytes)
+    loads = _loads(network, manifest, neighbours.pool.bucket_bytes)
     if dist.get_rank() == 0:
         return (yield from _filled(loads, network, mine, neighbours))
     for load in loads:
@@ -67,17 +67,17 @@ def _filled(
 ) -> Generator[Filled, None, int]:
     """On rank 0: the buckets, and their checksum."""
     sums: list[Future[list[int]]] = []
-    # A checksum leaves this thread to fill the next room.
+    # A checksum leaves this thread to fill the next buffer.
     with ThreadPoolExecutor(AHEAD) as beside:
         for load in loads:
-            room, tensors = neighbours.free.take(_size(load)), _tensors(load)
-            neighbours.open(room)
-            _lay(load, network, mine, room.bytes_B)
-            _receive(load, network, neighbours.far, room.bytes_B)
+            buffer, tensors = neighbours.pool.take(_size(load)), _tensors(load)
+            neighbours.open(buffer)
+            _lay(load, network, mine, buffer.bytes_B)
+            _receive(load, network, neighbours.far, buffer.bytes_B)
             dist.barrier()
-            room.summed = beside.submit(digests_of, Bucket(tensors, room.bytes_B[: _size(load)].numpy()))
-            sums.append(room.summed)
-            yield Filled(tensors, room, neighbours.free)
+            buffer.summed = beside.submit(digests_of, Bucket(tensors, buffer.bytes_B[: _size(load)].numpy()))
+            sums.append(buffer.summed)
+            yield Filled(tensors, buffer, neighbours.pool)
         return added_up(digest for found in sums for digest in found.result())
 
 

@@ -9,13 +9,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.losses import LossOutput, TokenOutputs
+from agentrl.trainer.batch import MicroBatch
+from agentrl.trainer.loss_inputs import loss_inputs
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import Ask
 from agentrl.trainer.megatron.optimizer import Optimizer
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.megatron.plan import Learning, Told
-from agentrl.trainer.torch.batch import MicroBatch
-from agentrl.trainer.torch.learner import loss_inputs
+from agentrl.trainer.plan import Learning, StepSums
 from agentrl.types import TrainBatch
 
 
@@ -29,19 +29,19 @@ class Learner:
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
         )
 
-    def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> Told:
+    def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> StepSums:
         """One optimizer step over the whole batch, of which `rows` are this replica's."""
-        return Told(self.backward(rows, batch), self.optimizer.step())
+        return StepSums(self.backward(rows, batch), self.optimizer.step())
 
     def backward(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> Mapping[str, float]:
-        """Leave the gradient of the whole batch in the parameters; loss and metrics as sums, if we tell."""
+        """Leave the gradient of the whole batch in the parameters; sums of loss and metrics, if we report."""
 
         def loss(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
             found = self._loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
             return LossOutput(found.sum, {"loss": found.sum.detach(), **found.metrics})
 
         told = self.passes.learn(rows, loss)
-        return _summed(told) if tells() else {}
+        return _summed(told) if is_reporting_rank() else {}
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it keeps between two steps."""
@@ -51,8 +51,8 @@ class Learner:
             yield from part.moments.values()
 
 
-def tells() -> bool:
-    """Of the ranks that know the same, one."""
+def is_reporting_rank() -> bool:
+    """Of the ranks that know the same, one reports it."""
     last = parallel_state.get_pipeline_model_parallel_world_size() - 1
     place = (
         parallel_state.get_pipeline_model_parallel_rank(),

@@ -11,9 +11,9 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.plan import Done
 from agentrl.trainer.megatron.state import Part, begin_moments, parts_of
-from agentrl.trainer.torch.optimizers import learning_rate
+from agentrl.trainer.plan import Done
+from agentrl.trainer.schedule import learning_rate
 
 
 class Optimizer:

@@ -14,11 +14,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
+from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import Ask, logprobs_of, on_device
 from agentrl.trainer.megatron.model.rows import Cut, Row, row_of
-from agentrl.trainer.torch.batch import MicroBatch
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 """The weighted sum over all predicted tokens of a row, and its metrics."""

@@ -1,72 +1,70 @@
-"""What goes between the driver and its ranks."""
+"""What Megatron's ranks work on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
-import numpy as np
-
-from agentrl.losses import Loss
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.seats import is_loopback
+from agentrl.trainer.launch.work import RankPlace
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.types import BoolArray, Sample, ScoreRole
+from agentrl.trainer.megatron.files import saved
+from agentrl.trainer.plan import Plan, Worker
+
+WORKER = "agentrl.trainer.megatron.worker"
+"""The module that Megatron's ranks import first."""
+_LAYOUT = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "num_virtual_stages_per_pipeline_rank",
+    "context_parallel_size",
+    "data_parallel_size",
+    "shares_the_optimizer",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Learning:
-    """How a network learns. total_steps: that a decay of the learning rate is spread over."""
-
-    loss: Loss
-    config: TrainerConfig
-    total_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What every rank is told once.
-
-    models: the Hugging Face directory of each role; `old` is the policy. critic: it begins with the policy's
-    trunk. alone: how many steps the critic learns before the policy does (optimizer steps).
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronPlan(Plan):
+    """A model that is spread over the ranks of `layout`."""
 
     layout: MegatronConfig
-    policy: Learning
-    models: Mapping[ScoreRole, str]
-    critic: Learning | None = None
-    alone: int = 0
 
     @property
-    def config(self) -> TrainerConfig:
-        """What holds for all networks."""
-        return self.policy.config
+    def world_size(self) -> int:
+        """Ranks (count)."""
+        return self.layout.world_size
 
     @property
-    def roles(self) -> frozenset[ScoreRole]:
-        """The roles that samples can be scored in."""
-        return frozenset(self.models) | ({"values"} if self.critic is not None else set())
-
-
-class Done(NamedTuple):
-    """What an optimizer did so far: its steps, and those of them that it skipped."""
-
-    steps: int
-    skipped: int
+    def publishes_bf16(self) -> bool:
+        """Parameters are bfloat16 where the trainer computes in it."""
+        return self.config.bf16
 
     @property
-    def stepped(self) -> int:
-        """The steps that changed something."""
-        return self.steps - self.skipped
+    def layout_facts(self) -> Mapping[str, int]:
+        """What the files of a saved state depend on."""
+        return {name: int(getattr(self.layout, name)) for name in _LAYOUT}
 
+    @contextmanager
+    def working(self, place: RankPlace) -> Iterator[Worker]:
+        """The worker of one rank, with its groups of ranks."""
+        import torch
 
-class Told(NamedTuple):
-    """Sums over this rank's tokens (nothing where another rank tells them), and what the optimizer says."""
+        from agentrl.trainer.megatron.parallel import joined
+        from agentrl.trainer.megatron.worker import MegatronWorker
 
-    sums: Mapping[str, float]
-    step: Mapping[str, float]
+        assert place.meeting is not None, "Megatron's ranks are processes of their own"
+        if not torch.cuda.is_available():
+            torch.set_num_threads(1)
+        if is_loopback(place.meeting.host):
+            # Otherwise gloo listens where the machine's name leads, and NCCL anywhere but here.
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+        with joined(self.layout, place.number, store=place.meeting.store(), local=place.local):
+            yield MegatronWorker(self)
 
-
-def scored_tokens(sample: Sample, role: ScoreRole) -> BoolArray:
-    """Which tokens a role says something of: all but the first, or those that are learned from."""
-    return sample.loss_mask if role == "values" else np.arange(len(sample)) > 0
+    def begin_saved(self, folder: Path) -> None:
+        """Make the folder that the ranks write their state into."""
+        saved.begin(folder, self, tensor_ranks=self.layout.tensor_model_parallel_size)

@@ -14,33 +14,34 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from agentrl.protocols import TensorSpec
+from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
-from agentrl.trainer.megatron.files.saved import FOLDERS
 from agentrl.trainer.megatron.gather import gathered
-from agentrl.trainer.megatron.launch.neighbours import Neighbours
-from agentrl.trainer.megatron.launch.rooms import Filled
-from agentrl.trainer.megatron.learner import Learner, tells
+from agentrl.trainer.megatron.learner import Learner, is_reporting_rank
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import filled_up
+from agentrl.trainer.megatron.neighbours import Neighbours
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.megatron.plan import Done, Plan, Told, scored_tokens
+from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.megatron.resting import Resting
 from agentrl.trainer.megatron.sharing import shares_of
-from agentrl.trainer.torch.batch import MicroBatch, micro_batches
+from agentrl.trainer.plan import Done, StepSums, scored_tokens
+from agentrl.trainer.saved import FOLDERS
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 
 _log = logging.getLogger(__name__)
 
 
-class Worker:
+class MegatronWorker:
     """One rank of the trainer; the parallel state must be up."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MegatronPlan) -> None:
         self._plan = plan
         self._step = 0
         self._neighbours: Neighbours | None = None
@@ -56,37 +57,42 @@ class Worker:
             self._add(role, passes, passes.tensors)
         _log.info("attention: %s", fastest(here(), self._passes["old"].network.config.params_dtype).name)
 
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """The policy's tensors in the order of the checkpoint's layers, in the dtype that is published."""
+        with Checkpoint(self._plan.models["old"]) as checkpoint:
+            return tuple(checkpoint.specs("bfloat16" if self._plan.config.bf16 else "float32"))
+
     def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
         """Logprobs, or values, of the tokens that the role says something of, by sample.
 
         Returns:
-            those that this rank is the one to tell.
+            those that this rank reports.
         """
         with self._awake(role):
             seen = self._passes[role].look(self._rows(samples, [scored_tokens(s, role) for s in samples]))
         found: dict[int, FloatArray] = {}
-        for row, outputs in seen if tells() else []:
+        for row, outputs in seen if is_reporting_rank() else []:
             told_N = outputs.logp_N if outputs.values_N is None else outputs.values_N
             ends = np.cumsum([len(at) for at in row.positions])
             parts = np.split(told_N.float().cpu().numpy(), ends[:-1])
             found |= {m: part for m, part in zip(row.members, parts, strict=True) if len(part)}
         return found
 
-    def update(self, batch: TrainBatch) -> dict[ScoreRole, Told]:
+    def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step over the whole batch, of every network that learns now."""
         rows = self._rows(batch.samples, [sample.loss_mask for sample in batch.samples])
-        waits = self._plan.critic is not None and self._step < self._plan.alone
-        told: dict[ScoreRole, Told] = {}
+        waits = self._plan.critic is not None and self._step < self._plan.critic_warmup
+        done: dict[ScoreRole, StepSums] = {}
         for role, learner in self._learners.items():
             if role == "values" or not waits:
                 with self._awake(role):
-                    told[role] = learner.learn(rows, batch)
+                    done[role] = learner.learn(rows, batch)
         self._step += 1
-        return told
+        return done
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; rank 0 alone has any, and all must come along."""
-        if self._neighbours is None or self._neighbours.free.bucket_bytes != bucket_bytes:
+        if self._neighbours is None or self._neighbours.pool.bucket_bytes != bucket_bytes:
             self._neighbours = Neighbours(bucket_bytes)
         with self._awake("old"):
             network = self._passes["old"].network
@@ -126,14 +132,14 @@ class Worker:
         return filled_up(rows, layout.row_count_multiple)
 
 
-def _network(plan: Plan, role: ScoreRole = "old") -> Network:
+def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
     with Checkpoint(plan.models[role]) as checkpoint:
         network = Network(checkpoint.shape, plan.layout, bf16=plan.config.bf16)
         network.load(checkpoint.read)
     return network
 
 
-def _critic(plan: Plan) -> Network:
+def _critic(plan: MegatronPlan) -> Network:
     """A critic that begins with the policy's trunk, and expects 0 everywhere."""
     with Checkpoint(plan.models["old"]) as checkpoint:
         shape = checkpoint.shape.of_a_critic

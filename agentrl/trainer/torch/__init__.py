@@ -1,6 +1,7 @@
-"""The reference trainer: one process, any Hugging Face causal language model with plain attention."""
+"""The torch trainer: one rank, any Hugging Face causal language model with plain attention."""
 
 from agentrl.trainer.torch.critic import Critic, critic_over
-from agentrl.trainer.torch.trainer import Beside, TorchTrainer
+from agentrl.trainer.torch.trainer import TorchTrainer
+from agentrl.trainer.torch.worker import AuxiliaryModels
 
-__all__ = ["Beside", "Critic", "TorchTrainer", "critic_over"]
+__all__ = ["AuxiliaryModels", "Critic", "TorchTrainer", "critic_over"]

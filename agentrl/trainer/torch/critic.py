@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.losses import Loss, TokenOutputs, explained_variance
-from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch.batch import MicroBatch
+from agentrl.losses import TokenOutputs
+from agentrl.trainer.batch import MicroBatch
+from agentrl.trainer.plan import Learning, StepSums
 from agentrl.trainer.torch.forward import head_of, predicting_states
 from agentrl.trainer.torch.learner import Learner
 from agentrl.types import TrainBatch
@@ -20,45 +19,26 @@ from agentrl.types import TrainBatch
 class Critic:
     """Learns what returns to expect, with an optimizer of its own.
 
-    network: made by `critic_over`. loss: e.g. `ValueLoss()`. alone: how many steps it learns before the
-    policy does (optimizer steps).
+    network: made by `critic_over`. learning: its loss is e.g. `ValueLoss()`. warmup: how many steps it learns
+    before the policy does (optimizer steps).
     """
 
-    def __init__(
-        self,
-        network: PreTrainedModel,
-        loss: Loss,
-        config: TrainerConfig,
-        *,
-        total_steps: int,
-        alone: int = 0,
-    ) -> None:
+    def __init__(self, network: PreTrainedModel, learning: Learning, *, warmup: int = 0) -> None:
         self.network = network
-        self.alone = alone
-        self._bf16 = config.bf16
-        self._learner = Learner(network, self._outputs, loss, config, total_steps)
+        self.learning = learning
+        self.warmup = warmup
+        self._bf16 = learning.config.bf16
+        self.learner = Learner(network, self._outputs, learning)
 
-    def learn(self, batch: TrainBatch) -> dict[str, float]:
-        """One optimizer step; see `Learner.learn`.
-
-        Returns:
-            value_loss, value_clipfrac, value_explained_variance; what both networks have, as critic_...
-        """
-        return critic_metrics(self._learner.learn(batch))
+    def learn(self, batch: TrainBatch) -> StepSums:
+        """One optimizer step; see `Learner.learn`."""
+        return self.learner.learn(batch)
 
     def _outputs(self, network: PreTrainedModel, row: MicroBatch) -> TokenOutputs:
         values_N = values_of(network, row, bf16=self._bf16)
         # It says nothing of probabilities.
         nothing_N = torch.zeros_like(values_N)
         return TokenOutputs(nothing_N, nothing_N, values_N)
-
-
-def critic_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a step of the critic says, under names that are not the policy's."""
-    told = {f"critic_{name}": metrics[name] for name in ("grad_norm", "lr", "skipped_steps")}
-    if "value_target" in metrics:
-        told["value_explained_variance"] = explained_variance(metrics)
-    return told | {name: metrics[name] for name in ("value_loss", "value_clipfrac") if name in metrics}
 
 
 def critic_over(model: PreTrainedModel) -> PreTrainedModel:

@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.losses import TokenOutputs, logprobs_and_entropy
-from agentrl.trainer.torch.attention import folds_of, segment_attention
-from agentrl.trainer.torch.batch import MicroBatch, micro_batches
+from agentrl.trainer.attention import folds_of
+from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import NO_VERSION, Author, RolloutId, Sample
 
 _TOLERANCE = 1e-4

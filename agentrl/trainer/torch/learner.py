@@ -3,51 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.losses import Loss, LossInputs, TokenExtra, TokenOutputs
-from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.torch.attention import segment_attention
-from agentrl.trainer.torch.batch import MicroBatch, micro_batches
-from agentrl.trainer.torch.optimizers import Optimizer, learning_rate
-from agentrl.types import FloatArray, TrainBatch
+from agentrl.losses import TokenOutputs
+from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.loss_inputs import loss_inputs
+from agentrl.trainer.plan import Done, Learning, StepSums
+from agentrl.trainer.schedule import learning_rate
+from agentrl.trainer.torch.optimizers import Optimizer
+from agentrl.trainer.torch.segments import segment_attention
+from agentrl.types import TrainBatch
 
 Forward = Callable[[PreTrainedModel, MicroBatch], TokenOutputs]
+
+
+class LearnerState(TypedDict):
+    """What `torch.save` writes of a network that learns."""
+
+    network: dict[str, Tensor]
+    optimizers: list[dict[str, object]]
 
 
 class Learner:
     """Trains `network` in place.
 
-    forward: what it says of the tokens of a row. total_steps: that a decay of the rate is spread over.
+    forward: what it says of the tokens of a row. done: what its optimizer did so far.
     """
 
-    def __init__(
-        self, network: PreTrainedModel, forward: Forward, loss: Loss, config: TrainerConfig, total_steps: int
-    ) -> None:
+    def __init__(self, network: PreTrainedModel, forward: Forward, learning: Learning) -> None:
         network.eval()
         self.network = network
         self._forward = forward
-        self._loss = loss
-        self._config = config
-        self._total_steps = total_steps
-        self._optimizer = Optimizer(network, config)
-        self._step = 0
-        self._skipped = 0
+        self._loss = learning.loss
+        self._config = learning.config
+        self._total_steps = learning.total_steps
+        self._optimizer = Optimizer(network, learning.config)
+        self.done = Done(0, 0)
 
-    def learn(self, batch: TrainBatch) -> dict[str, float]:
+    def learn(self, batch: TrainBatch) -> StepSums:
         """One optimizer step: gradients of every micro-batch add up, then clip, then step.
 
         A gradient that is not finite is thrown away: weights and optimizer stay as they were,
         skipped_steps (in all so far) grows by one, and the schedule goes on.
 
         Returns:
-            loss, grad_norm, lr, skipped_steps, and the loss's metrics as means over tokens.
+            the loss and its metrics as sums over tokens; grad_norm, lr, skipped_steps.
         """
-        lr = learning_rate(self._config, self._step, self._total_steps)
+        steps, skipped = self.done
+        lr = learning_rate(self._config, steps, self._total_steps)
         self.network.zero_grad()
         sums = self._backward(batch)
         parameters = self.network.parameters()
@@ -55,12 +63,28 @@ class Learner:
         if math.isfinite(grad_norm):
             self._optimizer.step(lr)
         else:
-            self._skipped += 1
+            skipped += 1
         self.network.zero_grad()
-        self._step += 1
-        means = {name: total / batch.num_loss_tokens for name, total in sums.items() if name != "loss"}
-        told = {"loss": sums["loss"], "grad_norm": grad_norm, "lr": lr}
-        return {**means, **told, "skipped_steps": float(self._skipped)}
+        self.done = Done(steps + 1, skipped)
+        return StepSums(sums, {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)})
+
+    def state(self) -> LearnerState:
+        """Weights and optimizers, as `torch.save` takes them."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizers": [part.state_dict() for part in self._optimizer.parts],
+        }
+
+    def resume(self, state: LearnerState, done: Done) -> None:
+        """Go on from a state, after what was done.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: it is of another network or other optimizers.
+        """
+        self.network.load_state_dict(state["network"])
+        for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
+            part.load_state_dict(saved)
+        self.done = done
 
     def _backward(self, batch: TrainBatch) -> Mapping[str, float]:
         """Leave the gradient of the whole batch in the parameters; return loss and metrics as sums."""
@@ -77,26 +101,3 @@ class Learner:
                 total = sums if total is None else total + sums
         values = [] if total is None else total.tolist()
         return dict(zip(names, values, strict=True))
-
-
-def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> LossInputs:
-    """What is known of the row's tokens."""
-
-    def tensor(arrays: Sequence[FloatArray]) -> Tensor:
-        return torch.from_numpy(row.gather(arrays)).to(device)
-
-    def given(arrays: Sequence[FloatArray] | None) -> Tensor | None:
-        return None if arrays is None else tensor(arrays)
-
-    counts = torch.tensor([len(at) for at in row.positions])
-    return LossInputs(
-        old_logp_N=tensor(batch.scores.old),
-        rollout_logp_N=tensor([sample.logprobs for sample in batch.samples]),
-        advantages_N=tensor(batch.credit.advantages),
-        weights_N=tensor(batch.credit.weights),
-        sequence_N=torch.repeat_interleave(torch.arange(len(counts)), counts).to(device),
-        ref_logp_N=given(batch.scores.ref),
-        returns_N=given(batch.credit.returns),
-        old_values_N=given(batch.scores.values),
-        extras={name: TokenExtra.of(extra, device) for name, extra in row.extras(batch.samples).items()},
-    )

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from agentrl.losses import LossOutput
+from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.rows import filled_up
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.sharing import shares_of
-from agentrl.trainer.torch.batch import MicroBatch, micro_batches
 from agentrl.types import RolloutId, Sample
 from tests.trainer.megatron.models import SIZES, VOCAB, model_of
 from tests.trainer.tiny import divisor

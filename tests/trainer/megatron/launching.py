@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agentrl.errors import ConfigError
+from agentrl.trainer.launch.processes import Processes
+from agentrl.trainer.megatron.plan import WORKER
+from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import HEARING, TINY, WARM
 
 ROOT = Path(__file__).parents[3]
@@ -109,7 +113,7 @@ def descendants(pid: int) -> list[int]:
 
 def ranks_of(pid: int) -> list[int]:
     """The processes of ranks that a process has started, in their order."""
-    mark = b"agentrl.trainer.megatron.launch.rank"
+    mark = b"agentrl.trainer.launch.rank"
     return [child for child in descendants(pid) if mark in words_of(child)]
 
 
@@ -153,3 +157,20 @@ def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
         return trained(folder)
 
     wait_until(far, says=lambda: told(folder))
+
+
+def megatron_trainer(plan, folder: Path, guests=None, *, bucket_bytes: int = 64 << 20) -> RankTrainer:
+    """The trainer over processes, which end where it cannot begin."""
+    processes = Processes(plan.world_size, folder, preloaded=WORKER, guests=guests)
+    try:
+        return RankTrainer(processes, plan, bucket_bytes=bucket_bytes)
+    except ConfigError:
+        processes.close()
+        raise
+
+
+def processes_on(plan, folder: Path, guests=None) -> Processes:
+    """Ranks that have begun with a plan."""
+    processes = Processes(plan.world_size, folder, preloaded=WORKER, guests=guests)
+    processes.begin(plan)
+    return processes

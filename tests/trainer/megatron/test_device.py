@@ -10,7 +10,7 @@ import torch
 
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
-from agentrl.trainer.megatron.plan import Learning
+from agentrl.trainer.plan import Learning
 from tests.trainer.megatron.equality import part_of, share_of
 from tests.trainer.megatron.models import model_of
 from tests.trainer.megatron.test_losses import LOSSES, batch

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from agentrl.protocols import Bucket
+from agentrl.trainer.launch.shared_buffers import BufferPool, SharedBuffer
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.launch.rooms import Free, Room
 from agentrl.weights import manifest_of, unpack
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import size_of
@@ -37,8 +37,8 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     elsewhere: what the last rank finds where it looks for rank 0's rooms.
     """
+    from agentrl.trainer.megatron import neighbours
     from agentrl.trainer.megatron.gather import gathered
-    from agentrl.trainer.megatron.launch import neighbours
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.shape import shape_of
 
@@ -49,7 +49,7 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     told, kept = [], []
     moved = elsewhere and rank == layout.world_size - 1
-    with mock.patch.object(neighbours._Told, "path", elsewhere) if moved else nullcontext():
+    with mock.patch.object(neighbours._Whereabouts, "path", elsewhere) if moved else nullcontext():
         ours = neighbours.Neighbours(BUCKET_BYTES)
         for _ in range(2):
             arrived, right = taken(gathered(network, manifest_of(named), ours), keeps, kept)
@@ -65,10 +65,10 @@ def taken(stream, keeps, kept):
             one = next(stream)
         except StopIteration as end:
             return arrived, end.value == added_up(digests)
-        bucket = Bucket(one.tensors, one.room.bytes_B[: sum(map(size_of, one.tensors))].numpy())
+        bucket = Bucket(one.tensors, one.buffer.bytes_B[: sum(map(size_of, one.tensors))].numpy())
         arrived |= dict(unpack(bucket))
         digests += digests_of(bucket)
-        (kept.append if keeps else one.free.give_back)(one.room)
+        (kept.append if keeps else one.pool.give_back)(one.buffer)
 
 
 def same(arrived, named):
@@ -126,14 +126,14 @@ def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
 
 
 def test_the_smallest_room_that_is_large_enough_is_filled_again():
-    free = Free(100)
+    free = BufferPool(100)
     small, large = free.take(50), free.take(300)
     assert (len(small.bytes_B), len(large.bytes_B)) == (100, 300)
     for room in (large, small):
         free.give_back(room)
     assert [free.take(60), free.take(60)] == [small, large]
     assert len(free.take(60).bytes_B) == 100
-    given = [Room(size) for size in (500, 100, 400, 200, 300)]
+    given = [SharedBuffer(size) for size in (500, 100, 400, 200, 300)]
     for room in given:
         free.give_back(room)
     taken = [len(free.take(1).bytes_B) for _ in range(4)]

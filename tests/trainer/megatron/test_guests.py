@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.observe import reconcile
-from agentrl.trainer.megatron.launch import guests as guests_module
-from agentrl.trainer.megatron.launch import meeting as meeting_module
-from agentrl.trainer.megatron.launch.guests import be_guest, gathered
-from agentrl.trainer.megatron.launch.meeting import Meeting
-from agentrl.trainer.megatron.launch.seats import Seat
+from agentrl.trainer.launch import guests as guests_module
+from agentrl.trainer.launch import meeting as meeting_module
+from agentrl.trainer.launch.guests import be_guest, gathered
+from agentrl.trainer.launch.meeting import Meeting
+from agentrl.trainer.launch.seats import Seat
+from agentrl.trainer.megatron.plan import WORKER
 from tests.flow.runs import HEARING
 from tests.trainer.megatron.launching import (
     END_S,
@@ -220,7 +221,7 @@ def test_nobody_waits_forever():
     ):
         raise AssertionError("it came so far")
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
-        be_guest(seat(1, 3, port), patience_s=0.2)
+        be_guest(seat(1, 3, port), WORKER, patience_s=0.2)
 
 
 def test_who_is_no_store_is_not_waited_for_forever():
@@ -229,7 +230,7 @@ def test_who_is_no_store_is_not_waited_for_forever():
         with pytest.raises(
             ConfigError, match=f"no store of rank 0 answers at 127.0.0.1:{port} .*; both must"
         ):
-            be_guest(seat(1, 3, port), patience_s=0.5)
+            be_guest(seat(1, 3, port), WORKER, patience_s=0.5)
 
 
 def test_a_caller_that_meets_itself_has_not_found_rank_0(monkeypatch):
@@ -241,7 +242,7 @@ def test_a_caller_that_meets_itself_has_not_found_rank_0(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", from_that_port)
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
-        be_guest(seat(1, 3, port), patience_s=0.3)
+        be_guest(seat(1, 3, port), WORKER, patience_s=0.3)
     assert met, "it met itself"
 
 

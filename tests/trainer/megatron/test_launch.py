@@ -18,16 +18,18 @@ from agentrl.checkpoints.saving import save_model
 from agentrl.errors import TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.observe import reconcile
+from agentrl.trainer.launch.messages import pickled
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.launch.processes import Processes
-from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.trainer import MegatronTrainer
+from agentrl.trainer.megatron.plan import MegatronPlan
+from agentrl.trainer.plan import Learning
 from tests.flow.runs import metrics_of
 from tests.trainer.megatron.launching import (
     END_S,
     ENDLESS,
     SETTINGS,
     alive,
+    megatron_trainer,
+    processes_on,
     ranks_of,
     running,
     told,
@@ -83,17 +85,17 @@ class KillsOnTheWay(Kept):
         await super().put(bucket)
 
 
-def plan_in(folder: Path, loss=None, **layout) -> Plan:
+def plan_in(folder: Path, loss=None, **layout) -> MegatronPlan:
     model = folder / "model"
     save_model(model_of("qwen3"), tokenizer(), str(model))
     learning = Learning(loss or PolicyLoss(), settings(max_tokens_per_gpu=64), 6)
-    return Plan(layout=MegatronConfig(**layout), policy=learning, models={"old": str(model)})
+    return MegatronPlan(layout=MegatronConfig(**layout), policy=learning, models={"old": str(model)})
 
 
 def update_once(folder: str) -> None:
     """What a driver does that is killed meanwhile."""
     place = Path(folder)
-    processes = Processes(plan_in(place, Sleeps(place / "begun", 300.0)), place / "ranks")
+    processes = processes_on(plan_in(place, Sleeps(place / "begun", 300.0)), place / "ranks")
     processes.call("update", batch())
 
 
@@ -126,43 +128,43 @@ def strangers_may_come(pids) -> bool:
     return not all(listening)
 
 
-def test_a_call_that_was_interrupted_leaves_nothing_to_the_next(tmp_path):
-    trainer = MegatronTrainer(plan_in(tmp_path, Sleeps(tmp_path / "begun", 0.5)), tmp_path / "ranks")
+async def test_a_call_that_was_interrupted_leaves_nothing_to_the_next(tmp_path):
+    trainer = megatron_trainer(plan_in(tmp_path, Sleeps(tmp_path / "begun", 0.5)), tmp_path / "ranks")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            trainer._processes.call("update", batch())
-        trainer.save(str(tmp_path / "saved"))
+            trainer.ranks.call("update", batch())
+        await trainer.save(str(tmp_path / "saved"))
         assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").config.num_hidden_layers == 4
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        trainer.close()
+        trainer.ranks.close()
 
 
 async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_path):
-    trainer = MegatronTrainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
-    victim = trainer.pids[1]
+    trainer = megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
+    victim = trainer.ranks.pids[1]
     says = rf"rank 1 .*process {victim}\) was ended by SIGKILL"
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not alive(victim))
     with pytest.raises(TrainerError, match=says):
         await trainer.score(batch().samples)
     with pytest.raises(TrainerError, match=says):
-        trainer.save(str(tmp_path / "saved"))
-    trainer.close()
-    assert not any(map(alive, trainer.pids))
+        await trainer.save(str(tmp_path / "saved"))
+    trainer.ranks.close()
+    assert not any(map(alive, trainer.ranks.pids))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "ranks"]
 
 
 @pytest.mark.parametrize("listening", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listening):
-    processes = Processes(plan_in(tmp_path, BreaksOnOne(), **TP), tmp_path / "ranks")
+    processes = processes_on(plan_in(tmp_path, BreaksOnOne(), **TP), tmp_path / "ranks")
     says = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
     if not listening:
         # Both have failed when somebody asks, rank 0 because rank 1 has gone.
-        processes._ask("update", (batch(),))
+        processes._ask(pickled(("update", (batch(),))))
         wait_until(lambda: not any(map(alive, processes.pids)))
     with pytest.raises(TrainerError, match=says):
         processes.call("update", batch())
@@ -171,12 +173,12 @@ def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listenin
 
 
 async def test_a_rank_that_dies_while_weights_travel_is_named(tmp_path):
-    trainer = MegatronTrainer(plan_in(tmp_path, **TP), tmp_path / "ranks", bucket_bytes=1000)
-    victim, began = trainer.pids[0], time.monotonic()
+    trainer = megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks", bucket_bytes=1000)
+    victim, began = trainer.ranks.pids[0], time.monotonic()
     with pytest.raises(TrainerError, match=rf"rank 0 .*process {victim}\) was ended by SIGKILL"):
         await trainer.publish(KillsOnTheWay(victim), version=1)
     assert time.monotonic() - began < END_S
-    assert not any(map(alive, trainer.pids))
+    assert not any(map(alive, trainer.ranks.pids))
 
 
 def test_a_rank_that_dies_while_it_starts_is_named(tmp_path):
@@ -190,7 +192,7 @@ def test_a_rank_that_dies_while_it_starts_is_named(tmp_path):
     killer = threading.Thread(target=strike)
     killer.start()
     with pytest.raises(TrainerError, match=r"rank 1 .*was ended by SIGKILL") as told_of:
-        MegatronTrainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
+        megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
     killer.join()
     assert f"process {victims[0]})" in str(told_of.value)
     assert not ranks_of(os.getpid())
@@ -246,7 +248,7 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
 
 def test_a_port_that_is_taken_is_no_traceback():
     from agentrl.errors import UserError
-    from agentrl.trainer.megatron.launch.meeting import kept
+    from agentrl.trainer.launch.meeting import kept
 
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

@@ -13,7 +13,7 @@ from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, toke
 from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import shape_of
-from agentrl.trainer.megatron.plan import Learning
+from agentrl.trainer.plan import Learning, critic_metrics, step_metrics
 from agentrl.trainer.torch import Critic, critic_over
 from agentrl.trainer.torch.forward import token_outputs
 from agentrl.trainer.torch.learner import Learner as TorchLearner
@@ -98,15 +98,15 @@ def expected(kind: str, loss: str, weighting: str, one: bool):
     told, found = batch(weighting, one=one), {}
     policy = model_of(kind)
     forward = partial(token_outputs, bf16=False, entropy_gradient=loss == "ppo")
-    learner = TorchLearner(policy, forward, LOSSES[loss], settings(), 10)
+    learner = TorchLearner(policy, forward, Learning(LOSSES[loss], settings(), 10))
     with gradients_of(policy) as gradients:
-        found["policy"] = gradients, learner.learn(told)
+        found["policy"] = gradients, step_metrics([learner.learn(told)], told)
     network = critic_over(model_of(kind))
     with torch.no_grad():
         network.get_output_embeddings().weight.copy_(head_weight())
-    critic = Critic(network, VALUE_LOSS, settings(), total_steps=10)
+    critic = Critic(network, Learning(VALUE_LOSS, settings(), 10))
     with gradients_of(network) as gradients:
-        found["critic"] = gradients, critic.learn(told)
+        found["critic"] = gradients, critic_metrics(step_metrics([critic.learn(told)], told))
     gradients["score.weight"] = gradients.pop("lm_head.weight")
     return found
 

@@ -20,9 +20,10 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.errors import EngineError, TrainerError
 from agentrl.losses import KlTerm, PolicyLoss, ValueLoss
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.trainer import MegatronTrainer
-from agentrl.trainer.torch import Beside, Critic, TorchTrainer, critic_over
+from agentrl.trainer.megatron.plan import MegatronPlan
+from agentrl.trainer.plan import Learning
+from agentrl.trainer.torch import AuxiliaryModels, Critic, TorchTrainer, critic_over
+from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.models import model_of
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, settings, tokenizer
@@ -78,19 +79,19 @@ def trainer_on(
     model = folder / "model"
     save_model(model_of(kind), tokenizer(), str(model))
     told = loss if ref or isinstance(loss, Breaks) else PolicyLoss()
-    plan = Plan(
+    plan = MegatronPlan(
         layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
         policy=Learning(told, learns(bf16=bf16), 6),
         models={"old": str(model), **({"ref": str(model)} if ref else {}), **dict(models)},
         critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
-        alone=1,
+        critic_warmup=1,
     )
-    trainer = MegatronTrainer(plan, folder / "ranks")
+    trainer = megatron_trainer(plan, folder / "ranks")
     try:
         yield trainer
     finally:
-        trainer.close()
-        assert not any(alive(pid) for pid in trainer.pids)
+        trainer.ranks.close()
+        assert not any(alive(pid) for pid in trainer.ranks.pids)
 
 
 def alive(pid: int) -> bool:
@@ -127,7 +128,7 @@ class Kept:
 async def both(folder, kind, loss, **sizes):
     """Three steps of both trainers; the reports of each, the scores, the weights at the end."""
     told, model = with_returns(batch()), model_of(kind)
-    critic = Critic(critic_over(model_of(kind)), CRITIC, learns(lr=3e-2), total_steps=6, alone=1)
+    critic = Critic(critic_over(model_of(kind)), Learning(CRITIC, learns(lr=3e-2), 6), warmup=1)
     roles = ("old", "ref", "values") if sizes.get("critic") else ("old", "ref")
     plain = TorchTrainer(
         model,
@@ -135,7 +136,7 @@ async def both(folder, kind, loss, **sizes):
         learns(),
         tokenizer=tokenizer(),
         total_steps=6,
-        beside=Beside(critic if sizes.get("critic") else None, ref=model_of(kind)),
+        auxiliary=AuxiliaryModels(critic if sizes.get("critic") else None, ref=model_of(kind)),
     )
     found = []
     with trainer_on(folder, kind, loss, **sizes) as spread:
@@ -226,7 +227,7 @@ async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it
         after = await trainer.score(told.samples)
         with pytest.raises(EngineError, match="no room"):
             await trainer.publish(Kept(breaks=True), version=2)
-        trainer.save(str(tmp_path / "saved"))
+        await trainer.save(str(tmp_path / "saved"))
         assert (await trainer.score(told.samples)).old[3].tolist() == after.old[3].tolist(), "it goes on"
     assert max(np.abs(a - b).max() for a, b in zip(before.old, after.old, strict=True)) > 1e-3
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
@@ -248,7 +249,7 @@ async def test_a_teacher_is_another_model(tmp_path):
         learns(),
         tokenizer=tokenizer(),
         total_steps=6,
-        beside=Beside(teacher=wise),
+        auxiliary=AuxiliaryModels(teacher=wise),
     )
     models = {"teacher": str(tmp_path / "teacher")}
     with trainer_on(tmp_path, ref=False, models=models, ranks=1) as trainer:
@@ -278,7 +279,7 @@ async def test_a_gradient_that_is_no_number_is_thrown_away(tmp_path):
 
 async def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path):
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
-        victim = trainer.pids[1]
+        victim = trainer.ranks.pids[1]
 
         async def strike():
             await asyncio.sleep(0.3)
@@ -296,7 +297,7 @@ async def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path):
         with pytest.raises(TrainerError, match=rf"rank 1 .*process {victim}\) was ended by SIGKILL"):
             await for_a_minute()
         await killing
-        assert not any(alive(pid) for pid in trainer.pids)
+        assert not any(alive(pid) for pid in trainer.ranks.pids)
 
 
 async def test_a_rank_that_fails_says_why(tmp_path):

@@ -23,14 +23,16 @@ from agentrl.errors import EngineError, TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.protocols import Policy, Sampling
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.plan import Learning, Plan
-from agentrl.trainer.megatron.trainer import MegatronTrainer
+from agentrl.trainer.megatron.plan import MegatronPlan
+from agentrl.trainer.plan import Learning
+from agentrl.trainer.ranks import RankTrainer
 from agentrl.types import RolloutId, Sample
 from agentrl.weights import checksum, named_weights, unpack
 from agentrl.weights.delta import checksum_of
 from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, text_of
 from tests.engine.test_sglang_weights import KINDS, feeding, sglang_with_loader, transport_of
+from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
 from tests.trainer.tiny import batch, settings, tokenizer
 
@@ -59,18 +61,18 @@ PROMPT = [1, 5, 9, 3]
 
 
 @contextmanager
-def trainer_over(model: Path, layout: str, *, bucket_bytes: int = BUCKET_BYTES) -> Iterator[MegatronTrainer]:
+def trainer_over(model: Path, layout: str, *, bucket_bytes: int = BUCKET_BYTES) -> Iterator[RankTrainer]:
     ranks, sizes = LAYOUTS[layout]
-    plan = Plan(
+    plan = MegatronPlan(
         layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
         policy=Learning(PolicyLoss(), settings(lr=1e-2), 6),
         models={"old": str(model)},
     )
-    trainer = MegatronTrainer(plan, model.parent / "ranks", bucket_bytes=bucket_bytes)
+    trainer = megatron_trainer(plan, model.parent / "ranks", bucket_bytes=bucket_bytes)
     try:
         yield trainer
     finally:
-        trainer.close()
+        trainer.ranks.close()
 
 
 def saved(folder: Path, kind: str) -> Path:
@@ -123,7 +125,7 @@ class Between:
         await self.inner.commit(checksum)
 
 
-async def expect_serving(engine: Policy, trainer: MegatronTrainer, version: int) -> None:
+async def expect_serving(engine: Policy, trainer: RankTrainer, version: int) -> None:
     """What an engine believes of its own tokens is what the trainer believes of them."""
     got = await engine.generate(PROMPT, Sampling(8, temperature=1.0, seed=version), session=f"v{version}")
     assert set(got.versions.tolist()) == {version}
@@ -210,8 +212,8 @@ async def test_what_breaks_on_the_way_leaves_the_old_version(tmp_path):
             with pytest.raises(EngineError, match=says):
                 await trainer.publish(Between(engine.sink, does), version=2)
             # Nobody is left in the middle of it: ranks that wait for long fail.
-            assert not any(rank.owes for rank in trainer._processes._ranks)
-            assert all(len(rooms(pid)) <= 3 for pid in trainer.pids)
+            assert not any(rank.owes for rank in trainer.ranks._ranks)
+            assert all(len(rooms(pid)) <= 3 for pid in trainer.ranks.pids)
             await expect_serving(engine, trainer, 1)
         await trainer.update(batch())
         await trainer.publish(engine.sink, version=3)
@@ -228,13 +230,13 @@ async def test_a_rank_that_is_killed_in_mid_publish_is_named(tmp_path, layout, r
 
     def strikes(number, bucket):
         if number == 3:
-            os.kill(trainer.pids[rank], signal.SIGKILL)
+            os.kill(trainer.ranks.pids[rank], signal.SIGKILL)
 
     with trainer_over(saved(tmp_path, "qwen3"), layout) as trainer:
         await trainer.publish(engine.sink, version=1)
         with pytest.raises(TrainerError, match=rf"rank {rank} .*was ended by SIGKILL"):
             await trainer.publish(Between(engine.sink, strikes), version=2)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in trainer.pids)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in trainer.ranks.pids)
     got = await engine.generate(PROMPT, Sampling(4), session="a")
     assert (engine.version, set(got.versions.tolist())) == (1, {1})
     await engine.close()
@@ -290,13 +292,13 @@ async def test_no_rank_holds_more_than_some_buckets_however_slow_the_sink(tmp_pa
     model.save_pretrained(tmp_path / "model")
     whole, bucket_bytes = sum(p.nbytes for p in model.parameters()), 1 << 20
     with trainer_over(tmp_path / "model", layout, bucket_bytes=bucket_bytes) as trainer:
-        before = [resident_bytes(pid) for pid in trainer.pids]
+        before = [resident_bytes(pid) for pid in trainer.ranks.pids]
         most = [0, 0]
 
         def look(number):
             # Long enough to fill whatever they may.
             time.sleep(0.05)
-            most[:] = map(max, most, (resident_bytes(pid) for pid in trainer.pids))
+            most[:] = map(max, most, (resident_bytes(pid) for pid in trainer.ranks.pids))
 
         await trainer.publish(Kept(look, keeps), version=1)
     assert whole > 24 * bucket_bytes
@@ -332,7 +334,7 @@ async def test_a_real_server_serves_what_any_layout_publishes(tmp_path, sglang, 
 
             def strikes(number, bucket):
                 if number == 3:
-                    os.kill(trainer.pids[1], signal.SIGKILL)
+                    os.kill(trainer.ranks.pids[1], signal.SIGKILL)
 
             with pytest.raises(EngineError, match="no room"):
                 await trainer.publish(Between(made.sink, breaks), version=3)

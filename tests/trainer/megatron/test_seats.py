@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.trainer.launch.seats import Seat, is_loopback, taken_seat
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.launch.seats import Seat, is_loopback, taken_seat
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
 

@@ -15,10 +15,11 @@ from agentrl.checkpoints.saving import save_model
 from agentrl.cli import main
 from agentrl.errors import ConfigError, ModelLoadError, TrainerError
 from agentrl.losses import PolicyLoss
+from agentrl.trainer import saved
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.files import saved
 from agentrl.trainer.megatron.model.shape import shape_of
-from agentrl.trainer.megatron.plan import Done, Learning, Plan
+from agentrl.trainer.megatron.plan import MegatronPlan
+from agentrl.trainer.plan import Done, Learning
 from agentrl.weights.codec import bytes_of
 from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import model_of
@@ -66,13 +67,13 @@ async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
     state = str(tmp_path / "state")
     with trainer_on(tmp_path, ref=False, **CASES[case]) as one:
         await learn(one, range(3))
-        one.save_state(state)
+        await one.save_state(state)
         told = await learn(one, range(3, 6))
         weights = await published(one)
     with trainer_on(tmp_path, ref=False, **CASES[case]) as another:
         # It has a past of its own, which it forgets.
         await learn(another, [7])
-        another.load_state(state)
+        await another.load_state(state)
         again = await learn(another, range(3, 6))
         assert await published(another) == weights
     assert again == told
@@ -82,11 +83,11 @@ async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
 
 async def test_a_state_from_before_the_first_step(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as one:
-        one.save_state(str(tmp_path / "state"))
+        await one.save_state(str(tmp_path / "state"))
         told = await learn(one, [0])
     with trainer_on(tmp_path, ref=False, ranks=1) as another:
         await learn(another, [7])
-        another.load_state(str(tmp_path / "state"))
+        await another.load_state(str(tmp_path / "state"))
         assert await learn(another, [0]) == told
 
 
@@ -149,8 +150,8 @@ def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
 async def test_what_is_saved_is_a_model_for_others(tmp_path):
     with trainer_on(tmp_path, ref=False, **LAYOUTS["PP2"]) as one:
         await learn(one, [0])
-        one.save_state(str(tmp_path / "state"))
-        one.save(str(tmp_path / "saved"))
+        await one.save_state(str(tmp_path / "state"))
+        await one.save(str(tmp_path / "saved"))
     main(["convert", str(tmp_path / "state" / "policy"), str(tmp_path / "converted")])
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("saved", "converted")]
     assert files[0] == files[1]
@@ -159,26 +160,26 @@ async def test_what_is_saved_is_a_model_for_others(tmp_path):
 async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, monkeypatch):
     state = tmp_path / "state"
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as one:
-        one.save_state(str(state))
+        await one.save_state(str(state))
         before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
         await learn(one, [0])
-        os.kill(one.pids[1], signal.SIGSTOP)
+        os.kill(one.ranks.pids[1], signal.SIGSTOP)
 
         async def strike():
             while not (tmp_path / ".state.coming" / "policy" / "tensor-0").exists():
                 await asyncio.sleep(0.01)
-            os.kill(one.pids[1], signal.SIGKILL)
+            os.kill(one.ranks.pids[1], signal.SIGKILL)
 
         striking = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(strike()))
         with pytest.raises(TrainerError, match=r"rank 1 .* was ended by SIGKILL"):
-            one.save_state(str(state))
+            await one.save_state(str(state))
         await striking
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 
 
-def plan_of(folder, critic=False, **sizes) -> Plan:
+def plan_of(folder, critic=False, **sizes) -> MegatronPlan:
     learning = Learning(PolicyLoss(), learns(), 6)
-    return Plan(
+    return MegatronPlan(
         layout=MegatronConfig(actor_num_gpus_per_node=2, **sizes),
         policy=learning,
         models={"old": str(folder / "model")},
@@ -191,7 +192,7 @@ def test_what_does_not_fit_is_told(tmp_path):
     save_model(model_of("qwen3"), tokenizer(), str(tmp_path / "model"))
     with pytest.raises(ModelLoadError, match=r"trainer.json cannot be read"):
         saved.opened(state, plan)
-    saved.begin(state, plan)
+    plan.begin_saved(state)
     saved.finish(state, plan, 3, {"old": Done(3, 1)})
     assert saved.opened(state, plan) == (3, {"old": Done(3, 1)})
     for says, other in (

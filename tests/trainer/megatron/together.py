@@ -55,7 +55,7 @@ def _prepare() -> None:
 
 
 def _as_rank(work, layout, rank, meeting, args):
-    from agentrl.trainer.megatron.launch.ranks import joined
+    from agentrl.trainer.megatron.parallel import joined
 
     store = FileStore(meeting, layout.world_size)
     with joined(layout, rank, store=store, local=rank, timeout_s=60):

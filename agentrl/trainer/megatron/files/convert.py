@@ -12,10 +12,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.export import write_tensors
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
-from agentrl.trainer.megatron.files.export import write_tensors
 from agentrl.trainer.megatron.files.sharded import (
     ABOUT,
     HF,

@@ -20,8 +20,8 @@ from agentrl.trainer.megatron.files.sharded import file_of, rank_folder, write_s
 from agentrl.trainer.megatron.learner import Learner
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.plan import Done
 from agentrl.trainer.megatron.state import Part
+from agentrl.trainer.plan import Done
 from agentrl.weights import manifest_of
 from agentrl.weights.codec import bytes_of
 from agentrl.weights.streamed import SafetensorsFile

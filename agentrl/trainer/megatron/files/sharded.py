@@ -22,13 +22,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from agentrl.checkpoints.export import copy_without_weights
 from agentrl.checkpoints.tensors import open_tensors, specs_in, tensor_shapes
 from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.megatron.config import MegatronConfig, Size
 from agentrl.trainer.megatron.files.checkpoint import config_of
-from agentrl.trainer.megatron.files.export import copy_without_weights
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.shape import Shape, check_layout, shape_of
 from agentrl.weights import manifest_of

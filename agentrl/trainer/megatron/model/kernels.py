@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.trainer.torch.attention import attention_within, folds_of, with_shared_heads
+from agentrl.trainer.attention import attention_within, folds_of, with_shared_heads
 
 _log = logging.getLogger(__name__)
 _HALF = (torch.bfloat16, torch.float16)

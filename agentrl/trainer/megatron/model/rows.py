@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.trainer.torch.batch import MicroBatch
+from agentrl.trainer.batch import MicroBatch
 
 Int64Array = npt.NDArray[np.int64]
 

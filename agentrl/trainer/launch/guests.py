@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from agentrl.errors import ConfigError, TrainerError
-from agentrl.trainer.megatron.launch.meeting import Meeting, found_by, kept, listening
-from agentrl.trainer.megatron.launch.members import Guest
-from agentrl.trainer.megatron.launch.rank import obey
-from agentrl.trainer.megatron.launch.seats import Seat
+from agentrl.trainer.launch.meeting import Meeting, found_by, kept, listening
+from agentrl.trainer.launch.members import Guest
+from agentrl.trainer.launch.rank import obey
+from agentrl.trainer.launch.seats import Seat
 
 PATIENCE_S = 600.0
 _HELLO_S = 5.0
@@ -77,8 +77,8 @@ def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[Guests]:
         del keeper
 
 
-def be_guest(seat: Seat, patience_s: float = PATIENCE_S) -> None:
-    """Be the rank of a seat until the driver has gone.
+def be_guest(seat: Seat, preloaded: str, patience_s: float = PATIENCE_S) -> None:
+    """Be the rank of a seat until the driver has gone. preloaded: the module with its worker.
 
     Raises:
         ConfigError: there is no driver.
@@ -94,7 +94,7 @@ def be_guest(seat: Seat, patience_s: float = PATIENCE_S) -> None:
     connected = _connected(seat, port, deadline)
     hello = json.dumps([token, str(seat.number), str(os.getpid()), socket.gethostname()])
     connected.sendall(f"{hello}\n".encode())
-    obey(_piped(connected), seat.local)
+    obey(_piped(connected), seat.local, preloaded)
 
 
 def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, Guest], deadline: float) -> None:

@@ -1,7 +1,7 @@
-"""Ranks that write into a room of rank 0 themselves: those on its machine that may open what it has open.
+"""Ranks that write into a buffer of rank 0 themselves: those on its machine that may open what it has open.
 
-All calls are collectives of all ranks. A room has no name; it is opened through the process that made it, and
-when that is killed, it goes with the last that has it mapped.
+All calls are collectives of all ranks. A buffer has no name; it is opened through the process that made it,
+and when that is killed, it goes with the last that has it mapped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.trainer.launch.shared_buffers import KEPT, BufferPool, SharedBuffer, mapped
 from agentrl.trainer.megatron.device import here
-from agentrl.trainer.megatron.launch.rooms import KEPT, Free, Room, mapped
 
 _WORDS = 2
 
 
-class _Told(NamedTuple):
-    """Where a room is. pid, descriptor: whose, and which of its files. number: of the room."""
+class _Whereabouts(NamedTuple):
+    """Where a buffer is. pid, descriptor: whose, and which of its files. number: of the buffer."""
 
     pid: int
     descriptor: int
@@ -36,31 +36,31 @@ class _Told(NamedTuple):
 
 
 class Neighbours:
-    """The rooms of rank 0, as one rank can reach them.
+    """The buffers of rank 0, as one rank can reach them.
 
-    free: on rank 0, those that can be filled again. far: the ranks that cannot reach them, and have to send.
+    pool: on rank 0, those that can be filled again. far: the ranks that cannot reach them, and have to send.
     """
 
     def __init__(self, bucket_bytes: int) -> None:
-        self.free = Free(bucket_bytes)
+        self.pool = BufferPool(bucket_bytes)
         self._mapped: OrderedDict[int, Tensor] = OrderedDict()
         token = np.frombuffer(os.urandom(8 * _WORDS), np.uint8)
-        probe = Room(len(token))
+        probe = SharedBuffer(len(token))
         probe.bytes_B.numpy()[:] = token
         told = _broadcast([*_whereabouts(probe), *token.view(np.int64).tolist()])
-        near = torch.tensor([self._holds(_Told(*told[:-_WORDS]), told[-_WORDS:])], device=here())
+        near = torch.tensor([self._holds(_Whereabouts(*told[:-_WORDS]), told[-_WORDS:])], device=here())
         found = [torch.empty_like(near) for _ in range(dist.get_world_size())]
         dist.all_gather(found, near)
         self.far = frozenset(rank for rank, one in enumerate(found) if not one.item())
 
-    def open(self, room: Room | None) -> Tensor | None:
-        """The bytes of the room that rank 0 has; None on a rank that is far. room: on rank 0."""
-        told = _Told(*_broadcast(_Told(0, 0, 0, 0) if room is None else _whereabouts(room)))
-        if room is not None:
-            return room.bytes_B
+    def open(self, buffer: SharedBuffer | None) -> Tensor | None:
+        """The bytes of the buffer that rank 0 has; None on a rank that is far. buffer: on rank 0."""
+        told = _Whereabouts(*_broadcast(_Whereabouts(0, 0, 0, 0) if buffer is None else _whereabouts(buffer)))
+        if buffer is not None:
+            return buffer.bytes_B
         return None if dist.get_rank() in self.far else self._reached(told)
 
-    def _reached(self, told: _Told) -> Tensor:
+    def _reached(self, told: _Whereabouts) -> Tensor:
         found = self._mapped.pop(told.number, None)
         if found is None:
             found = mapped(told.path, told.num_bytes, shared=True)
@@ -70,8 +70,8 @@ class Neighbours:
             self._mapped.popitem(last=False)
         return found
 
-    def _holds(self, told: _Told, words: list[int]) -> bool:
-        """Whether what is open under that number is the room, and not what another machine has there."""
+    def _holds(self, told: _Whereabouts, words: list[int]) -> bool:
+        """Whether what is open under that number is the buffer, and not what another machine has there."""
         try:
             found = os.stat(told.path)
         except OSError:
@@ -82,18 +82,18 @@ class Neighbours:
         return _read(told) == words
 
 
-def _read(told: _Told) -> list[int]:
+def _read(told: _Whereabouts) -> list[int]:
     try:
         return [int(word) for word in mapped(told.path, told.num_bytes, shared=False).view(torch.int64)]
     except RuntimeError:
         return []
 
 
-def _whereabouts(room: Room) -> _Told:
-    return _Told(os.getpid(), room.descriptor, room.number, len(room.bytes_B))
+def _whereabouts(buffer: SharedBuffer) -> _Whereabouts:
+    return _Whereabouts(os.getpid(), buffer.descriptor, buffer.number, len(buffer.bytes_B))
 
 
-def _broadcast(numbers: list[int] | _Told) -> list[int]:
+def _broadcast(numbers: list[int] | _Whereabouts) -> list[int]:
     told = torch.tensor(numbers, dtype=torch.int64, device=here())
     dist.broadcast(told, 0)
     return [int(number) for number in told.tolist()]

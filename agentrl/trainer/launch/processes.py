@@ -8,59 +8,76 @@ that do not. A rank whose driver dies finds its pipe closed, and ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
 from agentrl.protocols import Bucket
-from agentrl.trainer.megatron.launch.calls import Failed
-from agentrl.trainer.megatron.launch.guests import Guests
-from agentrl.trainer.megatron.launch.meeting import Meeting, kept
-from agentrl.trainer.megatron.launch.members import Child, Member, check_gpus
-from agentrl.trainer.megatron.launch.rooms import Bytes, heard
-from agentrl.trainer.megatron.plan import Plan
+from agentrl.trainer.launch.background import Background
+from agentrl.trainer.launch.calls import BEGIN, Failed
+from agentrl.trainer.launch.guests import Guests
+from agentrl.trainer.launch.meeting import Meeting, kept
+from agentrl.trainer.launch.members import Child, Member, check_gpus
+from agentrl.trainer.launch.messages import pickled, pickled_plan
+from agentrl.trainer.launch.shared_buffers import Bytes, received
+from agentrl.trainer.launch.work import Work
 
 _LAST_WORDS_S = 1.0
 
+R = TypeVar("R")
+
 
 class Processes:
-    """One process for each rank of the plan. folder: for what they print, rank-0.log and so on.
+    """One process for each rank. folder: for what they print, rank-0.log and so on.
 
+    preloaded: the module with their worker, which they import at once; `begin` gives them work.
     guests: the ranks that a launcher started, all but rank 0; without, all are processes on this machine.
 
     Raises:
         ConfigError: this machine has GPUs, but not one for each rank.
-        TrainerError: a rank does not come up.
     """
 
-    def __init__(self, plan: Plan, folder: Path, guests: Guests | None = None) -> None:
-        if guests is None:
-            check_gpus(plan.layout.world_size)
+    def __init__(
+        self, world_size: int, folder: Path, *, preloaded: str, guests: Guests | None = None
+    ) -> None:
+        if guests is None and world_size > 1:
+            check_gpus(world_size)
         folder.mkdir(parents=True, exist_ok=True)
+        self._background = Background(self._kill)
         self._failure: str | None = None
         self._seen: ReferenceType[Bytes] | None = None
         first, others = (0, ()) if guests is None else (guests.seat.local, guests.members)
         if guests is None:
             self._store = kept("127.0.0.1", 0)
         meeting = Meeting("127.0.0.1", self._store.port, "ranks") if guests is None else guests.meeting
-        number_of_children = plan.layout.world_size - len(others)
         self._ranks: Sequence[Member] = [
-            *(Child(folder / f"rank-{n}.log", first + n) for n in range(number_of_children)),
+            *(Child(folder / f"rank-{n}.log", first + n, preloaded) for n in range(world_size - len(others))),
             *others,
         ]
         for number in range(len(self._ranks)):
-            self._send(number, (plan, number, meeting))
-        for number in range(len(self._ranks)):
-            self._next(number)
+            self._send(number, pickled((number, meeting)))
 
     @property
     def pids(self) -> list[int]:
         """The processes, in the order of the ranks."""
         return [rank.pid for rank in self._ranks]
+
+    def begin(self, plan: Work) -> None:
+        """Have every rank work on a plan; what it worked on before is gone.
+
+        Raises:
+            ConfigError: the plan holds what no other process can import.
+            TrainerError: a rank failed.
+        """
+        if plan.world_size != len(self._ranks):
+            raise ValueError(f"the plan is for {plan.world_size} ranks, and there are {len(self._ranks)}")
+        self._ask(pickled_plan((BEGIN, (plan,))))
+        for number in range(len(self._ranks)):
+            self._next(number)
 
     def call(self, method: str, *args: object) -> list[object]:
         """Call a method of every rank's `Worker`; what each answers, in the order of the ranks.
@@ -68,7 +85,7 @@ class Processes:
         Raises:
             TrainerError: a rank failed or died, now or before; the others have been ended.
         """
-        self._ask(method, args)
+        self._ask(pickled((method, args)))
         return [self._next(number) for number in range(len(self._ranks))]
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
@@ -82,13 +99,17 @@ class Processes:
         Raises:
             TrainerError: a rank failed or died; the others have been ended.
         """
-        self._ask(method, args)
+        self._ask(pickled((method, args)))
         while isinstance(bucket := self._next(0), Bucket):
             yield bucket
             del bucket
         for number in range(1, len(self._ranks)):
             self._next(number)
         return bucket
+
+    async def run(self, function: Callable[..., R], *args: object) -> R:
+        """Run a function that makes such calls in a thread: see `Background`."""
+        return await self._background.run(function, *args)
 
     def close(self) -> None:
         """End all ranks."""
@@ -98,23 +119,28 @@ class Processes:
             rank.wait()
             rank.kill()
 
-    def _ask(self, method: str, args: tuple[object, ...]) -> None:
+    def _kill(self) -> None:
+        """End all ranks at once; whoever waits for them meets their end."""
+        for rank in self._ranks:
+            rank.end()
+
+    def _ask(self, call: bytes) -> None:
         if self._failure is not None:
             raise TrainerError(self._failure)
         # Whoever was interrupted in a call has left its answers.
         for number in range(len(self._ranks)):
             self._settle(number)
         for number in range(len(self._ranks)):
-            self._send(number, (method, args))
+            self._ranks[number].owes += 1
+            self._send(number, call)
 
     def _settle(self, number: int) -> None:
         while self._ranks[number].owes:
             self._next(number)
 
-    def _send(self, number: int, said: object) -> None:
-        self._ranks[number].owes += 1
+    def _send(self, number: int, message: bytes) -> None:
         try:
-            self._ranks[number].pipe.send(said)
+            self._ranks[number].pipe.send_bytes(message)
         except OSError:
             self._give_up(number)
 
@@ -148,7 +174,7 @@ class Processes:
             if rank.pipe not in ready:
                 continue
             try:
-                said = heard(rank.pipe)
+                said = received(rank.pipe)
             except (EOFError, OSError):
                 rank.gone = True
                 failed.append(number)

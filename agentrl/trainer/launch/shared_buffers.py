@@ -1,8 +1,8 @@
-"""Buckets from rank 0 to the driver, through memory that both have mapped.
+"""Buckets from rank 0 to the driver, in buffers that both have mapped.
 
-A room has no name: its descriptor goes through the pipe's socket, and when nobody has it mapped any more, it
-is gone, whoever was killed. The rank is at most two buckets ahead; for each the driver says, when it wants
-the next, whether anybody still looks at it. If not, the rank fills the same room again.
+A buffer has no name: its descriptor goes through the pipe's socket, and when nobody has it mapped any more,
+it is gone, whoever was killed. The rank is at most two buckets ahead; for each the driver says, when it wants
+the next, whether anybody still looks at it. If not, the rank fills the same buffer again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl.weights.codec import size_of
 AHEAD = 2
 """Buckets that a rank has sent, and that the driver is not through with (count)."""
 KEPT = AHEAD + 1
-"""Rooms that are filled again (count): of those, and the one that is filled meanwhile."""
+"""Buffers that are filled again (count): of those, and the one that is filled meanwhile."""
 
 _numbers = count()
 
@@ -36,8 +36,11 @@ Bytes = npt.NDArray[np.uint8]
 R = TypeVar("R")
 
 
-class Room:
-    """Memory that can be sent. bytes_B: uint8. summed: whoever reads it on this side. number: no other's."""
+class SharedBuffer:
+    """Memory that other processes can map.
+
+    bytes_B: uint8. summed: whoever reads it on this side. number: no other's.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self.number = next(_numbers)
@@ -48,47 +51,53 @@ class Room:
         self.summed: Future[list[int]] | None = None
 
 
-class Free:
-    """A few rooms that nobody looks at, to be filled again: memory that is new takes twice as long to fill.
+class BufferPool:
+    """A few shared buffers that nobody looks at, to be filled again: new memory takes twice as long to fill.
 
-    bucket_bytes: the least size of a room.
+    bucket_bytes: the least size of a buffer.
     """
 
     def __init__(self, bucket_bytes: int) -> None:
         self.bucket_bytes = bucket_bytes
         # The smallest first.
-        self._rooms: list[Room] = []
+        self._buffers: list[SharedBuffer] = []
 
-    def take(self, num_bytes: int) -> Room:
-        """A room of so many bytes or more, the smallest there is."""
-        room = next((room for room in self._rooms if len(room.bytes_B) >= num_bytes), None)
-        if room is None:
-            return Room(max(num_bytes, self.bucket_bytes))
-        self._rooms.remove(room)
-        if room.summed is not None:
-            room.summed.result()
-        return room
+    def take(self, num_bytes: int) -> SharedBuffer:
+        """A buffer of so many bytes or more, the smallest there is."""
+        found = next((one for one in self._buffers if len(one.bytes_B) >= num_bytes), None)
+        if found is None:
+            return SharedBuffer(max(num_bytes, self.bucket_bytes))
+        self._buffers.remove(found)
+        if found.summed is not None:
+            found.summed.result()
+        return found
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, buffer: SharedBuffer) -> None:
         """Nobody looks at it any more, but whoever sums it up."""
-        self._rooms = sorted([*self._rooms, room], key=lambda one: len(one.bytes_B))[-KEPT:]
+        self._buffers = sorted([*self._buffers, buffer], key=lambda one: len(one.bytes_B))[-KEPT:]
 
 
 class Filled(NamedTuple):
-    """A bucket in a room. free: where that goes when nobody looks."""
+    """A bucket in a shared buffer. pool: where that goes when nobody looks."""
 
     tensors: tuple[TensorSpec, ...]
-    room: Room
-    free: Free
+    buffer: SharedBuffer
+    pool: BufferPool
 
 
-class Part(NamedTuple):
+def bucket_of(filled: Filled) -> Bucket:
+    """The bucket, as this process sees its bytes."""
+    num_bytes = sum(map(size_of, filled.tensors))
+    return Bucket(filled.tensors, filled.buffer.bytes_B[:num_bytes].numpy())
+
+
+class Announced(NamedTuple):
     """A rank announces a bucket; the descriptor of its bytes follows."""
 
     tensors: tuple[TensorSpec, ...]
 
 
-def sent(pipe: Connection, filled: Generator[Filled, None, R]) -> R:
+def send_buckets(pipe: Connection, filled: Generator[Filled, None, R]) -> R:
     """Send what is filled, never too far ahead; what the generator returns.
 
     Raises:
@@ -101,8 +110,8 @@ def sent(pipe: Connection, filled: Generator[Filled, None, R]) -> R:
         except StopIteration as end:
             returned: R = end.value
             break
-        pipe.send(Part(one.tensors))
-        send_handle(pipe, one.room.descriptor, None)
+        pipe.send(Announced(one.tensors))
+        send_handle(pipe, one.buffer.descriptor, None)
         ahead.append(one)
         if len(ahead) == AHEAD:
             _answered(pipe, ahead)
@@ -111,14 +120,14 @@ def sent(pipe: Connection, filled: Generator[Filled, None, R]) -> R:
     return returned
 
 
-def heard(pipe: Connection) -> object:
+def received(pipe: Connection) -> object:
     """What a rank says; where that is a bucket, with its bytes mapped for as long as its array lives.
 
     Raises:
         EOFError: the rank is gone.
     """
     said = pipe.recv()
-    if not isinstance(said, Part):
+    if not isinstance(said, Announced):
         return said
     descriptor = recv_handle(pipe)
     try:
@@ -129,10 +138,10 @@ def heard(pipe: Connection) -> object:
 
 
 def _answered(pipe: Connection, ahead: deque[Filled]) -> None:
-    """Wait until the driver is through with the oldest; a room that somebody keeps is left to them."""
+    """Wait until the driver is through with the oldest; a buffer that somebody keeps is left to them."""
     oldest = ahead.popleft()
     if pipe.recv():
-        oldest.free.give_back(oldest.room)
+        oldest.pool.give_back(oldest.buffer)
 
 
 def mapped(path: str, num_bytes: int, *, shared: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed import DistError
 
 from agentrl.errors import ConfigError
 from agentrl.serving import WAITING_CONNECTIONS, bound
-from agentrl.trainer.megatron.launch.seats import is_loopback
+from agentrl.trainer.launch.seats import is_loopback
 
 _PATIENCE_S = 600.0
 _HERE_S = 30.0

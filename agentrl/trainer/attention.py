@@ -1,4 +1,4 @@
-"""Causal attention inside each sequence of a flat row, through transformers' attention registry.
+"""Causal attention inside each sequence of a flat row.
 
 A mask over the whole row would cost the square of its length, nearly all of it for nothing.
 Here sequences of like length are folded into a batch, so that the cost is that of the
@@ -7,20 +7,14 @@ sequences alone, whatever the row's length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agentrl.errors import ModelLoadError
-
-_NAME = "agentrl_segments"
 _SHORTEST = 0.8
 """A batch's shortest sequence, as a share of its longest: bounds what folding wastes."""
 
@@ -77,26 +71,6 @@ def _fold(run: list[int], start: int, device: torch.device) -> Fold:
     )
 
 
-@contextmanager
-def segment_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model` attend within sequences; it must be called with `folds=`. Restored afterwards.
-
-    Raises:
-        ModelLoadError: the architecture does not let its attention be chosen.
-    """
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_NAME)
-    try:
-        if model.config._attn_implementation != _NAME:
-            raise ModelLoadError(
-                f"{type(model).__name__} attends in its own way, so sequences cannot share a row; "
-                "choose a Llama or Qwen3 architecture."
-            )
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
 def attention_within(
     folds: Sequence[Fold], query: Tensor, key: Tensor, value: Tensor, *, scale: float | None
 ) -> Tensor:
@@ -128,27 +102,9 @@ def with_shared_heads(
     )
 
 
-def _attend(
-    _module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *_mask: Tensor | None,
-    folds: Sequence[Fold],
-    scaling: float | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim], as transformers calls it."""
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attention_within(folds, q, k, v, scale=scaling)[None], None
-
-
 def _folded(x: Tensor, fold: Fold) -> Tensor:
     """[T, heads, head_dim] -> [count, heads, longest, head_dim]."""
     run = x[fold.start : fold.stop]
     if fold.fold is not None:
         run = run.index_select(0, fold.fold)
     return run.reshape(fold.count, fold.longest, *run.shape[1:]).transpose(1, 2)
-
-
-ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -16,11 +17,11 @@ from pathlib import Path
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.megatron.launch.calls import Failed
+from agentrl.trainer.launch.calls import Failed
 
 _END_S = 5.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_RANK = "agentrl.trainer.megatron.launch.rank"
+_RANK = "agentrl.trainer.launch.rank"
 
 
 def check_gpus(ranks: int) -> None:
@@ -70,6 +71,10 @@ class Member(ABC):
     def wait(self) -> None:
         """Give it time to end by itself."""
 
+    @abstractmethod
+    def end(self) -> None:
+        """See to it that it ends, from another thread than the one that listens to it."""
+
     def kill(self) -> None:
         """See to it that it ends."""
         self.pipe.close()
@@ -95,21 +100,29 @@ class Guest(Member):
     def wait(self) -> None:
         """Nobody here can know when it has ended."""
 
+    def end(self) -> None:
+        """Its connection breaks off."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.pipe.fileno())) as connected:
+            connected.shutdown(socket.SHUT_RDWR)
+
 
 class Child(Member):
-    """A process on this machine. log: for what it prints; local: its number among this machine's ranks."""
+    """A process on this machine. log: for what it prints; local: its number among this machine's ranks.
 
-    def __init__(self, log: Path, local: int) -> None:
+    preloaded: the module with its worker. It finds modules where this process does.
+    """
+
+    def __init__(self, log: Path, local: int, preloaded: str) -> None:
         ours, theirs = Pipe()
         self._log = log
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _RANK, str(theirs.fileno()), str(local)],
+                [sys.executable, "-m", _RANK, str(theirs.fileno()), str(local), preloaded],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 pass_fds=[theirs.fileno()],
-                env={"OMP_NUM_THREADS": "1", **os.environ},
+                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         # The rank alone holds its end: when it is gone, ours tells.
         theirs.close()
@@ -132,6 +145,10 @@ class Child(Member):
         """Until it has ended, but not longer than that may take."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
+
+    def end(self) -> None:
+        """It is gone soon, and its pipe says so."""
+        self._process.kill()
 
     def kill(self) -> None:
         """It is gone when this returns."""

@@ -1,4 +1,4 @@
-"""One rank's process: python -m agentrl.trainer.megatron.launch.rank FD LOCAL, with its end of a pipe."""
+"""One rank's process: python -m agentrl.trainer.launch.rank FD LOCAL MODULE, with its end of a pipe."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 
-from agentrl.trainer.megatron.launch.calls import Failed, serve
+from agentrl.trainer.launch.calls import Failed, serve
 
 _END_S = 4.0
 _WHY_CHARS = 300
 
 
-def obey(pipe: Connection, local: int) -> None:
+def obey(pipe: Connection, local: int, preloaded: str) -> None:
     """Do what the driver calls for until it has gone; what goes wrong is told to it, and raised.
 
-    local: this rank's number among those of its machine.
+    local: this rank's number among those of its machine. preloaded: the module with its worker.
     """
     # Ctrl-C is for the driver, which ends its ranks in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -30,7 +30,7 @@ def obey(pipe: Connection, local: int) -> None:
     logging.getLogger("agentrl").setLevel(logging.INFO)
     threading.Thread(target=_end_with, args=(pipe.fileno(),), daemon=True).start()
     with suppress(EOFError, ConnectionError), _LastWord(pipe):
-        serve(pipe, local)
+        serve(pipe, local, preloaded)
 
 
 class _LastWord:
@@ -62,4 +62,4 @@ def _end_with(pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    obey(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    obey(Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.checkpoints.export import write_directory, write_tensors
 from agentrl.checkpoints.saving import save_model
-from agentrl.trainer.megatron.files.export import write_directory, write_tensors
 from agentrl.weights import manifest_of, named_weights, pack_buckets
 from agentrl.weights.codec import slices
 from tests.trainer.megatron.models import model_of

@@ -1,0 +1,46 @@
+"""What the driver sends its ranks, as bytes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import FunctionType
+
+from agentrl.errors import ConfigError
+
+_PROTOCOL = 5
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what another process cannot find under its import path."""
+
+    def persistent_id(self, value: object) -> None:
+        """Nothing for any value: pickle goes on as usual.
+
+        Raises:
+            ConfigError: a function or a class that no other process can import.
+        """
+        if isinstance(value, FunctionType | type):
+            where = f"{value.__module__}.{value.__qualname__}"
+            if value.__module__ == "__main__" or "<locals>" in where or "<lambda>" in where:
+                raise ConfigError(
+                    f"`{value.__qualname__}` is defined in a notebook, in the script that runs, or inside a "
+                    "function, where no other process can import it; put it into a module, and name it by "
+                    "its import path."
+                )
+
+
+def pickled_plan(message: object) -> bytes:
+    """A message that may hold functions and classes of a user's.
+
+    Raises:
+        ConfigError: one of them cannot be imported by another process.
+    """
+    written = io.BytesIO()
+    _Pickler(written, _PROTOCOL).dump(message)
+    return written.getvalue()
+
+
+def pickled(message: object) -> bytes:
+    """A message that holds data."""
+    return pickle.dumps(message, _PROTOCOL)

@@ -1,0 +1,35 @@
+"""What a loss is given of the tokens of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agentrl.losses import LossInputs, TokenExtra
+from agentrl.trainer.batch import MicroBatch
+from agentrl.types import FloatArray, TrainBatch
+
+
+def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> LossInputs:
+    """What is known of the row's tokens."""
+
+    def tensor(arrays: Sequence[FloatArray]) -> Tensor:
+        return torch.from_numpy(row.gather(arrays)).to(device)
+
+    def given(arrays: Sequence[FloatArray] | None) -> Tensor | None:
+        return None if arrays is None else tensor(arrays)
+
+    counts = torch.tensor([len(at) for at in row.positions])
+    return LossInputs(
+        old_logp_N=tensor(batch.scores.old),
+        rollout_logp_N=tensor([sample.logprobs for sample in batch.samples]),
+        advantages_N=tensor(batch.credit.advantages),
+        weights_N=tensor(batch.credit.weights),
+        sequence_N=torch.repeat_interleave(torch.arange(len(counts)), counts).to(device),
+        ref_logp_N=given(batch.scores.ref),
+        returns_N=given(batch.credit.returns),
+        old_values_N=given(batch.scores.values),
+        extras={name: TokenExtra.of(extra, device) for name, extra in row.extras(batch.samples).items()},
+    )

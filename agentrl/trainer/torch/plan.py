@@ -1,0 +1,51 @@
+"""What the torch trainer's one rank works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.trainer.launch.work import RankPlace
+from agentrl.trainer.plan import Plan, Worker
+
+WORKER = "agentrl.trainer.torch.worker"
+"""The module that the rank imports first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchPlan(Plan):
+    """Any causal language model, whole on one rank. num_threads: that torch computes with (count)."""
+
+    num_threads: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """One rank."""
+        return 1
+
+    @property
+    def publishes_bf16(self) -> bool:
+        """Parameters are float32; with bf16, matrices are cast as they are multiplied."""
+        return False
+
+    @property
+    def layout_facts(self) -> Mapping[str, int]:
+        """Another optimizer keeps other things of the weights."""
+        return {"muon": int(self.config.optimizer == "muon")}
+
+    @contextmanager
+    def working(self, place: RankPlace) -> Iterator[Worker]:
+        """The worker, over the models' directories."""
+        import torch
+
+        from agentrl.trainer.torch.worker import opened_worker
+
+        del place
+        torch.set_num_threads(self.num_threads)
+        yield opened_worker(self)
+
+    def begin_saved(self, folder: Path) -> None:
+        """Make the folder that the rank writes its state into."""
+        folder.mkdir()

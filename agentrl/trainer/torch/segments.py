@@ -1,0 +1,53 @@
+"""Attention inside sequences as transformers calls it, through its attention registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from agentrl.errors import ModelLoadError
+from agentrl.trainer.attention import Fold, attention_within
+
+_NAME = "agentrl_segments"
+
+
+@contextmanager
+def segment_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model` attend within sequences; it must be called with `folds=`. Restored afterwards.
+
+    Raises:
+        ModelLoadError: the architecture does not let its attention be chosen.
+    """
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_NAME)
+    try:
+        if model.config._attn_implementation != _NAME:
+            raise ModelLoadError(
+                f"{type(model).__name__} attends in its own way, so sequences cannot share a row; "
+                "choose a Llama or Qwen3 architecture."
+            )
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _attend(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_mask: Tensor | None,
+    folds: Sequence[Fold],
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim], as transformers calls it."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attention_within(folds, q, k, v, scale=scaling)[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)

@@ -1,0 +1,187 @@
+"""What the torch trainer's rank does when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.checkpoints.loading import open_directory
+from agentrl.errors import ModelLoadError
+from agentrl.protocols import TensorSpec
+from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.launch.shared_buffers import BufferPool, Filled, bucket_of
+from agentrl.trainer.plan import Done, Learning, StepSums, scored_tokens
+from agentrl.trainer.saved import FOLDERS
+from agentrl.trainer.torch.critic import Critic, critic_over, values_of
+from agentrl.trainer.torch.forward import check_trainable, token_outputs
+from agentrl.trainer.torch.learner import Learner
+from agentrl.trainer.torch.plan import TorchPlan
+from agentrl.trainer.torch.segments import segment_attention
+from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
+from agentrl.weights import manifest_of, named_weights
+from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.codec import bytes_of, size_of
+
+_STATE = "state.pt"
+
+
+class AuxiliaryModels(NamedTuple):
+    """The networks beside the policy: one that learns values, and two that stay as they are."""
+
+    critic: Critic | None = None
+    ref: PreTrainedModel | None = None
+    teacher: PreTrainedModel | None = None
+
+
+class TorchWorker:
+    """Trains `model` in place. Dropout is off: the loss compares probabilities with those of an engine.
+
+    model: a causal language model in fp32 with full attention. policy: how it learns; a loss whose
+    `entropy_coef` is not 0 gets an entropy with a gradient. auxiliary: the networks of the other roles.
+
+    Raises:
+        ModelLoadError: the model cannot be trained in packed rows.
+    """
+
+    def __init__(self, model: PreTrainedModel, policy: Learning, auxiliary: AuxiliaryModels) -> None:
+        model.eval()
+        check_trainable(model)
+        self.model = model
+        self._config = policy.config
+        # Only a bonus on the entropy needs its gradient, which costs memory.
+        bonus = bool(getattr(policy.loss, "entropy_coef", 0.0))
+        forward = partial(token_outputs, bf16=policy.config.bf16, entropy_gradient=bonus)
+        self._policy = Learner(model, forward, policy)
+        self._auxiliary = auxiliary
+        self._step = 0
+        self._pool: BufferPool | None = None
+
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """The policy's tensors, each piece of memory once."""
+        return manifest_of(named_weights(self.model))
+
+    def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
+        """Logprobs, or values, of the tokens that the role says something of, by sample."""
+        critic = self._auxiliary.critic
+        networks = {
+            "old": self.model,
+            "ref": self._auxiliary.ref,
+            "teacher": self._auxiliary.teacher,
+            "values": None if critic is None else critic.network,
+        }
+        network = networks[role]
+        assert network is not None, "the driver asks for the plan's roles alone"
+        return self._over(network, samples, role, self._values if role == "values" else self._logprobs)
+
+    def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
+        """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
+        done: dict[ScoreRole, StepSums] = {}
+        critic = self._auxiliary.critic
+        if critic is not None:
+            done["values"] = critic.learn(batch)
+        if critic is None or self._step >= critic.warmup:
+            done["old"] = self._policy.learn(batch)
+        self._step += 1
+        return done
+
+    def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
+        """The policy's weights in shared buffers; returns their checksum."""
+        if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
+            self._pool = BufferPool(bucket_bytes)
+        tensors = dict(named_weights(self.model))
+        digests: list[int] = []
+        for load in _loads(manifest, bucket_bytes):
+            buffer = self._pool.take(sum(map(size_of, load)))
+            filled = Filled(load, buffer, self._pool)
+            bytes_B, offset = buffer.bytes_B.numpy(), 0
+            for spec in load:
+                bytes_B[offset : offset + size_of(spec)] = bytes_of(tensors[spec.name])
+                offset += size_of(spec)
+            digests += digests_of(bucket_of(filled))
+            yield filled
+        return added_up(digests)
+
+    def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
+        """Write weights and optimizers; the updates, and what each optimizer did."""
+        for role, learner in self._learners().items():
+            (folder / FOLDERS[role]).mkdir()
+            torch.save(learner.state(), folder / FOLDERS[role] / _STATE)
+        return self._step, {role: learner.done for role, learner in self._learners().items()}
+
+    def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
+        """Go on from what was saved.
+
+        Raises:
+            ModelLoadError: a file is missing, damaged, or of another model.
+        """
+        for role, learner in self._learners().items():
+            path = folder / FOLDERS[role] / _STATE
+            try:
+                learner.resume(torch.load(path, weights_only=True), done[role])
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                raise ModelLoadError(f"{path} is not what this trainer saves: {reason}") from error
+        self._step = step
+
+    def _learners(self) -> dict[ScoreRole, Learner]:
+        critic = self._auxiliary.critic
+        values: dict[ScoreRole, Learner] = {} if critic is None else {"values": critic.learner}
+        return {"old": self._policy, **values}
+
+    def _over(
+        self,
+        network: PreTrainedModel,
+        samples: Sequence[Sample],
+        role: ScoreRole,
+        of: Callable[[PreTrainedModel, MicroBatch], Tensor],
+    ) -> dict[int, FloatArray]:
+        """What `network` says of the tokens, sample by sample."""
+        found: dict[int, FloatArray] = {}
+        masks = [scored_tokens(sample, role) for sample in samples]
+        with torch.no_grad(), segment_attention(network):
+            for row in micro_batches(samples, masks, self._config.max_tokens_per_gpu):
+                found_N = of(network, row).float().cpu().numpy()
+                parts = np.split(found_N, np.cumsum([len(at) for at in row.positions])[:-1])
+                found |= dict(zip(row.members, parts, strict=True))
+        return found
+
+    def _logprobs(self, network: PreTrainedModel, row: MicroBatch) -> Tensor:
+        return token_outputs(network, row, bf16=self._config.bf16).logp_N
+
+    def _values(self, network: PreTrainedModel, row: MicroBatch) -> Tensor:
+        return values_of(network, row, bf16=self._config.bf16)
+
+
+def opened_worker(plan: TorchPlan) -> TorchWorker:
+    """The worker over the models' directories.
+
+    Raises:
+        ModelLoadError: one holds no model, or one that cannot be trained in packed rows.
+    """
+    model = open_directory(plan.models["old"], torch.float32)
+    critic = None
+    if plan.critic is not None:
+        critic = Critic(critic_over(model), plan.critic, warmup=plan.critic_warmup)
+    judges: dict[ScoreRole, PreTrainedModel] = {
+        role: open_directory(plan.models[role], torch.float32) for role in plan.models.keys() - {"old"}
+    }
+    auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"))
+    return TorchWorker(model, plan.policy, auxiliary)
+
+
+def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Generator[tuple[TensorSpec, ...], None, None]:
+    """The tensors of each bucket; one that is larger than a bucket travels alone."""
+    load: tuple[TensorSpec, ...] = ()
+    for spec in manifest:
+        if load and sum(map(size_of, (*load, spec))) > max_bytes:
+            yield load
+            load = ()
+        load += (spec,)
+    yield load

@@ -1,0 +1,29 @@
+"""What stages took."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from agentrl.run.stages import Stopwatch, cpu_time
+
+BUSY = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+
+
+def test_the_time_of_a_stage_counts_processes_that_run_and_that_ended():
+    watch = Stopwatch()
+    with watch.stage("busy", 3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        process.stdout.readline()
+        running = cpu_time()
+        process.communicate(b"\n")
+        assert cpu_time() >= running - 0.05
+    with watch.stage("idle"):
+        time.sleep(0.01)
+    busy, idle = watch.stages
+    assert (busy.steps, idle.steps) == (3, 1)
+    assert 0.45 <= busy.cpu_s < 5.0
+    assert idle.cpu_s < 0.3

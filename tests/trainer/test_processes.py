@@ -1,0 +1,197 @@
+"""A torch trainer in a process of its own does what it does inline, and the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import time
+
+import pytest
+import torch
+
+from agentrl.checkpoints.loading import open_directory
+from agentrl.checkpoints.saving import save_model
+from agentrl.errors import ConfigError, TrainerError
+from agentrl.losses import PolicyLoss, ValueLoss
+from agentrl.trainer.launch.inline import InlineRank
+from agentrl.trainer.launch.messages import pickled_plan
+from agentrl.trainer.launch.processes import Processes
+from agentrl.trainer.plan import Learning
+from agentrl.trainer.ranks import RankTrainer
+from agentrl.trainer.torch.plan import WORKER, TorchPlan
+from tests.trainer.test_roles import with_returns
+from tests.trainer.tiny import batch, qwen3, settings, tokenizer
+
+
+class Waits:
+    """A loss that takes its time, and leaves a file to say that it has begun."""
+
+    def __init__(self, begun, seconds):
+        self.begun, self.seconds, self.inner = str(begun), seconds, PolicyLoss()
+
+    def __call__(self, outputs, inputs):
+        with open(self.begun, "w"):
+            time.sleep(self.seconds)
+        return self.inner(outputs, inputs)
+
+
+class Kept:
+    """A sink that keeps what it is sent, by name."""
+
+    def begin(self, manifest, version):
+        self.tensors = {}
+        return self
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    async def put(self, bucket):
+        from agentrl.weights import unpack
+
+        self.tensors |= {name: tensor.numpy().tobytes() for name, tensor in unpack(bucket)}
+
+    async def commit(self, checksum):
+        self.checksum = checksum
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    save_model(qwen3(torch.float32), tokenizer(), str(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """One rank for all tests that leave it alive: starting one takes seconds."""
+    folder = tmp_path_factory.mktemp("ranks")
+    made = Processes(1, folder, preloaded=WORKER)
+    yield made
+    made.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in made.pids)
+
+
+def plan_over(model, loss=None, **roles):
+    critic = Learning(ValueLoss(), settings(lr=3e-2), 6) if roles.pop("critic", False) else None
+    policy = Learning(loss or PolicyLoss(), settings(lr=1e-2), 6)
+    return TorchPlan(policy=policy, models={"old": model, **roles}, critic=critic, critic_warmup=1)
+
+
+async def learned(trainer):
+    """Reports, scores and weights of three steps."""
+    told = with_returns(batch())
+    reports = [(await trainer.update(told)).metrics for _ in range(3)]
+    scores = await trainer.score(told.samples, ("old", "ref", "values"))
+    sink = Kept()
+    published = await trainer.publish(sink, version=3)
+    assert published.num_bytes == sum(map(len, sink.tensors.values()))
+    listed = [[one.tolist() for one in arrays] for arrays in (scores.old, scores.ref, scores.values)]
+    return reports, listed, sink.tensors, sink.checksum
+
+
+async def test_a_rank_learns_bit_for_bit_what_is_learned_inline(model, processes, tmp_path):
+    plan = plan_over(model, critic=True, ref=model)
+    inline = await learned(await RankTrainer.started(InlineRank(), plan))
+    trainer = await RankTrainer.started(processes, plan)
+    assert await learned(trainer) == inline
+    await trainer.save(str(tmp_path / "saved"))
+    loaded = open_directory(tmp_path / "saved", torch.float32)
+    saved = {name: t.numpy().tobytes() for name, t in loaded.state_dict().items()}
+    assert {name: saved[name] for name in inline[2]} == inline[2]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+async def test_a_saved_state_goes_on_bit_for_bit(model, tmp_path, optimizer):
+    learning = Learning(PolicyLoss(), settings(lr=1e-2, optimizer=optimizer), 6)
+    plan = TorchPlan(policy=learning, models={"old": model}, critic=Learning(ValueLoss(), settings(), 6))
+    told = with_returns(batch())
+
+    async def steps(trainer, number):
+        return [(await trainer.update(told)).metrics for _ in range(number)]
+
+    one = await RankTrainer.started(InlineRank(), plan)
+    await steps(one, 2)
+    await one.save_state(str(tmp_path / "state"))
+    expected = await steps(one, 2)
+    another = await RankTrainer.started(InlineRank(), plan)
+    # It has a past of its own, which it forgets.
+    await steps(another, 1)
+    await another.load_state(str(tmp_path / "state"))
+    assert await steps(another, 2) == expected
+    other = Learning(PolicyLoss(), settings(optimizer={"adamw": "muon", "muon": "adamw"}[optimizer]), 6)
+    stranger = await RankTrainer.started(InlineRank(), TorchPlan(policy=other, models={"old": model}))
+    with pytest.raises(ConfigError, match=r"was saved with (muon|networks)"):
+        await stranger.load_state(str(tmp_path / "state"))
+
+
+async def test_the_loop_goes_on_while_a_rank_updates(model, processes, tmp_path):
+    trainer = await RankTrainer.started(processes, plan_over(model, Waits(tmp_path / "begun", 0.3)))
+    ticks, updating = 0, asyncio.create_task(trainer.update(batch()))
+    while not updating.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    assert updating.result().metrics["train/loss"] != 0
+    assert ticks >= 10
+
+
+async def test_a_cancelled_update_ends_whole_and_says_what_it_did(model, processes, tmp_path):
+    trainer = await RankTrainer.started(processes, plan_over(model, Waits(tmp_path / "begun", 0.3)))
+    reports = []
+
+    async def step():
+        reports.append(await trainer.update(batch()))
+        await asyncio.sleep(0)
+        raise AssertionError("the cancellation was lost")
+
+    task = asyncio.create_task(step())
+    while not (tmp_path / "begun").exists():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(reports) == 1
+    assert (await trainer.update(batch())).metrics["train/lr"] == pytest.approx(1e-2)
+
+
+async def test_cancelled_twice_it_waits_no_longer_and_no_rank_is_left(model, tmp_path):
+    processes = Processes(1, tmp_path / "ranks", preloaded=WORKER)
+    trainer = await RankTrainer.started(processes, plan_over(model, Waits(tmp_path / "begun", 300.0)))
+    task, began = asyncio.create_task(trainer.update(batch())), time.monotonic()
+    while not (tmp_path / "begun").exists():
+        await asyncio.sleep(0.01)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(TrainerError, match="was ended by SIGKILL"):
+        await trainer.score(batch().samples)
+    await trainer.close()
+    assert time.monotonic() - began < 60
+    assert not os.path.exists(f"/proc/{processes.pids[0]}")
+
+
+async def test_a_rank_that_dies_is_named(model, tmp_path):
+    processes = Processes(1, tmp_path / "ranks", preloaded=WORKER)
+    trainer = await RankTrainer.started(processes, plan_over(model))
+    os.kill(processes.pids[0], signal.SIGKILL)
+    with pytest.raises(TrainerError, match=rf"rank 0 .*process {processes.pids[0]}\) was ended by SIGKILL"):
+        await trainer.update(batch())
+    await trainer.close()
+
+
+def test_what_a_notebook_defines_reaches_no_other_process(model):
+    def local(outputs, inputs):
+        return None
+
+    in_a_notebook = type("Mine", (), {"__module__": "__main__"})
+    for loss in (local, lambda outputs, inputs: None, in_a_notebook()):
+        with pytest.raises(ConfigError, match="put it into a module, and name it by its import path"):
+            pickled_plan(plan_over(model, loss))
+    plan = plan_over(model, Waits("begun", 0.0))
+    assert pickle.loads(pickled_plan(plan)).models == plan.models
