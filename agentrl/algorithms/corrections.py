@@ -125,27 +125,27 @@ class Mis:
             factor_N = np.where(_within(ratio_N, self.lower, self.upper), ratio_N, 0.0)
         metrics = _metrics("mis", tokens, ratio_N, factor_N)
         dropped_E = self._dropped(log_ratio_N, tokens)
-        factor_N = np.where(dropped_E[tokens.episode_N], 0.0, factor_N)
+        factor_N = np.where(dropped_E[tokens.rollout_index_N], 0.0, factor_N)
         metrics |= {
             "mis": tokens.mean(factor_N),
             "mis_masked": tokens.mean((factor_N == 0.0).astype(np.float64)),
-            "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.episode_N)), 1),
+            "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.rollout_index_N)), 1),
         }
         return Corrected(factor_N, metrics)
 
     def _levelled(self, log_ratio_N: Floats, tokens: Tokens) -> Floats:
         if self.level == "token":
             return log_ratio_N
-        sums_E: Floats = np.bincount(tokens.episode_N, weights=log_ratio_N).astype(np.float64)
+        sums_E: Floats = np.bincount(tokens.rollout_index_N, weights=log_ratio_N).astype(np.float64)
         if self.level == "geometric":
-            sums_E = sums_E / np.maximum(np.bincount(tokens.episode_N), 1)
-        levelled: Floats = sums_E[tokens.episode_N]
+            sums_E = sums_E / np.maximum(np.bincount(tokens.rollout_index_N), 1)
+        levelled: Floats = sums_E[tokens.rollout_index_N]
         return levelled
 
     def _dropped(self, log_ratio_N: Floats, tokens: Tokens) -> npt.NDArray[np.bool_]:
         dropped_E = np.zeros(len(tokens.rollout_ids), dtype=bool)
         if self.veto is not None:
-            dropped_E[tokens.episode_N[log_ratio_N < np.log(self.veto)]] = True
+            dropped_E[tokens.rollout_index_N[log_ratio_N < np.log(self.veto)]] = True
         return dropped_E
 
 

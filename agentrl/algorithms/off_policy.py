@@ -32,8 +32,8 @@ def mismatch_metrics(tokens: Tokens, scores: TokenScores) -> dict[str, float]:
     bounded_N = np.clip(difference_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     zero_N = np.zeros_like(bounded_N)
     ratio_N = np.exp(-bounded_N)
-    counts_E = np.bincount(tokens.episode_N, minlength=len(tokens.rollout_ids))
-    sums_E = np.bincount(tokens.episode_N, weights=difference_N, minlength=len(tokens.rollout_ids))
+    counts_E = np.bincount(tokens.rollout_index_N, minlength=len(tokens.rollout_ids))
+    sums_E = np.bincount(tokens.rollout_index_N, weights=difference_N, minlength=len(tokens.rollout_ids))
     means_E = np.clip(sums_E[counts_E > 0] / counts_E[counts_E > 0], -MAX_LOG_RATIO, MAX_LOG_RATIO)
     squares = len(tokens) * float(np.sum(ratio_N**2))
     return {

@@ -74,7 +74,7 @@ def _decays(tokens: Tokens, gamma: float, discount: Discount) -> Floats:
     decays_N = np.zeros(len(tokens))
     new_turn = np.diff(tokens.turn_N) != 0
     inside = gamma if discount == "token" else np.where(new_turn, gamma, 1.0)
-    decays_N[:-1] = np.where(np.diff(tokens.episode_N) == 0, inside, 0.0)
+    decays_N[:-1] = np.where(np.diff(tokens.rollout_index_N) == 0, inside, 0.0)
     return decays_N
 
 

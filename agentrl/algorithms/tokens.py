@@ -42,14 +42,14 @@ class Tokens:
     along it depends on where it was split.
 
     rollout_ids: the E rollouts of the samples, also those without a trainable token.
-    episode_N: which of them a token belongs to, never falling. turn_N: the turn of that episode.
+    rollout_index_N: which of them a token belongs to, never falling. turn_N: the turn of that rollout.
     order: the samples, by index, as their tokens stand here.
     """
 
     samples: tuple[Sample, ...]
     rollout_ids: tuple[RolloutId, ...]
     order: tuple[int, ...]
-    episode_N: Indices
+    rollout_index_N: Indices
     turn_N: Indices
 
     @classmethod
@@ -67,12 +67,12 @@ class Tokens:
         return cls(tuple(samples), rollout_ids, order, np.repeat(ranks, counts), turn_N)
 
     def __len__(self) -> int:
-        return len(self.episode_N)
+        return len(self.rollout_index_N)
 
     @property
     def bounds(self) -> Indices:
-        """[E + 1]: the tokens of episode e are bounds[e] to bounds[e + 1], exclusive."""
-        return np.searchsorted(self.episode_N, np.arange(len(self.rollout_ids) + 1)).astype(np.intp)
+        """[E + 1]: the tokens of rollout e are bounds[e] to bounds[e + 1], exclusive."""
+        return np.searchsorted(self.rollout_index_N, np.arange(len(self.rollout_ids) + 1)).astype(np.intp)
 
     def scores(self, scores: Scores) -> TokenScores:
         """Of `scores`, and of the engine's own logprobs, the values of the trainable tokens.
@@ -97,7 +97,7 @@ class Tokens:
         if strangers:
             raise ValueError(f"samples of rollouts that are in no group: {strangers}")
         values_E = np.array([by_rollout[id] for id in self.rollout_ids], dtype=np.float64)
-        values_N: Floats = values_E[self.episode_N]
+        values_N: Floats = values_E[self.rollout_index_N]
         return values_N
 
     def gather(self, arrays: Sequence[FloatArray], name: str) -> Floats:

@@ -45,7 +45,7 @@ def test_rewards_stand_where_a_loop_puts_them_and_sum_to_the_total(one):
     assert rewards_N == pytest.approx(np.array(rewards_by_hand(one)), abs=1e-9)
     totals = {v.rollout_id: v.total for group in one.groups for v in group.verdicts}
     for e, id in enumerate(tokens.rollout_ids):
-        here = rewards_N[tokens.episode_N == e]
+        here = rewards_N[tokens.rollout_index_N == e]
         assert here.sum() == pytest.approx(totals[id] if len(here) else 0.0, abs=1e-9)
 
 

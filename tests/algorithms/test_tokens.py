@@ -14,7 +14,7 @@ def test_tokens_stand_episode_after_episode_in_the_order_they_were_sampled_in(on
     by_episode = walk(one.samples)
     assert tokens.rollout_ids == tuple(by_episode)
     assert tokens.turn_N.tolist() == [token.turn for told in by_episode.values() for token in told]
-    assert [tokens.rollout_ids[e] for e in tokens.episode_N] == [
+    assert [tokens.rollout_ids[e] for e in tokens.rollout_index_N] == [
         id for id, told in by_episode.items() for _ in told
     ]
     assert np.diff(tokens.bounds).tolist() == [len(told) for told in by_episode.values()]
