@@ -71,12 +71,15 @@ class Section(BaseModel):
         return {}
 
     @property
-    def inactive(self) -> Mapping[str, str]:
-        """Of a tree of sections: leaves that change nothing under those of other sections; the text as above.
+    def inactive(self) -> dict[str, str]:
+        """Leaves that change nothing in this run, but may in another; the text as above. A tree's: of all
+        sections.
 
-        A file serves several commands and machines, so they are kept, and listed where they were set.
+        A file serves several commands and machines, so they are kept, and listed where they were set. One
+        that is given for this run alone is refused, see `refuse_inactive`.
         """
-        return {}
+        sections: list[Section] = [getattr(self, name) for name in self.tables()]
+        return {name: change for section in sections for name, change in section.inactive.items()}
 
     @classmethod
     def tables(cls) -> dict[str, type[Section]]:
@@ -215,6 +218,17 @@ def parse(tree: type[S], values: Mapping[str, JSON], *, source: str) -> S:
         return tree.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors()[0], source)) from None
+
+
+def refuse_inactive(config: Section, given: Mapping[str, JSON], *, source: str) -> None:
+    """See that each of the leaves given for this run changes something in it.
+
+    Raises:
+        ConfigError: naming the leaf that does not.
+    """
+    for name, change in config.inactive.items():
+        if _is_on(given.get(name)):
+            raise ConfigError(f"{source}: {name} has no effect {change}, or leave {name} out.")
 
 
 def place(tree: type[Section], flat: Mapping[str, JSON]) -> Values:

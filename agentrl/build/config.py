@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -70,6 +69,12 @@ class ModelSection(Section):
     vocab_size: Annotated[int, Field(ge=64)] = 512
     """Most tokens of the tokenizer that is trained for it on the environment's own text (count)."""
 
+    @property
+    def inactive(self) -> dict[str, str]:
+        """The shape, where a model is opened."""
+        shape = () if self.hf_checkpoint is None else set(ModelSection.model_fields) - {"hf_checkpoint"}
+        return dict.fromkeys(shape, "with hf_checkpoint, whose shape it has; drop that")
+
     @model_validator(mode="after")
     def _heads_share_groups_evenly(self) -> ModelSection:
         if self.num_attention_heads % self.num_query_groups:
@@ -94,6 +99,12 @@ class WarmStartSection(Section):
     num_demonstrations: Count | None = None
     """Episodes that the demonstrator plays; the steps go through them in a shuffled order (count).
     Left out, as many as the steps take, so that none is seen twice."""
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """All else, where there is no warm start."""
+        others = () if self.warm_start_steps else set(WarmStartSection.model_fields) - {"warm_start_steps"}
+        return dict.fromkeys(others, "without warm_start_steps; add it")
 
     @property
     def demonstrations(self) -> int:
@@ -150,9 +161,13 @@ class RunConfig(Section):
         )
 
     @property
-    def inactive(self) -> Mapping[str, str]:
-        """Settings of a model, a trainer or an engine that this run does not have."""
-        return dict([*_of_other_models(self), *_of_other_trainers(self), *_of_other_engines(self)])
+    def inactive(self) -> dict[str, str]:
+        """Those of all sections, and what a run with this trainer and this engine does not have."""
+        if self.trainer.trainer != "megatron":
+            layout = dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
+            return super().inactive | layout
+        processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
+        return super().inactive | ({"inline": processes} if self.engine.engine == "sglang" else {})
 
     @model_validator(mode="after")
     def _megatron_does_what_is_asked(self) -> RunConfig:
@@ -170,48 +185,3 @@ class RunConfig(Section):
                 "groups of at least 2; raise n_samples_per_prompt."
             )
         return self
-
-
-_SHAPE = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-    *("kv_channels", "rotary_base", "vocab_size"),
-)
-_WARM_START = ("warm_start_batch_size", "warm_start_lr", "warm_start_split", "num_demonstrations")
-_SERVERS_OF_THE_POLICY = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
-_SERVERS = (
-    *("sglang_python", "rollout_health_check_interval", "rollout_health_check_timeout"),
-    "rollout_health_check_first_wait",
-)
-
-
-def _of_other_models(config: RunConfig) -> Iterator[tuple[str, str]]:
-    if config.model.hf_checkpoint is not None:
-        yield from dict.fromkeys(_SHAPE, "with hf_checkpoint, whose shape it has; drop that").items()
-    if not config.warm_start.warm_start_steps:
-        yield from dict.fromkeys(_WARM_START, "without warm_start_steps; add it").items()
-    if config.rendering.dialect == "inline":
-        yield "chat_format", "with dialect = inline; choose another"
-
-
-def _of_other_trainers(config: RunConfig) -> Iterator[tuple[str, str]]:
-    if config.trainer.trainer == "megatron" and config.engine.engine == "sglang":
-        yield "inline", "with trainer = megatron and engine = sglang, which are processes; drop it"
-    if config.trainer.trainer != "megatron":
-        yield from dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it").items()
-    if config.trainer.lr_decay_style == "constant":
-        for name in ("min_lr", "lr_decay_iters"):
-            yield name, "without lr_decay_style = linear or cosine; choose one"
-
-
-def _of_other_engines(config: RunConfig) -> Iterator[tuple[str, str]]:
-    engine = config.engine
-    starts_servers = engine.engine == "sglang" and engine.sglang_url is None
-    if engine.engine != "sglang":
-        for name in ("sglang_url", "update_weights_transport", *_SERVERS_OF_THE_POLICY):
-            yield name, "without engine = sglang; choose it"
-    elif not starts_servers:
-        for name in _SERVERS_OF_THE_POLICY:
-            yield name, "with sglang_url, whose servers run already; drop that"
-    if not starts_servers and not engine.sglang_models:
-        for name in _SERVERS:
-            yield name, "without servers that the run starts (engine = sglang); choose that"

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agentrl.build.config import RunConfig
-from agentrl.config import Section, merge, parse, place, read_toml
-from agentrl.errors import ConfigError
+from agentrl.config import Section, merge, parse, place, read_toml, refuse_inactive
 from agentrl.types import JSON
 
 
@@ -26,10 +25,7 @@ def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> Ru
         parse(RunConfig, values, source=str(run_file))
     source = "the settings given" if run_file is None else f"{run_file} with the settings given"
     config = parse(RunConfig, merge(RunConfig, values, place(RunConfig, settings)), source=source)
-    for name, change in config.inactive.items():
-        # None and False say that something is off.
-        if settings.get(name) is not None and settings[name] is not False:
-            raise ConfigError(f"{source}: {name} has no effect {change}, or leave {name} out.")
+    refuse_inactive(config, settings, source=source)
     return config
 
 

@@ -42,6 +42,13 @@ class ServedModel(Section):
     """SGLang's own arguments; those of the policy are not its."""
 
 
+_OF_POLICY_SERVERS = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
+_OF_SERVERS = (
+    *("sglang_python", "rollout_health_check_interval", "rollout_health_check_timeout"),
+    "rollout_health_check_first_wait",
+)
+
+
 class EngineConfig(Section):
     """Which engine samples, where it runs, and how it gets new weights."""
 
@@ -92,6 +99,23 @@ class EngineConfig(Section):
 
     rollout_health_check_first_wait: Seconds = 600.0
     """How long a server may take to come up (seconds)."""
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """What is said of servers, where there are none, or where they run already."""
+        starts_servers = self.engine == "sglang" and self.sglang_url is None
+        found: dict[str, str] = {}
+        if self.engine != "sglang":
+            others = ("sglang_url", "update_weights_transport", *_OF_POLICY_SERVERS)
+            found |= dict.fromkeys(others, "without engine = sglang; choose it")
+        elif not starts_servers:
+            found |= dict.fromkeys(
+                _OF_POLICY_SERVERS, "with sglang_url, whose servers run already; drop that"
+            )
+        if not starts_servers and not self.sglang_models:
+            nobody = "without servers that the run starts (engine = sglang); choose that"
+            found |= dict.fromkeys(_OF_SERVERS, nobody)
+        return found
 
     @model_validator(mode="after")
     def _an_address_belongs_to_sglang(self) -> EngineConfig:

@@ -41,6 +41,13 @@ class EvalSettings(ToolChoice):
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 
 
+# An endpoint may be scored with models of ours beside it, which a judge is made of.
+_OF_MODELS_BESIDE = {
+    *("sglang_models", "sglang_python", "rollout_health_check_interval", "rollout_health_check_timeout"),
+    "rollout_health_check_first_wait",
+}
+
+
 class EvalConfig(Section):
     """An eval-only run, whole."""
 
@@ -48,3 +55,11 @@ class EvalConfig(Section):
     rendering: RenderingConfig = RenderingConfig()
     engine: EngineConfig = EngineConfig()
     openai: EndpointConfig = EndpointConfig()
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """What is said of an engine, where an endpoint samples."""
+        if self.openai.openai_url is None:
+            return super().inactive
+        ours = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"} - _OF_MODELS_BESIDE
+        return super().inactive | dict.fromkeys(ours, "with openai_url, whose model it is; drop that")

@@ -6,7 +6,7 @@ import asyncio
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.env import env_factory
-from agentrl.config import parse, place
+from agentrl.config import parse, place, refuse_inactive
 from agentrl.envs import Scorer, tasks_of
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
@@ -32,6 +32,7 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
         UserError: one sentence about what is wrong and what to do next.
     """
     config = parse(EvalConfig, place(EvalConfig, settings), source="the settings given")
+    refuse_inactive(config, settings, source="the settings given")
     if (model is None) == (config.openai.openai_url is None):
         raise ConfigError(
             "Name one model to score: a directory (--model), or an endpoint (--openai-url, --openai-model)."

@@ -16,3 +16,8 @@ class RenderingConfig(Section):
     chat_format: str = "auto"
     """Chat format of the model family (qwen3, llama-3, glm-4.5, ...); auto = found out from the tokenizer;
     template = the tokenizer's own chat template."""
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """The format of chats, where there are none."""
+        return {"chat_format": "with dialect = inline; choose another"} if self.dialect == "inline" else {}

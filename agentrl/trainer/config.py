@@ -51,6 +51,12 @@ class TrainerConfig(Section):
     """Multiply matrices in bfloat16; the optimizer steps in fp32. Megatron publishes bfloat16, the torch
     trainer fp32."""
 
+    @property
+    def inactive(self) -> dict[str, str]:
+        """How the learning rate falls, where it does not."""
+        falls = () if self.lr_decay_style != "constant" else ("min_lr", "lr_decay_iters")
+        return dict.fromkeys(falls, "without lr_decay_style = linear or cosine; choose one")
+
     @model_validator(mode="after")
     def _falls(self) -> TrainerConfig:
         if self.min_lr > self.lr:

@@ -340,12 +340,26 @@ def test_what_is_switched_off_is_not_refused(name):
     assert config_of({name: False}).trainer.trainer == "torch"
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"openai_url": "http://127.0.0.1:1", "openai_model": "m", "max_slots": 9}, "max_slots"),
+        ({"openai_url": "http://127.0.0.1:1", "openai_model": "m", "dialect": "chat"}, "dialect"),
+        ({"update_weights_transport": "disk"}, "update_weights_transport"),
+        ({"rollout_health_check_timeout": 1.0}, "rollout_health_check_timeout"),
+    ],
+)
+def test_an_evaluation_refuses_what_changes_nothing_in_it(settings, name):
+    with pytest.raises(ConfigError, match=f"{name} has no effect with"):
+        agentrl.evaluate("Capitals-v0", None if "openai_url" in settings else "nowhere", **settings)
+
+
 def is_reader(node) -> bool:
     """A function that uses settings, rather than one that checks or lists them."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     checks = any("validator" in ast.unparse(one) for one in node.decorator_list)
-    return not checks and not node.name.startswith("_of_other") and node.name != "warnings"
+    return not checks and not node.name.startswith("_of_other") and node.name not in ("warnings", "inactive")
 
 
 def test_every_setting_is_read_by_what_it_configures():
