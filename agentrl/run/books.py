@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from agentrl.algorithms.filters import has_signal
 from agentrl.observe import Entry, Outcome
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.loop import Hand, Iteration
+from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Episode, Group
 
 NO_SIGNAL = "zero_std"
@@ -28,14 +28,14 @@ def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
             yield from _group(outcome.group, outcome.group.id in trained)
 
 
-def leftover_entries(outcomes: Iterable[GroupOutcome], hand: Hand) -> Iterator[Entry]:
+def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgress) -> Iterator[Entry]:
     """What there was when the run stopped: the batch that was worked on, then groups that nobody had taken.
 
     Of the batch, those groups are trained that the weights have seen, and they alone.
     """
-    for outcome in (*hand.outcomes, *outcomes):
+    for outcome in (*in_progress.outcomes, *outcomes):
         yield from _failed(outcome.failed)
-        if outcome.group is not None and outcome.group.id in hand.trained:
+        if outcome.group is not None and outcome.group.id in in_progress.trained:
             yield from _group(outcome.group, trained=True)
             continue
         for episode in outcome.finished:

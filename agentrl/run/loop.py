@@ -40,7 +40,7 @@ class Iteration:
 
 
 @dataclass(slots=True)
-class Hand:
+class BatchInProgress:
     """The batch that an iteration is at work on: whatever stops it, its groups are accounted for.
 
     trained: ids of the groups that the weights have seen.
@@ -61,7 +61,8 @@ class _Credited(NamedTuple):
 class Loop:
     """Everything one iteration needs.
 
-    hand: what is being worked on; empty between two iterations. watch: sees a correction that never acts.
+    in_progress: the batch that is being worked on; empty between two iterations. watch: sees a correction
+    that never acts.
     """
 
     producer: Producer
@@ -71,12 +72,12 @@ class Loop:
     num_steps: int
     watch: CorrectionWatch = field(default_factory=CorrectionWatch)
     clock: Callable[[], float] = time.perf_counter
-    hand: Hand = field(default_factory=Hand)
+    in_progress: BatchInProgress = field(default_factory=BatchInProgress)
 
     async def iterate(self, step: int) -> Iteration:
         """Play the batch of `step`, train on it, and publish a new version if any weight was updated."""
         started = self.clock()
-        outcomes = self.hand.outcomes = await self.producer.take()
+        outcomes = self.in_progress.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.group for outcome in outcomes if outcome.group is not None]
         batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
@@ -89,8 +90,8 @@ class Loop:
         published = await self._publish() if reports else None
         self.producer.advance(step + 1, version=published.version if published else self.producer.version)
         ended = self.clock()
-        trained = [group for group in groups if group.id in self.hand.trained]
-        dropped = [group for group in groups if group.id not in self.hand.trained]
+        trained = [group for group in groups if group.id in self.in_progress.trained]
+        dropped = [group for group in groups if group.id not in self.in_progress.trained]
         metrics = rollout_metrics(outcomes) | _averaged(reports) | credited.metrics
         metrics |= {
             "train/optimizer_steps": float(len(reports)),
@@ -104,8 +105,8 @@ class Loop:
             "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),
         }
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
-        self.hand.outcomes = ()
-        self.hand.trained.clear()
+        self.in_progress.outcomes = ()
+        self.in_progress.trained.clear()
         return Iteration(step, outcomes, trained, dropped, metrics, warnings)
 
     def _credited(self, batch: RolloutBatch, scores: Scores) -> _Credited:
@@ -131,7 +132,7 @@ class Loop:
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         report = await self.trainer.update(step.batch)
-        self.hand.trained |= {group.id for group in step.groups}
+        self.in_progress.trained |= {group.id for group in step.groups}
         return report
 
     async def _publish(self) -> PublishReport:

@@ -179,7 +179,7 @@ class Session:
             async with LagMeter() as lag:
                 await self._iterations(loop, lag)
         finally:
-            entries = [*leftover_entries(await producer.close(), loop.hand)]
+            entries = [*leftover_entries(await producer.close(), loop.in_progress)]
             if entries:
                 self.journal.write_step(self.step + 1, entries)
 

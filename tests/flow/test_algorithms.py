@@ -6,9 +6,10 @@ import math
 
 import pytest
 
+import agentrl
 from agentrl.errors import UserError
 from agentrl.observe import reconcile
-from tests.flow.runs import EPISODES_PER_STEP, WARM, metrics_of, train
+from tests.flow.runs import EPISODES_PER_STEP, TINY, WARM, metrics_of, train
 from tests.flow.worlds import Bandit
 
 ALONE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
@@ -70,6 +71,20 @@ def test_a_teacher_teaches_where_rewards_do_not(tmp_path):
     gained = {run.folder.name: run.reports["after RL"]["sampled"].mean for run in (alone, taught)}
     assert gained["alone"] < 0.55
     assert gained["taught"] > 0.7
+
+
+def test_a_run_warns_of_a_correction_that_never_acts_and_takes_a_temperature_of_zero(tmp_path, capsys):
+    settings = {"num_rollout": 3, "num_steps_per_rollout": 8, "lr": 1e-5, "eval_temperature": 0}
+    result = agentrl.train(
+        **{**TINY, **WARM, **settings},
+        env="tests.flow.worlds:Bandit",
+        output_dir=str(tmp_path),
+        name="idle",
+        use_tis=True,
+    )
+    assert capsys.readouterr().out.count("correction = tis changed no token in") == 1
+    scores = result.reports["after RL"]
+    assert scores["sampled"].mean == scores["greedy"].mean
 
 
 class Debts(Bandit):

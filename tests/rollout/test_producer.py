@@ -65,27 +65,31 @@ TICKS = st.lists(st.integers(0, 9), min_size=1, max_size=7)
 PAUSES = st.lists(st.integers(0, 9), max_size=5)
 
 
-@given(
-    st.integers(1, 4), STALENESS, TICKS, st.sets(st.integers(0, 25)), st.lists(st.integers(0, 9), max_size=5)
-)
-def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, staleness, ticks, bad, pauses):
+BATCHES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
+
+
+@given(st.integers(1, 4), STALENESS, TICKS, st.sets(st.integers(0, 25)), BATCHES)
+def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, staleness, ticks, bad, batches):
+    """Of each batch: how long it takes, and whether it brought a version."""
+
     async def run():
         yard = Yard(ticks, bad)
         producer = yard.producer(batch_size, max_staleness=staleness, max_broken=10_000)
-        taken = []
-        for step, pause in enumerate(pauses):
+        taken, version = [], 0
+        for step, (pause, learned) in enumerate(batches):
             outcomes = await producer.take()
             whole = [outcome.group for outcome in outcomes if outcome.group is not None]
             assert len(whole) == batch_size
             assert outcomes[-1].group is not None
             for group in whole:
-                assert 0 <= step - group.start_version <= staleness
+                assert 0 <= version - group.start_version <= staleness
             # Nothing that the weights to come would make too old has been started.
             assert len(yard.started) <= (step + staleness + 1) * batch_size + len(bad)
             taken += [index_of(outcome) for outcome in outcomes]
             for _ in range(pause):
                 await asyncio.sleep(0)
-            producer.advance(step + 1, version=step + 1)
+            version += learned
+            producer.advance(step + 1, version=version)
         in_flight = set(range(yard.prompts)) - set(taken)
         await producer.close()
         assert taken == sorted(taken)

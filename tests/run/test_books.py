@@ -5,7 +5,7 @@ from pathlib import Path
 from agentrl.observe import Journal, Outcome, reconcile
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.books import iteration_entries, leftover_entries
-from agentrl.run.loop import Hand, Iteration
+from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Ending, Episode, Failure, Group, Limits, Task, Verdict
 
 TASK = Task.ask("t", "?")
@@ -39,7 +39,9 @@ def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp
 
 
 def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: Path) -> None:
-    Journal(tmp_path).write_step(1, leftover_entries([whole("g0", (episode("g0-0-retry1", DOWN),))], Hand()))
+    Journal(tmp_path).write_step(
+        1, leftover_entries([whole("g0", (episode("g0-0-retry1", DOWN),))], BatchInProgress())
+    )
     books = reconcile(tmp_path, played=3)
     assert not books.problems
     assert books.trained == 0
@@ -48,8 +50,8 @@ def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: Path) 
 
 def test_of_the_batch_in_hand_those_groups_are_trained_that_the_weights_have_seen(tmp_path: Path) -> None:
     broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
-    hand = Hand((whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1"), broken), {"g0"})
-    entries = list(leftover_entries([whole("g3")], hand))
+    in_progress = BatchInProgress((whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1"), broken), {"g0"})
+    entries = list(leftover_entries([whole("g3")], in_progress))
     Journal(tmp_path).write_step(1, entries)
     books = reconcile(tmp_path, played=9)
     assert not books.problems

@@ -6,6 +6,7 @@ everything that was played for an optimizer step, and old logprobs are those tha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 from statistics import fmean, pstdev, stdev
 
@@ -14,6 +15,7 @@ import pytest
 
 from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.build.algorithm import build_algorithm
 from agentrl.run.books import iteration_entries
 from agentrl.run.loop import Loop
@@ -216,6 +218,14 @@ async def test_a_group_without_signal_counts_and_costs_no_forward_pass():
     assert reasons == {**dict.fromkeys("aceg", ""), **dict.fromkeys("bdf", "zero_std")}
 
 
+@pytest.mark.parametrize(("low", "warned"), [(0.0, [False, True, False]), (0.9, [False] * 3)])
+async def test_a_correction_that_never_acts_is_a_warning_of_the_iteration_that_sees_it(low, warned):
+    config = AlgorithmConfig(correction="tis", tis_clip=1e9, tis_clip_low=low)
+    loop = replace(run_of(config, 3), watch=CorrectionWatch(config.correction, patience=6))
+    sentences = [(await loop.iterate(step)).warnings for step in range(3)]
+    assert [bool(found) for found in sentences] == warned
+
+
 ALIKE = [episodes_of("p", [1.0, 1.0], seed=20), episodes_of("q", [0.0, 0.0], seed=21)]
 APART = [episodes_of("r", [1.0, 0.0], seed=22), episodes_of("s", [0.0, 1.0], seed=23)]
 
@@ -244,14 +254,7 @@ async def test_a_step_without_a_gradient_is_left_out_and_the_others_are_taken():
 async def test_groups_with_signal_and_without_advantages_are_accounted_for():
     algorithm = build_algorithm(AlgorithmConfig(), max_length=MAX_LENGTH)
     nothing = algorithm._replace(estimator=lambda g, t, s: Advantages(np.zeros(len(t))))
-    loop = run_of(AlgorithmConfig(), 1, batches=(APART,))
-    loop = Loop(
-        producer=loop.producer,
-        trainer=loop.trainer,
-        algorithm=nothing,
-        sink=None,
-        num_steps=1,
-    )
+    loop = replace(run_of(AlgorithmConfig(), 1, batches=(APART,)), algorithm=nothing)
     iteration = await loop.iterate(0)
     assert loop.trainer.gradients == []
     assert {entry.reason for entry in iteration_entries(iteration)} == {"zero_advantage"}
