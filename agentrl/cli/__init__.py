@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import rich_click as click
 from click import exceptions
 
-from agentrl.cli.convert import convert_command
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
@@ -42,7 +41,6 @@ for command in (
     serve_command,
     serve_search_command,
     tools,
-    convert_command,
 ):
     cli.add_command(command)
 

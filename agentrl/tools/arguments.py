@@ -63,7 +63,7 @@ class Reader:
             fits = self.validator.is_valid(given)
         if not fits:
             # The model is told of what it wrote, not of what was made of it.
-            raise ArgumentsRejected(*_explained(self.schema, self.validator, dict(arguments)))
+            raise ArgumentsRejected(*explain(self.schema, self.validator, dict(arguments)))
         if not self.builders:
             return Reading(given, mended)
         return Reading({key: self._built(key, value) for key, value in given.items()}, mended)
@@ -81,12 +81,8 @@ class Reader:
             raise ArgumentsRejected(sentence, "value") from None
 
 
-def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> str:
-    """One sentence for the model: which parameter is wrong, its value, and what is expected."""
-    return _explained(schema, validator, arguments)[0]
-
-
-def _explained(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> tuple[str, str]:
+def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> tuple[str, str]:
+    """One sentence for the model (which parameter is wrong, its value, what is expected), and its kind."""
     error = best_match(validator.iter_errors(arguments))
     assert error is not None, "only calls that failed validation are explained"
     kind = str(error.validator)

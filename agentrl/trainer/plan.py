@@ -115,10 +115,6 @@ class Plan(ABC):
     def layout_facts(self) -> Mapping[str, int]:
         """What the files of a saved state depend on, by the names of settings."""
 
-    @abstractmethod
-    def begin_saved(self, folder: Path) -> None:
-        """Make the folder that the ranks write their state into."""
-
 
 def scored_tokens(sample: Sample, role: ScoreRole) -> BoolArray:
     """Which tokens a role says something of: all but the first, or those that are learned from."""

@@ -193,7 +193,7 @@ class RankTrainer:
 
     def _save_state(self, directory: Path) -> None:
         with whole_directory(directory) as coming:
-            self._plan.begin_saved(coming)
+            coming.mkdir()
             answers = self.ranks.call("save", coming)
             steps, done = cast(list[tuple[int, dict[ScoreRole, Done]]], answers)[0]
             saved.finish(coming, self._plan, steps, done)

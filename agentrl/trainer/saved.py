@@ -4,8 +4,8 @@ trainer.json                                what it is: the layout, and what the
 policy/                                     the policy's weights and its optimizer
 critic/                                     the same of a critic
 
-With Megatron `policy` is a Megatron directory (`megatron/files/sharded`); `policy/optimizer` has a file of
-each rank with what it keeps of its parameters, flat, with AdamW's means. With torch it holds state.pt.
+With Megatron each holds the shards and the optimizer parts of every rank (`megatron/files/saving`), with
+torch state.pt.
 """
 
 from __future__ import annotations

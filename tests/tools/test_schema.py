@@ -113,7 +113,7 @@ def test_argument_section_ends_at_the_margin():
 def test_a_wrong_call_is_explained_in_one_sentence(arguments, sentence):
     validator = compile_validator(SCHEMA)
     assert not validator.is_valid(arguments)
-    assert explain(SCHEMA, validator, arguments) == sentence
+    assert explain(SCHEMA, validator, arguments)[0] == sentence
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_whatever_the_model_writes_gets_one_short_line(arguments):
     validator = compile_validator(SCHEMA)
     if validator.is_valid(arguments):
         return
-    sentence = explain(SCHEMA, validator, arguments)
+    sentence, _ = explain(SCHEMA, validator, arguments)
     assert sentence.startswith("everything: ")
     assert "\n" not in sentence
     assert len(sentence) < 250

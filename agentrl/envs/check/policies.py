@@ -14,7 +14,7 @@ from agentrl.envs.base import Env, Script
 from agentrl.envs.check import arguments
 from agentrl.envs.check.arena import Policy
 from agentrl.envs.dialect import tags_of
-from agentrl.types import JSON, Message, Task, ToolCall, call, say
+from agentrl.types import Message, Task, ToolCall, call, say
 
 GIANT = 1_000_000
 DEEP = 900
@@ -77,11 +77,6 @@ def _calling(calls: Calls, *, together: bool = False) -> Policy:
             yield say("")
 
     return policy
-
-
-def _each_tool(make: Callable[[str], Mapping[str, JSON]], env: Env) -> Iterator[ToolCall]:
-    for name in [tool.name for tool in env.tool_schemas] or ["tool"]:
-        yield ToolCall(name, make(name))
 
 
 def _not_json(env: Env, task: Task, rng: random.Random) -> Iterator[ToolCall]:

@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl.trainer.launch.seats import is_loopback
 from agentrl.trainer.launch.work import RankPlace
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.files import saved
 from agentrl.trainer.plan import Plan, Worker
 
 WORKER = "agentrl.trainer.megatron.worker"
@@ -64,7 +62,3 @@ class MegatronPlan(Plan):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
         with joined(self.layout, place.number, store=place.meeting.store(), local=place.local):
             yield MegatronWorker(self)
-
-    def begin_saved(self, folder: Path) -> None:
-        """Make the folder that the ranks write their state into."""
-        saved.begin(folder, self, tensor_ranks=self.layout.tensor_model_parallel_size)

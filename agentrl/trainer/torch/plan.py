@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl.trainer.launch.work import RankPlace
 from agentrl.trainer.plan import Plan, Worker
@@ -45,7 +44,3 @@ class TorchPlan(Plan):
         del place
         torch.set_num_threads(self.num_threads)
         yield opened_worker(self)
-
-    def begin_saved(self, folder: Path) -> None:
-        """Make the folder that the rank writes its state into."""
-        folder.mkdir()

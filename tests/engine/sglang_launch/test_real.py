@@ -108,8 +108,6 @@ async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_reques
         before = requests_of(first.log)
         await asyncio.gather(*(generated(router.url, f"late-{i}") for i in range(8)))
         await until(lambda: requests_of(first.log) > before)
-        metrics = httpx2.get(router.metrics_url, trust_env=False)
-        assert metrics.status_code == 200
     assert said[-1] == "stopping 2 servers"
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from agentrl.losses import LossOutput
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.rows import filled_up
+from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.types import RolloutId, Sample
@@ -151,18 +153,23 @@ def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Whole:
     return Whole(
         _by_sample([(members, logp) for part in telling for members, logp, _ in part.logps]),
         _by_sample([(members, entropy) for part in telling for members, _, entropy in part.logps]),
-        gradients_of(shape_of(model_of(kind).config), layout, parts),
+        gradients_of(kind, shape_of(model_of(kind).config), layout, parts),
         sum(part.loss for part in telling),
     )
 
 
-def gradients_of(shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
+def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Part]) -> dict[str, Tensor]:
     """Every parameter's gradient under its Hugging Face name, made of all ranks' shards."""
     ranks = layout.tensor_model_parallel_size
+    sizes = {name: parameter.shape for name, parameter in model_of(kind).named_parameters()}
+    sizes[VALUE_HEAD] = (1, SIZES["hidden_size"])
     gradients = {}
     for placed in shape.rules():
-        whole = placed.rule.glue([_agreed(parts, placed.megatron, rank) for rank in range(ranks)])
-        gradients |= dict(zip(placed.hf, placed.rule.part(whole, shape.dims(ranks)), strict=True))
+        tensors = [torch.full(sizes[name], torch.nan) for name in placed.hf]
+        for rank in range(ranks):
+            shard = _agreed(parts, placed.megatron, rank)
+            placed.rule.lay(shard, Run(rank, ranks), tensors, shape.dims(ranks))
+        gradients |= dict(zip(placed.hf, tensors, strict=True))
     return gradients
 
 

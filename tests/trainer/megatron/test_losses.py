@@ -118,7 +118,7 @@ def check(ranks: Ranks, loss: str, weighting: str, *, one: bool = False, kind: s
     parts = ranks.run(part_of, layout, kind, loss, told)
     for name, (gradients, metrics) in expected(kind, loss, weighting, one).items():
         of = shape if name == "policy" else shape.of_a_critic
-        found = equality.gradients_of(of, layout, [part[name][0] for part in parts])
+        found = equality.gradients_of(kind, of, layout, [part[name][0] for part in parts])
         assert found.keys() == gradients.keys()
         for parameter, gradient in gradients.items():
             assert gradient.norm() > 0, f"{parameter} is not in play"

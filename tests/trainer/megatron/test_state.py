@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from agentrl.checkpoints.saving import save_model
-from agentrl.cli import main
 from agentrl.errors import ConfigError, ModelLoadError, TrainerError
 from agentrl.losses import PolicyLoss
 from agentrl.trainer import saved
@@ -147,16 +146,6 @@ def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
     assert broken == through
 
 
-async def test_what_is_saved_is_a_model_for_others(tmp_path):
-    with trainer_on(tmp_path, ref=False, **LAYOUTS["PP2"]) as one:
-        await learn(one, [0])
-        await one.save_state(str(tmp_path / "state"))
-        await one.save(str(tmp_path / "saved"))
-    main(["convert", str(tmp_path / "state" / "policy"), str(tmp_path / "converted")])
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("saved", "converted")]
-    assert files[0] == files[1]
-
-
 async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, monkeypatch):
     state = tmp_path / "state"
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as one:
@@ -192,7 +181,7 @@ def test_what_does_not_fit_is_told(tmp_path):
     save_model(model_of("qwen3"), tokenizer(), str(tmp_path / "model"))
     with pytest.raises(ModelLoadError, match=r"trainer.json cannot be read"):
         saved.opened(state, plan)
-    plan.begin_saved(state)
+    state.mkdir()
     saved.finish(state, plan, 3, {"old": Done(3, 1)})
     assert saved.opened(state, plan) == (3, {"old": Done(3, 1)})
     for says, other in (

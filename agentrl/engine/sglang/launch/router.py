@@ -83,11 +83,6 @@ class RouterProcess(Listener):
         self._environment = settings.environment_of(())
         self._disaggregated = {server.url: _part(server) for server in disaggregated}
 
-    @property
-    def metrics_url(self) -> str:
-        """Where it tells its figures to Prometheus."""
-        return f"http://{HOST}:{self._metrics_port}/metrics"
-
     async def start(self) -> None:
         """Start it, again where it runs, and wait until it answers. Interrupted, it leaves nothing.
 

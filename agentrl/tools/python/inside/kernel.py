@@ -15,7 +15,6 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-CLONE_NEWTIME = 0x00000080
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
@@ -25,7 +24,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
-_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -107,11 +105,6 @@ def forget_signals() -> None:
 def hide_memory(hidden: bool) -> None:
     """Whether processes of the same user may look into this one."""
     prctl(_PR_SET_DUMPABLE, int(not hidden), "prctl DUMPABLE")
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent dies."""
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, "prctl SUBREAPER")
 
 
 def forbid_new_privileges() -> None:

@@ -1,6 +1,12 @@
 """What one rank writes of a network that learns, and reads again: its shards, and its optimizer's parts.
 
-The optimizer's means are written part by part, since Megatron's own way back fails with torch's AdamW.
+    tensor-0/embedding.safetensors        shards of tensor rank 0, under Megatron's names
+    tensor-0/layer-00000.safetensors      a file for each layer: pipeline stages leave no trace
+    tensor-0/head.safetensors             the last norm, and the head where it is not the embedding
+    optimizer/rank-00000.safetensors      what rank 0 keeps of its parameters, flat, with AdamW's means
+
+What is not cut is in every tensor rank's files. The optimizer's means are written part by part, since
+Megatron's own way back fails with torch's AdamW.
 """
 
 from __future__ import annotations
@@ -16,7 +22,6 @@ from torch import Tensor
 
 from agentrl.checkpoints.tensors import open_tensors
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.files.sharded import file_of, rank_folder, write_shards
 from agentrl.trainer.megatron.learner import Learner
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
@@ -33,10 +38,10 @@ def write(folder: Path, learner: Learner) -> None:
     network = learner.passes.network
     first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     if first_replica:
-        write_shards(folder, parallel_state.get_tensor_model_parallel_rank(), dict(_shards(network)))
+        _write_shards(_rank_folder(folder), network)
     if first_replica or network.layout.shares_the_optimizer:
         path = _path(folder, dist.get_rank())
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         named = [one for part in learner.optimizer.parts() for one in _named(part)]
         manifest = manifest_of(named)
         with SafetensorsFile(path, manifest) as file:
@@ -52,9 +57,8 @@ def read(folder: Path, learner: Learner, done: Done) -> None:
         ModelLoadError: a file is missing, cut short, or of another model.
     """
     network = learner.passes.network
-    tensor_rank = parallel_state.get_tensor_model_parallel_rank()
-    for name, group in groupby(network.pieces(), lambda piece: file_of(piece.placed)):
-        path = rank_folder(folder, tensor_rank) / name
+    for name, group in groupby(network.pieces(), lambda piece: _file_of(piece.placed)):
+        path = _rank_folder(folder) / name
         with open_tensors(path) as opened:
             for placed, parameter in group:
                 _fill(parameter, opened.get_tensor(placed.megatron), path)
@@ -63,6 +67,28 @@ def read(folder: Path, learner: Learner, done: Done) -> None:
         for part in learner.optimizer.resume(done):
             for name, tensor in _named(part):
                 _fill(tensor, opened.get_tensor(name), path)
+
+
+def _write_shards(folder: Path, network: Network) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, group in groupby(_shards(network), lambda shard: _file_of(shard[0])):
+        named = [(placed.megatron, tensor) for placed, tensor in group]
+        manifest = manifest_of(named)
+        with SafetensorsFile(folder / name, manifest) as file:
+            for spec, (_, shard) in zip(manifest, named, strict=True):
+                file.put(spec, bytes_of(shard))
+
+
+def _rank_folder(folder: Path) -> Path:
+    """Where the shards of this tensor rank are."""
+    return folder / f"tensor-{parallel_state.get_tensor_model_parallel_rank()}"
+
+
+def _file_of(placed: Placed) -> str:
+    if placed.layer is not None:
+        return f"layer-{placed.layer:05d}.safetensors"
+    kind = "embedding" if placed.rule.megatron.startswith("embedding.") else "head"
+    return f"{kind}.safetensors"
 
 
 def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:

@@ -1,7 +1,6 @@
 """How one parameter of Megatron is made of tensors of a Hugging Face checkpoint, and cut over tensor ranks.
 
     checkpoint's tensors  --join-->  whole parameter  --cut-->  one shard a rank
-    checkpoint's tensors  <-part--   whole parameter  <-glue--  one shard a rank
     checkpoint's tensors  <------------------lay-------------   one shard a rank
 
 All of it moves values and rounds none, so there and back gives the same bits.
@@ -23,7 +22,6 @@ class Dims(NamedTuple):
     query_groups: int
     heads_per_group: int
     kv_channels: int
-    vocab: int
     padded_vocab: int
 
 
@@ -56,14 +54,8 @@ class Rule(Protocol):
     def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
         """The whole parameter of the tensors `hf`."""
 
-    def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
-        """The tensors `hf` of the whole parameter."""
-
     def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
         """One shard for each tensor rank."""
-
-    def glue(self, shards: Sequence[Tensor]) -> Tensor:
-        """The whole parameter of all shards."""
 
     def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
         """Write a shard where it belongs in the tensors `hf`."""
@@ -91,17 +83,9 @@ class Same:
         """The tensor."""
         return parts[0]
 
-    def part(self, whole: Tensor, _dims: Dims, /) -> list[Tensor]:
-        """The tensor."""
-        return [whole]
-
     def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
         """Equal runs of rows (0) or columns (1)."""
         return [whole] * ranks if self.along is None else _equal(whole, ranks, self.along)
-
-    def glue(self, shards: Sequence[Tensor]) -> Tensor:
-        """The runs in their order."""
-        return shards[0] if self.along is None else torch.cat(list(shards), self.along)
 
     def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its run of the tensor, or all of it."""
@@ -121,10 +105,6 @@ class Vocabulary(Same):
         (rows,) = parts
         missing = dims.padded_vocab - len(rows)
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
-
-    def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
-        """[vocab, hidden]."""
-        return [whole[: dims.vocab]]
 
     def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its rows, without those that were added."""
@@ -158,17 +138,9 @@ class Qkv:
         grouped = [part.reshape(dims.query_groups, -1, *rest) for part in parts]
         return torch.cat(grouped, dim=1).reshape(-1, *rest)
 
-    def part(self, whole: Tensor, dims: Dims, /) -> list[Tensor]:
-        """Queries, keys, values."""
-        return [piece.flatten(0, 1) for piece in _pieces(whole, dims.query_groups, dims)]
-
     def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
         return _equal(whole, ranks, 0)
-
-    def glue(self, shards: Sequence[Tensor]) -> Tensor:
-        """The runs in their order."""
-        return torch.cat(list(shards))
 
     def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
         """Queries, keys and values of its groups, of which ranks have whole ones."""
@@ -201,19 +173,10 @@ class GateUp:
         """The gate's rows, then the other's."""
         return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
-    def part(self, whole: Tensor, _dims: Dims, /) -> list[Tensor]:
-        """Both halves, or the whole of them."""
-        return list(whole.chunk(len(self.names)))
-
     def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
         """The rank's run of the gate, then its run of the other."""
         gate, up = (_equal(half, ranks, 0) for half in whole.chunk(2))
         return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
-
-    def glue(self, shards: Sequence[Tensor]) -> Tensor:
-        """All runs of the gate, then all of the other."""
-        halves = [shard.chunk(2) for shard in shards]
-        return torch.cat([half[which] for which in (0, 1) for half in halves])
 
     def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its run of the gate and its run of the other."""

@@ -62,7 +62,6 @@ class Shape(NamedTuple):
             query_groups=groups,
             heads_per_group=int(self.sizes["num_attention_heads"]) // groups,
             kv_channels=int(self.sizes["kv_channels"]),
-            vocab=self.vocab,
             padded_vocab=-(-self.vocab // tensor_ranks) * tensor_ranks,
         )
 
