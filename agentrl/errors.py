@@ -16,6 +16,7 @@
       EngineError               the inference engine refused or failed
         RequestTooLargeError    the request can never fit in the engine's cache
         EngineUnavailableError  a server that is not there, broke off, or took too long
+        EngineDiedError         the embedded engine's process has gone; a UserError, too
       TrainerError              a process of the trainer failed or died
     ToolRejected                raised by a tool: its sentence goes back to the model and is scored
 
@@ -121,6 +122,10 @@ class RequestTooLargeError(EngineError):
 
 class EngineUnavailableError(EngineError):
     """A server cannot be reached, broke off or took too long; another may do what it was asked."""
+
+
+class EngineDiedError(EngineError, UserError):
+    """The process of the embedded engine has gone: the run cannot go on."""
 
 
 class TrainerError(AgentRLError):

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
 from agentrl.build.config import ModelSection
-from agentrl.checkpoints.fresh import draw_weights, write_untrained
+from agentrl.checkpoints.fresh import write_untrained
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.envs import BaseEnv
@@ -25,6 +25,8 @@ def model_source(
     section: ModelSection, env: BaseEnv, dialect: Dialect, *, seed: int, folder: Path
 ) -> ModelSource:
     """The directory `hf_checkpoint`, or `folder`, which a fresh model for this environment is written into.
+
+    The weights of a fresh one are drawn by who opens it first.
 
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
@@ -69,8 +71,7 @@ def fresh_source(
         bos_token_id=None,
     )
     write_untrained(folder, config, tokenizer)
-    draw_weights(folder, seed)
-    return ModelSource(folder, config, tokenizer)
+    return ModelSource(folder, config, tokenizer, seed)
 
 
 def threads_for(config: PreTrainedConfig, requested: int | None) -> int:

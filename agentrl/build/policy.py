@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from agentrl.build.fleet import FleetPlan
+from agentrl.checkpoints.fresh import draw_elsewhere, draw_weights
 from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.hosted import Open
+from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
@@ -26,13 +32,16 @@ class Place(NamedTuple):
     """Where servers are started. folder: for what they write. say: is told of those that come and go.
 
     trains: whether the run gives its engine new weights. dtype: what servers that are started compute in, by
-    torch's name; None = what their model's config says.
+    torch's name; None = what their model's config says. process, threads: the embedded engine's, and how many
+    threads it computes with; without a process it decodes in this one.
     """
 
     folder: Path
     say: Callable[[str], None]
     trains: bool = True
     dtype: str | None = None
+    process: EngineProcess | None = None
+    threads: int = 1
 
 
 async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits, place: Place) -> Engine:
@@ -44,10 +53,12 @@ async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits
 
     Raises:
         ModelLoadError: the engine does not decode this architecture.
+        EngineDiedError: the engine's process has gone.
         ConfigError: nobody is at sglang_url, or takes weights there; SGLang is not installed, knows no such
             argument, or does not come up.
     """
     if config.engine == "sglang":
+        await asyncio.to_thread(draw_elsewhere, source)
         url, vocab_size = config.sglang_url, source.vocab_size
         if url is not None and not place.trains:
             return SGLangPolicy(
@@ -64,11 +75,16 @@ async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits
             dtype=place.dtype,
         )
         return await (plan.start() if url is None else plan.join(url))
+    length = config.max_context_len or limits.max_tokens
+    if place.process is not None:
+        directory = str(source.directory.resolve())
+        model = Open(directory, config.max_slots, length, place.threads, source.seed)
+        return await ProcessEngine.opened(place.process, model)
+    torch.set_num_threads(place.threads)
+    if source.seed is not None:
+        draw_weights(source.directory, source.seed)
     return EmbeddedEngine.from_pretrained(
-        source.directory,
-        max_slots=config.max_slots,
-        max_context_len=config.max_context_len or limits.max_tokens,
-        decode=source.decode,
+        source.directory, max_slots=config.max_slots, max_context_len=length, decode=source.decode
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from agentrl.checkpoints.directory import whole_directory
-from agentrl.checkpoints.source import open_config
+from agentrl.checkpoints.source import ModelSource, open_config
+from agentrl.errors import ModelLoadError
 from agentrl.weights.quiet import quiet_transformers
 
 
@@ -28,3 +31,22 @@ def draw_weights(directory: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def draw_elsewhere(source: ModelSource) -> None:
+    """Draw the weights of a source in a process of its own, where that is still to be done. It blocks.
+
+    Raises:
+        ModelLoadError: they cannot be drawn, or written.
+    """
+    if source.seed is None:
+        return
+    command = [sys.executable, "-m", "agentrl.checkpoints.fresh", str(source.directory), str(source.seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise ModelLoadError(f"the weights of {source.directory} cannot be drawn: {reason}")
+
+
+if __name__ == "__main__":
+    draw_weights(Path(sys.argv[1]), int(sys.argv[2]))

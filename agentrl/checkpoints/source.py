@@ -15,11 +15,15 @@ from agentrl.weights.quiet import quiet_transformers
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model directory as the driver sees it; the processes that compute open its weights themselves."""
+    """A model directory as the driver sees it; the processes that compute open its weights themselves.
+
+    seed: of weights that are still to be drawn, by who opens them first; None = they are there.
+    """
 
     directory: Path
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
+    seed: int | None = None
 
     @property
     def vocab_size(self) -> int:

@@ -53,7 +53,7 @@ class EngineConfig(Section):
     """Which engine samples, where it runs, and how it gets new weights."""
 
     engine: Literal["embedded", "sglang"] = "embedded"
-    """The inference engine; `embedded` decodes in this process, on the CPU. `sglang` is servers: those that
+    """The inference engine; `embedded` decodes on the CPU. `sglang` is servers: those that
     the run starts, or that run already, at sglang_url."""
 
     max_slots: int = Field(default=256, ge=1)

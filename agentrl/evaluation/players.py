@@ -47,16 +47,16 @@ async def model_players(
     """
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
-    from agentrl.build.model import use_threads
+    from agentrl.build.model import threads_for
     from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
 
     source = open_source(directory)
-    use_threads(source.config, config.eval.num_threads)
     renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
     sampling = SamplingSettings(temperature=config.eval.temperature)
     with _engine_folder(config) as folder:
-        place = Place(folder, say, trains=False)
+        threads = threads_for(source.config, config.eval.num_threads)
+        place = Place(folder, say, trains=False, threads=threads)
         engine = await build_engine(source, config.engine, env.limits, place)
         try:
             yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)

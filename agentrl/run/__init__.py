@@ -10,8 +10,8 @@ from pathlib import Path
 from agentrl.build.config import RunConfig
 from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.models import served_models
+from agentrl.build.processes import run_processes
 from agentrl.build.ranks import gathered_ranks
-from agentrl.build.trainer import TrainerFactory
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
@@ -66,13 +66,12 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
 async def _stages(
     config: RunConfig, folder: RunFolder, console: RunConsole, guests: Guests | None
 ) -> Session:
-    async with served_models(config.engine, folder.engine, console.line) as addresses:
-        trainers = TrainerFactory(config, folder.trainer, guests)
-        try:
-            session = await Session.build(config, folder, console, addresses, trainers)
-            await _play(session, config)
-        finally:
-            await trainers.close()
+    async with (
+        served_models(config.engine, folder.engine, console.line) as addresses,
+        run_processes(config, folder.engine, folder.trainer, guests) as processes,
+    ):
+        session = await Session.build(config, folder, console, addresses, processes)
+        await _play(session, config)
     return session
 
 

@@ -10,8 +10,9 @@ from agentrl.build.addresses import Addresses
 from agentrl.build.algorithm import Algorithm, build_algorithm
 from agentrl.build.config import RunConfig
 from agentrl.build.env import EnvFactory, env_factory
-from agentrl.build.model import model_source, use_threads
+from agentrl.build.model import model_source, threads_for
 from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
+from agentrl.build.processes import RunProcesses
 from agentrl.build.trainer import TrainerFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import BaseEnv, Scorer, tasks_of
@@ -85,7 +86,7 @@ class Session:
         folder: RunFolder,
         console: RunConsole,
         addresses: Addresses,
-        trainers: TrainerFactory,
+        processes: RunProcesses,
     ) -> Session:
         """Everything that the stages share. addresses: of the models that are served beside the policy.
 
@@ -95,29 +96,27 @@ class Session:
         """
         watch = Stopwatch()
         with watch.stage(BUILD), console.stage(BUILD, 1):
-            rollout = config.rollout
-            make_env = env_factory(
-                config.env.env,
-                config.env.env_kwargs,
-                max_turns=rollout.max_turns,
-                max_tokens=rollout.rollout_max_context_len,
-                tools=config.env,
-                addresses=addresses,
-            )
+            make_env = _env_factory(config, addresses)
             env = make_env()
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
             source = model_source(config.model, env, dialect, seed=config.run.seed, folder=folder.model)
-            use_threads(source.config, config.run.num_threads)
-            trainers.prepare(source)
-            place = Place(folder.engine, console.line, dtype=_served_dtype(config))
+            processes.trainers.prepare(source)
+            place = Place(
+                folder.engine,
+                console.line,
+                # What is published; with bf16, what the model's config says.
+                dtype=None if config.trainer.bf16 else "float32",
+                process=processes.engine,
+                threads=threads_for(source.config, config.run.num_threads),
+            )
             engine = await build_engine(source, config.engine, env.limits, place)
         return cls(
             config=config,
             folder=folder,
             console=console,
             make_env=make_env,
-            source=source,
+            source=replace(source, seed=None),
             renderer=build_renderer(source, dialect, config.rendering),
             engine=engine,
             sink=engine.sink,
@@ -126,7 +125,7 @@ class Session:
             watch=watch,
             scorer=Scorer(env.rewards),
             algorithm=algorithm,
-            trainers=trainers,
+            trainers=processes.trainers,
         )
 
     async def close(self) -> None:
@@ -273,14 +272,20 @@ class Session:
         return shown | evals
 
 
+def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
+    return env_factory(
+        config.env.env,
+        config.env.env_kwargs,
+        max_turns=config.rollout.max_turns,
+        max_tokens=config.rollout.rollout_max_context_len,
+        tools=config.env,
+        addresses=addresses,
+    )
+
+
 def _longest(env: BaseEnv, config: RunConfig) -> int:
     """Most tokens of an episode; where nothing limits it, any number: constant weights divide by it."""
     return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1
-
-
-def _served_dtype(config: RunConfig) -> str | None:
-    """What servers compute in: the dtype that is published; with bf16, what the model's config says."""
-    return None if config.trainer.bf16 else "float32"
 
 
 def _eval_metrics(mode: str, evaluation: Evaluation) -> dict[str, float]:

@@ -89,7 +89,7 @@ def _warmed(job: Job) -> str:
 async def _reinforced(job: Job) -> str:
     """RL alone, with weights that come as late as the arm says; gives the environment's id."""
     from agentrl.build.load import load_config
-    from agentrl.build.trainer import TrainerFactory
+    from agentrl.build.processes import run_processes
     from agentrl.run.folder import RunFolder
     from agentrl.run.session import Session
     from agentrl.view.console import RunConsole
@@ -105,16 +105,13 @@ async def _reinforced(job: Job) -> str:
     }
     config = load_config(job.bench.run_file, {**_QUIET, **settings})
     folder = RunFolder.create(config)
-    trainers = TrainerFactory(config, folder.trainer)
-    try:
-        session = await Session.build(config, folder, RunConsole(quiet=True), {}, trainers)
+    async with run_processes(config, folder.engine, folder.trainer) as processes:
+        session = await Session.build(config, folder, RunConsole(quiet=True), {}, processes)
         session.sink = LateSink(session.sink, job.arm.lag)
         try:
             await session.reinforce()
         finally:
             await session.close()
-    finally:
-        await trainers.close()
     return config.env.env
 
 

@@ -10,20 +10,13 @@ import importlib
 from collections.abc import Generator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import NamedTuple, cast
+from typing import cast
 
 from agentrl.trainer.launch.shared_buffers import send_buckets
 from agentrl.trainer.launch.work import RankPlace, Work
 
 BEGIN = "begin"
 """Names the call that gives a rank a new plan, in place of a method of its worker."""
-
-
-class Failed(NamedTuple):
-    """The last thing that a rank says. at_s: when it went wrong, in seconds since 1970."""
-
-    why: str
-    at_s: float
 
 
 def serve(pipe: Connection, local: int, preloaded: str) -> None:

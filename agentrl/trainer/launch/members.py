@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.launch.calls import Failed
+from agentrl.processes import Child, Failed
 
-_END_S = 5.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "agentrl.trainer.launch.rank"
 
@@ -106,27 +101,16 @@ class Guest(Member):
             connected.shutdown(socket.SHUT_RDWR)
 
 
-class Child(Member):
+class Own(Member):
     """A process on this machine. log: for what it prints; local: its number among this machine's ranks.
 
-    preloaded: the module with its worker. It finds modules where this process does.
+    preloaded: the module with its worker.
     """
 
     def __init__(self, log: Path, local: int, preloaded: str) -> None:
-        ours, theirs = Pipe()
         self._log = log
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _RANK, str(theirs.fileno()), str(local), preloaded],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[theirs.fileno()],
-                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        # The rank alone holds its end: when it is gone, ours tells.
-        theirs.close()
-        super().__init__(ours, self._process.pid)
+        self._child = Child(_RANK, (str(local), preloaded), log)
+        super().__init__(self._child.pipe, self._child.pid)
 
     @property
     def log(self) -> str:
@@ -135,23 +119,16 @@ class Child(Member):
 
     def fate(self) -> str:
         """How it ended; it is given time to."""
-        self.wait()
-        code = self._process.poll()
-        if code is None:
-            return super().fate()
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return self._child.fate() or super().fate()
 
     def wait(self) -> None:
         """Until it has ended, but not longer than that may take."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+        self._child.wait()
 
     def end(self) -> None:
         """It is gone soon, and its pipe says so."""
-        self._process.kill()
+        self._child.end()
 
     def kill(self) -> None:
         """It is gone when this returns."""
-        super().kill()
-        self._process.kill()
-        self._process.wait()
+        self._child.kill()

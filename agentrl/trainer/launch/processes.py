@@ -16,12 +16,13 @@ from typing import NoReturn, TypeVar
 from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
+from agentrl.processes import Failed
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
-from agentrl.trainer.launch.calls import BEGIN, Failed
+from agentrl.trainer.launch.calls import BEGIN
 from agentrl.trainer.launch.guests import Guests
 from agentrl.trainer.launch.meeting import Meeting, kept
-from agentrl.trainer.launch.members import Child, Member, check_gpus
+from agentrl.trainer.launch.members import Member, Own, check_gpus
 from agentrl.trainer.launch.messages import pickled, pickled_plan
 from agentrl.trainer.launch.shared_buffers import Bytes, received
 from agentrl.trainer.launch.work import Work
@@ -55,7 +56,7 @@ class Processes:
             self._store = kept("127.0.0.1", 0)
         meeting = Meeting("127.0.0.1", self._store.port, "ranks") if guests is None else guests.meeting
         self._ranks: Sequence[Member] = [
-            *(Child(folder / f"rank-{n}.log", first + n, preloaded) for n in range(world_size - len(others))),
+            *(Own(folder / f"rank-{n}.log", first + n, preloaded) for n in range(world_size - len(others))),
             *others,
         ]
         for number in range(len(self._ranks)):

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.trainer.launch.shared_buffers import KEPT, BufferPool, SharedBuffer, mapped
 from agentrl.trainer.megatron.device import here
+from agentrl.weights.shared import KEPT, BufferPool, SharedBuffer, mapped
 
 _WORDS = 2
 

@@ -16,7 +16,7 @@ from agentrl.checkpoints.loading import open_directory
 from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
-from agentrl.trainer.launch.shared_buffers import BufferPool, Filled, bucket_of
+from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
 from agentrl.trainer.plan import Done, Learning, StepSums, scored_tokens
 from agentrl.trainer.saved import FOLDERS
 from agentrl.trainer.torch.critic import Critic, critic_over, values_of
@@ -28,6 +28,7 @@ from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.weights import manifest_of, named_weights
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import bytes_of, size_of
+from agentrl.weights.shared import BufferPool
 
 _STATE = "state.pt"
 

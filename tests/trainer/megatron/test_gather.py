@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from agentrl.protocols import Bucket
-from agentrl.trainer.launch.shared_buffers import BufferPool, SharedBuffer
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.weights import manifest_of, unpack
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import size_of
+from agentrl.weights.shared import BufferPool, SharedBuffer
 from tests.trainer.megatron.models import model_of
 
 PAIRS = {

@@ -1,0 +1,130 @@
+"""The embedded engine in a process of its own keeps every promise that it keeps in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from agentrl.checkpoints.saving import save_model
+from agentrl.engine.conformance import CHECKS, Check, Subject
+from agentrl.engine.embedded.hosted import Open
+from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
+from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
+from agentrl.protocols import Sampling
+from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, text_of, tiny
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory) -> Iterator[EngineProcess]:
+    """One for all tests that leave it alive."""
+    made = EngineProcess(tmp_path_factory.mktemp("engine"))
+    yield made
+    made.end()
+    assert not os.path.exists(f"/proc/{made.pid}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    words = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
+    words.decoder = decoders.Fuse()
+    path = tmp_path_factory.mktemp("model") / "model"
+    save_model(tiny("qwen3"), PreTrainedTokenizerFast(tokenizer_object=words), str(path))
+    return path
+
+
+def opened(folder: Path) -> Open:
+    return Open(str(folder), 4, 64, 1, None)
+
+
+async def subject_on(process: EngineProcess, folder: Path) -> Subject:
+    engine = await ProcessEngine.opened(process, opened(folder))
+    return replace(embedded_subject("qwen3"), engine=engine, sink=engine.sink)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+async def test_it_keeps_its_promise(check: Check, process: EngineProcess, folder: Path) -> None:
+    subject = await subject_on(process, folder)
+    await check.run(subject)
+    await subject.engine.close()
+
+
+async def test_it_samples_bit_for_bit_what_is_sampled_inline(process: EngineProcess, folder: Path) -> None:
+    there, here = await subject_on(process, folder), embedded_subject("qwen3")
+    rules = [Sampling(12, temperature=t, seed=3) for t in (0.0, 0.7, 1.3)]
+    for number, rule in enumerate(rules):
+        a, b = await there.sample(number, rule), await here.sample(number, rule)
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert a.logprobs.tolist() == b.logprobs.tolist()
+    await there.engine.close()
+
+
+async def test_many_versions_arrive_whole_though_their_memory_is_used_again(
+    process: EngineProcess, folder: Path
+) -> None:
+    subject, versions = await subject_on(process, folder), [tiny("qwen3", seed) for seed in range(4)]
+    for version, model in enumerate(versions):
+        delivery = delivery_of(model)
+        assert subject.sink is not None
+        async with subject.sink.begin(delivery.manifest, version) as transaction:
+            for bucket in delivery.buckets:
+                await transaction.put(bucket)
+            await transaction.commit(delivery.checksum)
+        from tests.engine.subjects import logits_of
+
+        checked = replace(subject, logits=lambda ids, _, model=model: logits_of(model, ids))
+        from agentrl.engine.conformance.subject import expect_logprobs
+
+        got = await checked.engine.generate(checked.prompt(1), Sampling(12, seed=1), session=f"v{version}")
+        assert set(got.versions.tolist()) == {version} == {subject.engine.version}
+        expect_logprobs(checked, checked.prompt(1), got, 1.0)
+    await subject.engine.close()
+
+
+async def test_what_cannot_be_opened_is_a_sentence_and_the_process_goes_on(
+    process: EngineProcess, folder: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds no config\.json"):
+        await ProcessEngine.opened(process, opened(folder / "nowhere"))
+    subject = await subject_on(process, folder)
+    assert len((await subject.sample(1, Sampling(2))).token_ids) == 2
+    await subject.engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await subject.sample(1, Sampling(2))
+
+
+async def test_the_loop_goes_on_while_it_decodes(process: EngineProcess, folder: Path) -> None:
+    subject, ticks = await subject_on(process, folder), 0
+    tasks = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(64)]
+    began = time.monotonic()
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0.005)
+        ticks += 1
+    assert ticks >= 0.2 * (time.monotonic() - began) / 0.005
+    await subject.engine.close()
+
+
+async def test_a_process_that_dies_is_named_to_everybody_who_waits(tmp_path: Path, folder: Path) -> None:
+    process = EngineProcess(tmp_path / "engine")
+    subject = await subject_on(process, folder)
+    waiting = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(200)]
+    await asyncio.sleep(0)
+    os.kill(process.pid, signal.SIGKILL)
+    says = rf"the embedded engine \(process {process.pid}\) was ended by SIGKILL; see .*engine.log"
+    for task in waiting:
+        with pytest.raises(EngineDiedError, match=says) as died:
+            await task
+    # It ends a run, rather than one episode after the other.
+    assert isinstance(died.value, UserError)
+    with pytest.raises(EngineDiedError, match=says):
+        await subject.sample(1, Sampling(1))
+    await subject.engine.close()
+    process.end()
