@@ -57,10 +57,10 @@ class Outcome(NamedTuple):
         return self.fate is Fate.KILLED
 
 
-def copy_tree(target: Path) -> Path:
+def copy_tree(root: Path, target: Path) -> Path:
     """Copy what tests need, without byte code: a bug must never be hidden by an older .pyc file."""
     for name in COPIED:
-        source = ROOT / name
+        source = root / name
         if source.is_dir():
             shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
         elif source.exists():
@@ -143,12 +143,12 @@ def judge(bug: Bug, index: Index, tree: Path) -> Outcome:
     return Outcome(bug.name, fate, detail, time.monotonic() - started)
 
 
-def judge_all(bugs: Sequence[Bug], folder: Path, jobs: int) -> list[Outcome]:
-    """Judge every bug, `jobs` at a time, each worker in a copy of its own."""
+def judge_all(bugs: Sequence[Bug], sound: Path, folder: Path, jobs: int) -> list[Outcome]:
+    """Judge every bug, `jobs` at a time, each worker in a copy of its own of `sound`, made in `folder`."""
     copies: SimpleQueue[Path] = SimpleQueue()
     for job in range(jobs):
-        copies.put(copy_tree(folder / str(job)))
-    index = index_of(ROOT)
+        copies.put(copy_tree(sound, folder / str(job)))
+    index = index_of(sound)
 
     def in_a_copy(bug: Bug) -> Outcome:
         tree = copies.get()
@@ -179,11 +179,13 @@ def main() -> int:
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        if not all_green(copy_tree(Path(folder) / "sound"), chosen, options.jobs):
+        # The project may change while this runs: what is judged is what was green.
+        sound = copy_tree(ROOT, Path(folder) / "sound")
+        if not all_green(sound, chosen, options.jobs):
             print("The tests are not green without any bug; mend that first.", file=sys.stderr)
             return 1
         print(f"green without any bug: {time.monotonic() - started:.0f} s", file=sys.stderr)
-        outcomes = judge_all(chosen, Path(folder), options.jobs)
+        outcomes = judge_all(chosen, sound, Path(folder), options.jobs)
 
     survivors = [outcome for outcome in outcomes if not outcome.fine]
     if options.json:
