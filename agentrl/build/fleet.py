@@ -18,7 +18,7 @@ from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.draft import Decode
 from agentrl.engine.sglang.external import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health, Process, Router
-from agentrl.engine.sglang.launch import Group, Servers, ServerSettings, Value
+from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
@@ -91,11 +91,11 @@ class FleetPlan:
             raise ConfigError(str(error)) from error
         return fleet
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[ServerReplicas]:
         groups, first = [], self.first_gpu
         for group in self.config.groups:
             number = group.num_engines * self.config.gpus_of(group)
-            groups.append(Group(self._settings(group), group.num_engines, own_gpus(first, number)))
+            groups.append(ServerReplicas(self._settings(group), group.num_engines, own_gpus(first, number)))
             first += number
         return groups
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from agentrl.types import Episode, Verdict
 from agentrl.view.scores import Figure, ScoreRow, columns_of, figure_text, score_text, time_text
-from agentrl.view.transcript import MODEL, WORLD, Passage, passages, summary_of, visible
+from agentrl.view.transcript import MODEL, WORLD, TranscriptEntry, passages, summary_of, visible
 
 _STYLES = {MODEL: "bold green", WORLD: "cyan"}
 _MARGIN = max(map(len, _STYLES)) + 1
@@ -168,7 +168,7 @@ def print_episode(
     console.print()
 
 
-def _in_margin(console: Console, passage: Passage, room: int) -> Iterator[Text]:
+def _in_margin(console: Console, passage: TranscriptEntry, room: int) -> Iterator[Text]:
     style = _STYLES[passage.speaker]
     label = passage.speaker
     for line in Text(visible(passage.text), style=style).wrap(console, room, tab_size=4):

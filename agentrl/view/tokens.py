@@ -14,7 +14,7 @@ _UNSURE_NATS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextSpan:
     """A piece of text with one author. surprise: 0 (certain) to 1 (a rare choice), for its tint."""
 
     text: str
@@ -27,7 +27,7 @@ class Block:
     """What one author wrote in one go."""
 
     author: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,23 @@ def token_rows(episode: Episode, decode: Callable[[int], str], author: Author) -
 def _spoken(turn: Turn, author: Author) -> Iterator[Block]:
     for message in turn.observation:
         text = visible(words_of(message))
-        yield Block(NAMES[Author.WORLD], (Piece(text, f"{message.role}, said by the world"),))
+        yield Block(NAMES[Author.WORLD], (TextSpan(text, f"{message.role}, said by the world"),))
     title = "written by a demonstrator" if author is Author.DEMO else "said without tokens"
-    yield Block(NAMES[author], (Piece(visible(words_of(turn.action)), title),))
+    yield Block(NAMES[author], (TextSpan(visible(words_of(turn.action)), title),))
 
 
 def _sampled(tokens: TurnTokens, decode: Callable[[int], str], author: Author) -> Iterator[Block]:
     if len(tokens.world_ids):
-        pieces = (Piece(visible(decode(id)), f"world · mask 0 · id {id}") for id in tokens.world_ids.tolist())
+        pieces = (
+            TextSpan(visible(decode(id)), f"world · mask 0 · id {id}") for id in tokens.world_ids.tolist()
+        )
         yield Block(NAMES[Author.WORLD], tuple(pieces))
     written = tokens.completion
     columns = (written.token_ids.tolist(), written.logprobs.tolist(), written.versions.tolist())
     yield Block(
         NAMES[author],
         tuple(
-            Piece(visible(decode(id)), _title(author, id, logprob, version), surprise(logprob))
+            TextSpan(visible(decode(id)), _title(author, id, logprob, version), surprise(logprob))
             for id, logprob, version in zip(*columns, strict=True)
         ),
     )

@@ -16,7 +16,7 @@ _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class TranscriptEntry:
     """One message: who spoke (`world` or `model`), in which role, and what was said."""
 
     speaker: str
@@ -24,12 +24,12 @@ class Passage:
     text: str
 
 
-def passages(episode: Episode) -> Iterator[Passage]:
+def passages(episode: Episode) -> Iterator[TranscriptEntry]:
     """Everything that was said in an episode, in order."""
     for turn in episode.turns:
         for message in turn.observation:
-            yield Passage(WORLD, message.role, words_of(message))
-        yield Passage(MODEL, turn.action.role, words_of(turn.action))
+            yield TranscriptEntry(WORLD, message.role, words_of(message))
+        yield TranscriptEntry(MODEL, turn.action.role, words_of(turn.action))
 
 
 def words_of(message: Message) -> str:

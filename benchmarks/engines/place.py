@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.checkpoints.saving import save_model
-from agentrl.engine.sglang.launch import Group, Servers, ServerSettings, Value
+from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
@@ -71,7 +71,7 @@ class Place:
             python_path=(LOADER_FOLDER,),
             environment=ONE_THREAD,
         )
-        async with Servers(Group(settings, count=count), say=self.say) as servers:
+        async with Servers(ServerReplicas(settings, count=count), say=self.say) as servers:
             yield servers
 
     async def versions(self) -> dict[str, JSON]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
-from agentrl.engine.sglang.launch import Group, Servers, ServerSettings
+from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import free_ports
 from agentrl.engine.sglang.transports.disk import Disk
@@ -75,7 +75,7 @@ async def sglang_fleet(
         python=sglang_python(),
         python_path=(LOADER_FOLDER,),
     )
-    async with Servers(Group(settings, count=count)) as servers:
+    async with Servers(ServerReplicas(settings, count=count)) as servers:
         policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, asks_anew=True, attempts=10)
         yielded = Fleet(servers.servers, servers.router, policy, SharedMemory(), _nothing, health).watch()
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.engine.conformance import Delivery, EngineCaps, Subject
+from agentrl.engine.conformance import EngineCaps, Subject, WeightVersion
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.fake import FakeEngine, seeded_table
 from agentrl.engine.sglang import SGLangPolicy
@@ -52,9 +52,9 @@ def tiny(architecture: str, seed: int = 0, **changes: object) -> PreTrainedModel
     return model.eval()
 
 
-def delivery_of(model: PreTrainedModel) -> Delivery:
+def delivery_of(model: PreTrainedModel) -> WeightVersion:
     named = list(named_weights(model))
-    return Delivery(manifest_of(named), list(pack_buckets(named, 8_000)), checksum(named))
+    return WeightVersion(manifest_of(named), list(pack_buckets(named, 8_000)), checksum(named))
 
 
 @torch.no_grad()
@@ -105,9 +105,9 @@ def remote_subject(url: str, caps: EngineCaps, max_context_len: int) -> Subject:
 def fake_subject(caps: EngineCaps | None = None, engine: FakeEngine | None = None) -> Subject:
     tables = [seeded_table(VOCAB, seed) for seed in (0, 1)]
 
-    def delivery(version: int) -> Delivery:
+    def delivery(version: int) -> WeightVersion:
         named = [("table", torch.from_numpy(tables[version].copy()))]
-        return Delivery(manifest_of(named), list(pack_buckets(named, 1 << 20)), checksum(named))
+        return WeightVersion(manifest_of(named), list(pack_buckets(named, 1 << 20)), checksum(named))
 
     engine = engine or FakeEngine(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of)
     return Subject(

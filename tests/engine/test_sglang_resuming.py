@@ -172,7 +172,7 @@ async def test_a_server_that_is_gone_keeps_no_other_from_hearing_an_abort():
     router = Router("hang")
     async with alive.listening() as where, router.listening() as url:
         policy = SGLangPolicy(url, timeout_s=5)
-        policy._connection.room = wire.UNBOUNDED
+        policy._connection.capacity = wire.UNBOUNDED_CAPACITY
         task = asyncio.create_task(asked(policy))
         await arrived(router)
         task.cancel()

@@ -157,16 +157,18 @@ def test_a_server_that_cut_a_request_is_noticed():
 
 def test_the_room_of_a_server_is_what_it_really_samples():
     # Observed: with a context of 64 a prompt of 7 gets 55 tokens and not 56, and a prompt of 58 is refused.
-    room = wire.room_of(wire.ServerInfo(context_length=64, max_req_input_len=58, max_total_num_tokens=4000))
-    assert room == (62, 57)
-    room.check(7, 55)
+    capacity = wire.capacity_of(
+        wire.ServerInfo(context_length=64, max_req_input_len=58, max_total_num_tokens=4000)
+    )
+    assert capacity == (62, 57)
+    capacity.check(7, 55)
     for prompt, new in ((7, 56), (58, 1)):
         with pytest.raises(RequestTooLargeError, match=f"{prompt} tokens and max_new_tokens = {new}"):
-            room.check(prompt, new)
-    assert wire.room_of(wire.ServerInfo(context_length=64)) == (64, 64)
+            capacity.check(prompt, new)
+    assert wire.capacity_of(wire.ServerInfo(context_length=64)) == (64, 64)
     small = wire.ServerInfo(context_length=64, max_total_num_tokens=40, page_size=4)
-    assert wire.room_of(small) == (32, 32)
-    assert wire.room_of(wire.ServerInfo()) == wire.UNBOUNDED
+    assert wire.capacity_of(small) == (32, 32)
+    assert wire.capacity_of(wire.ServerInfo()) == wire.UNBOUNDED_CAPACITY
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from agentrl.engine.conformance.checks import CHECKS, Check
-from agentrl.engine.conformance.subject import ConformanceError, Delivery, EngineCaps, Subject
+from agentrl.engine.conformance.subject import ConformanceError, EngineCaps, Subject, WeightVersion
 
 __all__ = [
     "CHECKS",
     "Check",
     "ConformanceError",
-    "Delivery",
     "EngineCaps",
     "Report",
     "Subject",
+    "WeightVersion",
     "lack",
     "run_conformance",
 ]

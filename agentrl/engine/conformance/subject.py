@@ -38,7 +38,7 @@ class EngineCaps:
     """New weights are taken by a sink, while requests run."""
 
 
-class Delivery(NamedTuple):
+class WeightVersion(NamedTuple):
     """One version of the weights, ready to be sent."""
 
     manifest: Sequence[TensorSpec]
@@ -61,7 +61,7 @@ class Subject:
     max_slots: int
     max_context_len: int
     logits: Callable[[Sequence[int], int], npt.NDArray[np.floating]]
-    delivery: Callable[[int], Delivery]
+    delivery: Callable[[int], WeightVersion]
     decode: Callable[[Sequence[int]], str]
     tolerance: float = 1e-5
     sink: WeightSink | None = None

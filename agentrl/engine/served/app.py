@@ -24,7 +24,7 @@ from starlette.routing import Route
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served import replies, requests
 from agentrl.engine.served.disk import update_from_disk
-from agentrl.engine.served.requests import Asked, Batch, RefusedError, Words
+from agentrl.engine.served.requests import CompletionBatch, CompletionRequest, RefusedError, Words
 from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
 from agentrl.protocols import Sampling
@@ -104,7 +104,7 @@ class EngineApp:
             return Response(status_code=_CLIENT_IS_GONE)
         return JSONResponse(told[0] if batch.alone else told)
 
-    async def _all(self, batch: Batch, key: str | None) -> list[dict[str, JSON]]:
+    async def _all(self, batch: CompletionBatch, key: str | None) -> list[dict[str, JSON]]:
         started = time.perf_counter()
         tasks = [asyncio.create_task(self._one(asked, key)) for asked in batch.asked]
         try:
@@ -116,7 +116,7 @@ class EngineApp:
             self._reply(asked, done, seconds) for asked, done in zip(batch.asked, completions, strict=True)
         ]
 
-    async def _one(self, asked: Asked, key: str | None) -> Completion:
+    async def _one(self, asked: CompletionRequest, key: str | None) -> Completion:
         """Run one request in the session of its key, or, where that is busy, in one of its own."""
         kept = key is not None and f"key {key}" not in self._sessions.values()
         session = f"key {key}" if kept else uuid.uuid4().hex
@@ -128,7 +128,7 @@ class EngineApp:
             if not kept:
                 await self._engine.close_session(session)
 
-    async def _events(self, request: Request, batch: Batch, key: str | None) -> AsyncIterator[str]:
+    async def _events(self, request: Request, batch: CompletionBatch, key: str | None) -> AsyncIterator[str]:
         """Every so often what each completion holds so far, then what it is, then `[DONE]`."""
         started = time.perf_counter()
         tasks = {asyncio.create_task(self._one(asked, key)): n for n, asked in enumerate(batch.asked)}
@@ -147,7 +147,7 @@ class EngineApp:
             await _stop(list(tasks))
 
     def _news(
-        self, batch: Batch, numbers: list[int], sent: list[int], seconds: float
+        self, batch: CompletionBatch, numbers: list[int], sent: list[int], seconds: float
     ) -> Iterator[tuple[int, dict[str, JSON]]]:
         """Replies of the completions that have more tokens than were sent; `sent` is brought up to date."""
         for number in sorted(numbers):
@@ -157,14 +157,16 @@ class EngineApp:
                 sent[number] = len(completion.token_ids)
                 yield number, self._reply(asked, completion, seconds, ended=False)
 
-    async def _ended(self, task: asyncio.Task[Completion], asked: Asked, seconds: float) -> dict[str, JSON]:
+    async def _ended(
+        self, task: asyncio.Task[Completion], asked: CompletionRequest, seconds: float
+    ) -> dict[str, JSON]:
         try:
             return self._reply(asked, await task, seconds)
         except EngineError as error:
             return replies.refusal(str(error))
 
     def _reply(
-        self, asked: Asked, completion: Completion, seconds: float, *, ended: bool = True
+        self, asked: CompletionRequest, completion: Completion, seconds: float, *, ended: bool = True
     ) -> dict[str, JSON]:
         version = self._engine.version
         return replies.reply(asked, completion, self._words, version=version, seconds=seconds, ended=ended)
@@ -320,7 +322,7 @@ async def _stop(tasks: list[asyncio.Task[_T]] | list[asyncio.Task[_T] | asyncio.
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _event(told: dict[str, JSON], batch: Batch, number: int) -> str:
+def _event(told: dict[str, JSON], batch: CompletionBatch, number: int) -> str:
     marked = told if batch.alone else {**told, "index": number}
     return f"data: {json.dumps(marked, ensure_ascii=False)}\n\n"
 

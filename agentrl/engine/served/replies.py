@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from agentrl.engine.served.requests import Asked, Words
+from agentrl.engine.served.requests import CompletionRequest, Words
 from agentrl.types import JSON, Completion, Finish
 
 
 def reply(
-    asked: Asked, completion: Completion, words: Words, *, version: int, seconds: float, ended: bool = True
+    asked: CompletionRequest,
+    completion: Completion,
+    words: Words,
+    *,
+    version: int,
+    seconds: float,
+    ended: bool = True,
 ) -> dict[str, JSON]:
     """The reply to one request. version: that serves now. ended: False where more tokens will follow."""
     ids: list[int] = completion.token_ids.tolist()
@@ -38,7 +44,7 @@ def refusal(sentence: str) -> dict[str, JSON]:
     return {"error": {"message": sentence}}
 
 
-def _finish(asked: Asked, completion: Completion) -> JSON:
+def _finish(asked: CompletionRequest, completion: Completion) -> JSON:
     match completion.finish:
         case Finish.LENGTH:
             return {"type": "length", "length": asked.sampling.max_new_tokens}
@@ -48,7 +54,7 @@ def _finish(asked: Asked, completion: Completion) -> JSON:
             return {"type": "abort", "message": "Aborted"}
 
 
-def _text(asked: Asked, completion: Completion, words: Words) -> str:
+def _text(asked: CompletionRequest, completion: Completion, words: Words) -> str:
     ids = completion.token_ids.tolist()
     stopped = completion.finish is Finish.STOP and not asked.keep_stop
     if stopped and isinstance(completion.matched, int):

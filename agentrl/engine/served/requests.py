@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.engine.sglang.wire import UNTOLD_VERSION
+from agentrl.engine.sglang.wire import UNSET_VERSION
 from agentrl.protocols import Sampling
 from agentrl.types import JSON
 
@@ -48,7 +48,7 @@ class Words(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompletionRequest:
     """One completion that is asked for. The other fields say what its reply tells."""
 
     rid: str
@@ -60,10 +60,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CompletionBatch:
     """All that one request asks for. alone: its reply is one object, not a list."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[CompletionRequest, ...]
     alone: bool
     stream: bool
 
@@ -148,7 +148,7 @@ def read(kind: type[_B], body: bytes) -> _B:
         raise RefusedError(f"`{where}` does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-def read_generate(body: bytes, words: Words) -> Batch:
+def read_generate(body: bytes, words: Words) -> CompletionBatch:
     """The completions that a body of /generate asks for.
 
     Raises:
@@ -174,7 +174,7 @@ def read_generate(body: bytes, words: Words) -> Batch:
                 "This server computes no logprobs of prompts; leave `logprob_start_len` out, or set it to -1."
             )
     asked = [
-        Asked(
+        CompletionRequest(
             rids[number * n + copy],
             tuple(prompt),
             _sampling(rule, copy),
@@ -185,7 +185,7 @@ def read_generate(body: bytes, words: Words) -> Batch:
         for number, (prompt, rule) in enumerate(zip(prompts, rules, strict=True))
         for copy in range(n)
     ]
-    return Batch(tuple(asked), alone and n == 1, told.stream)
+    return CompletionBatch(tuple(asked), alone and n == 1, told.stream)
 
 
 def read_version(weight_version: str | None, now: int) -> int:
@@ -196,7 +196,7 @@ def read_version(weight_version: str | None, now: int) -> int:
     """
     if weight_version is None:
         return now
-    if weight_version == UNTOLD_VERSION:
+    if weight_version == UNSET_VERSION:
         return 0
     if not (weight_version.isascii() and weight_version.isdigit() and len(weight_version) < 10):
         raise RefusedError(f"`weight_version` is a whole number here, not {weight_version[:40]!r}.")

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.connection import Connection, UntouchedError
+from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.draft import Decode, Draft
 from agentrl.engine.sglang.flight import ABORT_TIMEOUT_S, Flight
 from agentrl.engine.sglang.gate import Gate
@@ -67,7 +67,7 @@ class SGLangPolicy:
             raise ConfigError(
                 "An SGLang policy needs max_concurrency and attempts of at least 1 and a timeout_s above 0."
             )
-        self._connection = Connection(self.url, self.headers)
+        self._connection = ServerConnection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
         self._flights: dict[str, Flight] = {}
         self._open = asyncio.Event()
@@ -92,15 +92,15 @@ class SGLangPolicy:
         """
         raise EngineError(f"the server at {self.url} takes no weights from a policy; a Fleet feeds servers.")
 
-    async def connect(self) -> wire.Room:
+    async def connect(self) -> wire.Capacity:
         """See who is there, and how much fits. generate() does it by itself.
 
         Raises:
             EngineUnavailableError: nobody is.
             EngineError: it speaks another protocol.
         """
-        self._version, room = await self._connection.facts()
-        return room
+        self._version, capacity = await self._connection.facts()
+        return capacity
 
     async def servers(self) -> list[str]:
         """The servers behind the address: it itself, or those that a router sends to.
@@ -224,9 +224,9 @@ class SGLangPolicy:
     async def _ask(self, flight: Flight, prompt_ids: Sequence[int], session: str) -> None:
         """Send the request once, and append what comes to the draft."""
         draft = flight.draft
-        room = self._connection.room or await self._connected()
+        capacity = self._connection.capacity or await self._connected()
         ids = [*prompt_ids, *draft.ids]
-        room.check(len(ids), draft.rest.max_new_tokens)
+        capacity.check(len(ids), draft.rest.max_new_tokens)
         flight.take_off()
         unknown = True
         try:
@@ -249,10 +249,10 @@ class SGLangPolicy:
             self.counts["cached_tokens"] += completion.cached_tokens
         return completion
 
-    async def _connected(self) -> wire.Room:
+    async def _connected(self) -> wire.Capacity:
         """What the server holds; the first of several requests asks for all of them."""
         async with self._connecting:
-            return self._connection.room or await self.connect()
+            return self._connection.capacity or await self.connect()
 
     async def _cut(self, flight: Flight) -> None:
         """End a request, wherever it is, and see that it left."""

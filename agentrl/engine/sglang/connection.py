@@ -40,10 +40,10 @@ class _Lane:
     in_use: int = 0
 
 
-class Connection:
+class ServerConnection:
     """One address. Failures are EngineUnavailableErrors, refusals EngineErrors.
 
-    room: what the server holds; None before `facts` found out.
+    capacity: what the server holds; None before `facts` found out.
 
     Raises:
         ConfigError: the address is none.
@@ -55,9 +55,9 @@ class Connection:
         self._certificates = ssl.create_default_context() if self._url.startswith("https") else False
         self._lanes: list[_Lane] = []
         self._behind_router = False
-        self.room: wire.Room | None = None
+        self.capacity: wire.Capacity | None = None
 
-    async def facts(self) -> tuple[int, wire.Room]:
+    async def facts(self) -> tuple[int, wire.Capacity]:
         """The version that serves and what fits; behind a router, what fits into every server.
 
         Raises:
@@ -66,9 +66,11 @@ class Connection:
         workers = await self.workers()
         infos = [wire.read(wire.ServerInfo, await self._get(f"{url}/server_info"), url) for url in workers]
         model = wire.read(wire.ModelInfo, await self._get(f"{workers[0]}/model_info"), workers[0])
-        rooms = [wire.room_of(info) for info in infos]
-        self.room = wire.Room(min(room.total for room in rooms), min(room.prompt for room in rooms))
-        return wire.version_of(model.weight_version), self.room
+        capacities = [wire.capacity_of(info) for info in infos]
+        self.capacity = wire.Capacity(
+            min(each.total for each in capacities), min(each.prompt for each in capacities)
+        )
+        return wire.version_of(model.weight_version), self.capacity
 
     async def generate(self, body: bytes, session: str) -> wire.GenerateReply:
         """Send a request and wait for its reply.
@@ -123,7 +125,7 @@ class Connection:
             if status != _NOT_FOUND:
                 raise _refused(self._url, status, answer)
         self._behind_router = True
-        told = wire.read(wire.Workers, await self._get(f"{self._url}/workers"), f"{self._url}/workers")
+        told = wire.read(wire.RouterWorkers, await self._get(f"{self._url}/workers"), f"{self._url}/workers")
         if not told.workers:
             raise UntouchedError(f"the router at {self._url} has no servers; start one and add it.")
         return [worker.url for worker in told.workers]

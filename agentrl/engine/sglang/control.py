@@ -23,14 +23,14 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.connection import Connection
+from agentrl.engine.sglang.connection import ServerConnection
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import TensorSpec
 
 _FLUSH_AGAIN_S = 0.05
 
 
-class Done(wire.Told):
+class UpdateReply(wire.WireModel):
     """What an update answers. checksum: of what was loaded; only `agentrl serve` tells it."""
 
     success: bool
@@ -38,7 +38,7 @@ class Done(wire.Told):
     checksum: int | None = None
 
 
-class Facts(wire.Told):
+class Facts(wire.WireModel):
     """What a server tells about its processes. custom_weight_loader: functions that it may be asked to call.
 
     SGLang sends weights to every rank of tensor parallelism (tp_size); to copies of the model (dp_size) not.
@@ -49,7 +49,7 @@ class Facts(wire.Told):
     custom_weight_loader: list[str] | None = None
 
 
-class Group(NamedTuple):
+class UpdateGroup(NamedTuple):
     """A torch process group: its sender is rank 0 and listens at host:port, servers follow."""
 
     name: str
@@ -85,7 +85,7 @@ class Server:
     ) -> None:
         self.url = url
         self.in_doubt = False
-        self._connection = Connection(url, headers or {})
+        self._connection = ServerConnection(url, headers or {})
         self._timeout_s = timeout_s
         self._update_timeout_s = update_timeout_s
 
@@ -126,7 +126,7 @@ class Server:
         body = await self._connection.call("GET", "/server_info", timeout_s=self._timeout_s)
         return wire.read(Facts, body, f"{self.url}/server_info")
 
-    async def update_from_disk(self, folder: str, version: int | None = None) -> Done:
+    async def update_from_disk(self, folder: str, version: int | None = None) -> UpdateReply:
         """Load the safetensors of a folder that the server can read. version: None = it stays.
 
         A file that cannot be read to its end ends an SGLang: read it before.
@@ -136,7 +136,7 @@ class Server:
 
     async def update_from_tensor(
         self, payloads: Sequence[bytes], load_format: str, version: int | None = None
-    ) -> Done:
+    ) -> UpdateReply:
         """Give every rank its payload: a plain pickle of (name, tensor) pairs, without handles of processes.
 
         load_format: one of the loaders that `facts` tells.
@@ -148,7 +148,7 @@ class Server:
         }
         return await self._update("/update_weights_from_tensor", told, version)
 
-    async def init_group(self, group: Group, rank: int, timeout_s: float) -> None:
+    async def init_group(self, group: UpdateGroup, rank: int, timeout_s: float) -> None:
         """Join a group; the server's first rank becomes `rank`. Ends when every member has joined."""
         told = {
             "master_address": group.host,
@@ -166,7 +166,7 @@ class Server:
 
     async def update_from_group(
         self, name: str, specs: Sequence[TensorSpec], version: int | None = None
-    ) -> Done:
+    ) -> UpdateReply:
         """Load what rank 0 broadcasts: the tensors end to end, as bytes.
 
         A group that the server did not join ends its scheduler.
@@ -205,7 +205,7 @@ class Server:
             else:
                 return
 
-    async def _update(self, path: str, told: Mapping[str, object], version: int | None) -> Done:
+    async def _update(self, path: str, told: Mapping[str, object], version: int | None) -> UpdateReply:
         named = {} if version is None else {"weight_version": str(version)}
         self.in_doubt = True
         try:
@@ -216,7 +216,7 @@ class Server:
             self.in_doubt = False
             raise
         self.in_doubt = False
-        done = wire.read(Done, body, f"what {self.url}{path} answers")
+        done = wire.read(UpdateReply, body, f"what {self.url}{path} answers")
         if not done.success:
             raise EngineError(f"{self.url} did not take the weights: {done.message[:300]}")
         return done

@@ -26,20 +26,20 @@ from agentrl.protocols import Sampling
 ROUTING_KEY = "x-smg-routing-key"
 """The header that sglang-router keeps a session on one server by."""
 
-UNTOLD_VERSION = "default"
+UNSET_VERSION = "default"
 """The weight_version of a server that was never told one: version 0."""
 
 _SEEDS = 2**63
 _SHOWN_CHARACTERS = 300
 
 
-class Told(BaseModel):
+class WireModel(BaseModel):
     """Base of what a server tells: read strictly, and what is not known does not matter."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class FinishReason(Told):
+class FinishReason(WireModel):
     """Why a request ended. matched: the stop string or token. message: why it was aborted."""
 
     type: Literal["length", "stop", "abort"]
@@ -47,7 +47,7 @@ class FinishReason(Told):
     message: str | None = None
 
 
-class MetaInfo(Told):
+class MetaInfo(WireModel):
     """What a reply says about its tokens. An entry of output_token_logprobs is (logprob, id, text).
 
     output_token_versions: the version of each token, where they differ. No SGLang tells them, `agentrl
@@ -61,7 +61,7 @@ class MetaInfo(Told):
     output_token_versions: list[str] | None = None
 
 
-class GenerateReply(Told):
+class GenerateReply(WireModel):
     """The reply to one request."""
 
     text: str = ""
@@ -69,7 +69,7 @@ class GenerateReply(Told):
     meta_info: MetaInfo
 
 
-class ServerInfo(Told):
+class ServerInfo(WireModel):
     """How long a request may be, as /server_info tells. Only SGLang itself tells max_req_input_len."""
 
     context_length: Annotated[int, Field(ge=1)] | None = None
@@ -78,25 +78,25 @@ class ServerInfo(Told):
     page_size: Annotated[int, Field(ge=1)] = 1
 
 
-class ModelInfo(Told):
+class ModelInfo(WireModel):
     """What /model_info tells."""
 
-    weight_version: str = UNTOLD_VERSION
+    weight_version: str = UNSET_VERSION
 
 
-class Worker(Told):
+class RouterWorker(WireModel):
     """A server behind a router."""
 
     url: str
 
 
-class Workers(Told):
+class RouterWorkers(WireModel):
     """The servers behind a router, as its /workers tells."""
 
-    workers: list[Worker]
+    workers: list[RouterWorker]
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """How many tokens fit: in prompt and completion together, and in a prompt."""
 
     total: int
@@ -116,9 +116,9 @@ class Room(NamedTuple):
             )
 
 
-UNBOUNDED = Room(1 << 62, 1 << 62)
+UNBOUNDED_CAPACITY = Capacity(1 << 62, 1 << 62)
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=WireModel)
 
 # Four times as fast as json.dumps where there are hundreds of tokens.
 _REQUEST: TypeAdapter[dict[str, object]] = TypeAdapter(dict[str, object])
@@ -141,20 +141,20 @@ def read(kind: type[T], body: bytes, what: str) -> T:
         ) from None
 
 
-def room_of(info: ServerInfo) -> Room:
+def capacity_of(info: ServerInfo) -> Capacity:
     """What fits into a server.
 
     SGLang keeps five tokens of a request for itself where it tells max_req_input_len, and asks for a page of
     its cache more than a request needs; a longer request it would cut without a word.
     """
-    total = info.context_length or UNBOUNDED.total
+    total = info.context_length or UNBOUNDED_CAPACITY.total
     prompt = total
     if info.max_req_input_len is not None:
         total = min(total, info.max_req_input_len + 4)
         prompt = min(prompt, info.max_req_input_len - 1)
     if info.max_total_num_tokens is not None:
         total = min(total, info.max_total_num_tokens - 2 * info.page_size)
-    return Room(total, min(prompt, total))
+    return Capacity(total, min(prompt, total))
 
 
 def version_of(weight_version: str) -> int:
@@ -163,7 +163,7 @@ def version_of(weight_version: str) -> int:
     Raises:
         EngineError: it is a word; versions are counted.
     """
-    if weight_version == UNTOLD_VERSION:
+    if weight_version == UNSET_VERSION:
         return 0
     if not (weight_version.isascii() and weight_version.isdigit() and len(weight_version) < 10):
         raise EngineError(

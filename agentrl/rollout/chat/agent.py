@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agentrl.protocols import Act, Session, ToolSchema
-from agentrl.rollout.chat.endpoint import Connection, Turn
+from agentrl.rollout.chat.endpoint import ChatClient, ChatTurn
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.rollout.chat.transcript import Transcript
 from agentrl.rollout.chat.wire import REASONING_FIELDS
@@ -25,7 +25,7 @@ class ChatAgent:
         chat/length, chat/content_filter, chat/context_full    turns cut, by what
     """
 
-    def __init__(self, connection: Connection, settings: ChatSettings) -> None:
+    def __init__(self, connection: ChatClient, settings: ChatSettings) -> None:
         self._connection = connection
         self._settings = settings
         self._transcript = Transcript()
@@ -65,7 +65,7 @@ class ChatAgent:
         return usage if usage is None or prices is None else replace(usage, cost=prices.cost(usage))
 
 
-def _counts(turn: Turn) -> Mapping[str, int]:
+def _counts(turn: ChatTurn) -> Mapping[str, int]:
     reply, counts = turn.reply, Counter({"chat/requests": 1 + turn.retries})
     counts["chat/retries"] = turn.retries
     counts["chat/refusals"] = int(reply.refused)

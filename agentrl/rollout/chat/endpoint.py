@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError, EndpointError, did_you_mean
 from agentrl.protocols import ToolSchema
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV
 from agentrl.rollout.chat.settings import ChatSettings
-from agentrl.rollout.chat.wire import Body, Reply, error_code, error_text, is_out_of_room, read_reply
+from agentrl.rollout.chat.wire import Body, ChatReply, error_code, error_text, is_out_of_room, read_reply
 from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.resending import Resending, StatusError, body_of
 from agentrl.types import JSON, Finish, Message
@@ -33,10 +33,10 @@ _SHOWN_MODELS = 8
 _PROBE = "Answer with one word: ready."
 
 
-class Turn(NamedTuple):
+class ChatTurn(NamedTuple):
     """What a request brought, and how often it had to be sent again."""
 
-    reply: Reply
+    reply: ChatReply
     retries: int
 
 
@@ -83,17 +83,17 @@ class ChatEndpoint:
         return url.copy_with(path=f"{url.path.rstrip('/')}/{path}", fragment=None)
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Connection]:
+    async def connected(self) -> AsyncIterator[ChatClient]:
         """Hold connections open for many turns."""
         headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         allowed = AllowedAddresses(self.url)
         async with allowed.client(timeout_s=None, max_connections=self.max_requests, headers=headers) as http:
             http.timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)
             http.follow_redirects = False
-            yield Connection(self, http)
+            yield ChatClient(self, http)
 
 
-class Connection:
+class ChatClient:
     """Asks the endpoint, for many agents at once."""
 
     def __init__(self, endpoint: ChatEndpoint, http: httpx2.AsyncClient) -> None:
@@ -104,7 +104,7 @@ class Connection:
             endpoint.attempts, _is_passing, first_wait_s=_FIRST_WAIT_S, longest_wait_s=_LONGEST_WAIT_S
         )
 
-    async def complete(self, request: Body) -> Turn:
+    async def complete(self, request: Body) -> ChatTurn:
         """One turn. A conversation that has outgrown the model's context is an empty one, cut for length.
 
         Waits for: room among `max_requests`, then the endpoint, `timeout_s` at most. On cancellation: the
@@ -120,10 +120,10 @@ class Connection:
             try:
                 async with asyncio.timeout(self._endpoint.timeout_s):
                     body = await self._resending(lambda: self._sent("POST", url, content), errors.append)
-                return Turn(read_reply(body), len(errors))
+                return ChatTurn(read_reply(body), len(errors))
             except StatusError as error:
                 if is_out_of_room(error.status, error.body):
-                    return Turn(_NO_ROOM, len(errors))
+                    return ChatTurn(_NO_ROOM, len(errors))
                 self._fail(error)
             except TimeoutError:
                 last = f"; before that it {self._told(errors[-1])}" if errors else ""
@@ -191,7 +191,7 @@ class Connection:
         return f"failed: {said}"
 
 
-_NO_ROOM = Reply(
+_NO_ROOM = ChatReply(
     Message("assistant"), {"role": "assistant", "content": ""}, Finish.LENGTH, "context_full", False, None
 )
 

@@ -29,7 +29,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARACTERS = 200
 
 
-class Reply(NamedTuple):
+class ChatReply(NamedTuple):
     """A turn. said: the same as a message of the next request. usage: None = the endpoint did not say.
 
     reason: `finish_reason` as it came. refused: what there is of content is the model's refusal.
@@ -43,7 +43,7 @@ class Reply(NamedTuple):
     usage: Usage | None
 
 
-def read_reply(body: bytes) -> Reply:
+def read_reply(body: bytes) -> ChatReply:
     """The turn of a reply.
 
     Raises:
@@ -68,7 +68,7 @@ def read_reply(body: bytes) -> Reply:
     refused = not written.get("content") and bool(written.get("refusal"))
     content = _content(written.get("refusal" if refused else "content"))
     thoughts = {name: _text(written[name]) for name in REASONING_FIELDS if isinstance(written.get(name), str)}
-    return Reply(
+    return ChatReply(
         Message("assistant", content, next(filter(None, thoughts.values()), None), calls),
         {**assistant_body(content, calls), **thoughts},
         _FINISHES.get(reason, Finish.STOP),

@@ -47,7 +47,7 @@ for _logger in ("mcp", "client"):
     logging.getLogger(_logger).addHandler(logging.NullHandler())
 
 
-class Connection:
+class McpConnection:
     """A session that is open; any task of its event loop may call. Make one with `connect`."""
 
     def __init__(self, session: ClientSession, tools: tuple[Tool, ...], log: ServerLog) -> None:
@@ -128,7 +128,7 @@ def _checked(name: str, result: CallToolResult) -> str:
 
 
 @asynccontextmanager
-async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Connection]:
+async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[McpConnection]:
     """Open a session and list the server's tools; on leaving, nothing of either is left.
 
     Entering raises:
@@ -139,7 +139,7 @@ async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Co
         async with asyncio.timeout(start_timeout_s) as deadline, AsyncExitStack() as stack:
             client = await stack.enter_async_context(await _client(server, log, stack))
             tools = await _listed(client.session)
-            connection = Connection(client.session, tools, log)
+            connection = McpConnection(client.session, tools, log)
             deadline.reschedule(None)
             try:
                 yield connection

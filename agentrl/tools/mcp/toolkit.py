@@ -22,7 +22,7 @@ from agentrl.types import JSON
 if TYPE_CHECKING:
     from mcp_types import Tool as ServerTool
 
-    from agentrl.tools.mcp.connection import Connection
+    from agentrl.tools.mcp.connection import McpConnection
 
 _ANEW = (
     "(The server was started again after the call before, which it did not survive; it remembers nothing.)"
@@ -92,7 +92,7 @@ class McpTools(Toolkit):
         finally:
             await line.close()
 
-    def _connect(self) -> AbstractAsyncContextManager[Connection]:
+    def _connect(self) -> AbstractAsyncContextManager[McpConnection]:
         from agentrl.tools.mcp.connection import connect
 
         return connect(self._server, start_timeout_s=self.start_timeout_s)
@@ -142,7 +142,7 @@ class _Line(ABC):
 class _SharedLine(_Line):
     """Over the session of all episodes. One that is spoilt is replaced: it remembered nothing."""
 
-    def __init__(self, shared: Shared[Connection]) -> None:
+    def __init__(self, shared: Shared[McpConnection]) -> None:
         self._shared = shared
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
@@ -161,14 +161,14 @@ class _SharedLine(_Line):
 class _OwnLine(_Line):
     """Over a session of its own, which is opened again where a call that was stopped has spoilt it."""
 
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[McpConnection]]) -> None:
         self._connect = connect
         self._held = Held(connect(), "MCP server")
         self._one_at_a_time = asyncio.Lock()
         self._spoilt = False
         self._anew = False
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> McpConnection:
         """The session, as soon as it is open."""
         return await self._held.value()
 

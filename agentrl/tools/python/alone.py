@@ -19,10 +19,10 @@ from pathlib import Path
 
 from agentrl.errors import ToolError
 from agentrl.tools.python import installation
-from agentrl.tools.python.inside.limits import Limits
-from agentrl.tools.python.inside.plan import DEVICES, Plan
+from agentrl.tools.python.inside.limits import SessionLimits
+from agentrl.tools.python.inside.plan import DEVICES, SandboxPlan
 from agentrl.tools.python.inside.wire import pack
-from agentrl.tools.python.sessions import NOBODY, Backend, Session
+from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
 from agentrl.tools.running import run
 
 _INSIDE = "/agentrl"
@@ -47,7 +47,7 @@ class OneProcess(Backend):
         self._here = here
         self._environment = environment
 
-    async def session(self, limits: Limits) -> Session:
+    async def session(self, limits: SessionLimits) -> PythonSession:
         """A new session, in a new process.
 
         Raises:
@@ -80,13 +80,13 @@ class OneProcess(Backend):
         )  # fmt: skip
 
 
-class _Owned(Session):
+class _Owned(PythonSession):
     """A session with a process and a folder of its own, which go with it."""
 
     def __init__(
         self,
         host: socket.socket,
-        told: tuple[dict[str, str], Limits],
+        told: tuple[dict[str, str], SessionLimits],
         process: Process,
         folder: tempfile.TemporaryDirectory[str],
     ) -> None:
@@ -123,7 +123,7 @@ async def unprotected() -> AsyncIterator[OneProcess]:
 
 
 @asynccontextmanager
-async def in_bubblewrap(program: str, plan: Plan) -> AsyncIterator[OneProcess]:
+async def in_bubblewrap(program: str, plan: SandboxPlan) -> AsyncIterator[OneProcess]:
     """Bubblewrap with the same view of the machine, and namespaces of every kind, for every session."""
     command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     # In its own namespaces the supervisor needs what it then takes from the interpreter.

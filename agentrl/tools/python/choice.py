@@ -10,8 +10,8 @@ from typing import Literal
 from agentrl.errors import ToolError
 from agentrl.tools.python import alone, installation, namespaces
 from agentrl.tools.python.inside.kernel import MACHINE, SUPPORTED
-from agentrl.tools.python.inside.limits import Limits
-from agentrl.tools.python.inside.plan import Plan
+from agentrl.tools.python.inside.limits import SessionLimits
+from agentrl.tools.python.inside.plan import SandboxPlan
 from agentrl.tools.python.namespaces import SandboxRefusedError
 from agentrl.tools.python.sessions import Backend
 
@@ -20,7 +20,7 @@ Sandboxing = Literal["auto", "namespaces", "bubblewrap", "none"]
 
 @asynccontextmanager
 async def backend(
-    sandboxing: Sandboxing, packages: Sequence[str], preload: Sequence[str], limits: Limits
+    sandboxing: Sandboxing, packages: Sequence[str], preload: Sequence[str], limits: SessionLimits
 ) -> AsyncIterator[Backend]:
     """The backend that was asked for; `auto` takes namespaces, else bubblewrap, else nothing.
 
@@ -56,7 +56,9 @@ def _check_platform() -> None:
         raise SandboxRefusedError(f"no filter of system calls is known for {MACHINE}")
 
 
-async def _bubblewrapped(plan: Plan, limits: Limits, stack: AsyncExitStack, before: str) -> Backend:
+async def _bubblewrapped(
+    plan: SandboxPlan, limits: SessionLimits, stack: AsyncExitStack, before: str
+) -> Backend:
     program = alone.bubblewrap()
     if program is None:
         raise _no_sandbox(f"{before}bubblewrap is not installed")

@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from agentrl.errors import UserError
-from agentrl.tools.python.inside.plan import Plan
+from agentrl.tools.python.inside.plan import SandboxPlan
 
 PACKAGES = "/packages"
 FLAGS = ("-s", "-P", "-S")
@@ -32,7 +32,7 @@ def interpreter() -> str:
     return os.path.realpath(str(getattr(sys, "_base_executable", sys.executable)))
 
 
-def plan(packages: Sequence[str], preload: Sequence[str]) -> Plan:
+def plan(packages: Sequence[str], preload: Sequence[str]) -> SandboxPlan:
     """What a sandbox with these packages is made of.
 
     packages: distributions, by their names on an index; what they require comes along.
@@ -43,7 +43,7 @@ def plan(packages: Sequence[str], preload: Sequence[str]) -> Plan:
     """
     standard = sysconfig.get_path("stdlib")
     whole = [*_libraries(), standard, *_apart_from(standard), interpreter()]
-    return Plan(
+    return SandboxPlan(
         seen=[*((path, path) for path in whole), *_parts_of(packages)],
         hidden=[f"{standard}/{name}" for name in ("site-packages", "dist-packages")],
         links=[(link, os.readlink(link)) for link in _SYSTEM_LINKS if os.path.islink(link)] + _loaders(),

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from agentrl.errors import ToolError, UserError
 from agentrl.tools.python import installation
-from agentrl.tools.python.inside.limits import Limits
-from agentrl.tools.python.inside.plan import Plan
+from agentrl.tools.python.inside.limits import SessionLimits
+from agentrl.tools.python.inside.plan import SandboxPlan
 from agentrl.tools.python.inside.wire import pack
-from agentrl.tools.python.sessions import NOBODY, Backend, Session
+from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
 
 _HERE = str(Path(__file__).parent)
 _START_S = 60.0
@@ -44,7 +44,7 @@ class Namespaces(Backend):
         self._process = process
         self._control = control
 
-    async def session(self, limits: Limits) -> Session:
+    async def session(self, limits: SessionLimits) -> PythonSession:
         """A new session, forked from the warm parent.
 
         Raises:
@@ -61,7 +61,7 @@ class Namespaces(Backend):
                 except OSError as error:
                     raise ToolError("crashed", f"the sandbox is dead: {error}") from None
             undone.pop_all()
-        return Session(ours, limits)
+        return PythonSession(ours, limits)
 
     def _handed_over(self, theirs: socket.socket) -> bool:
         try:
@@ -71,7 +71,7 @@ class Namespaces(Backend):
 
 
 @asynccontextmanager
-async def started(plan: Plan) -> AsyncIterator[Namespaces]:
+async def started(plan: SandboxPlan) -> AsyncIterator[Namespaces]:
     """Start a sandbox; leaving ends every process in it.
 
     Raises:
@@ -119,7 +119,7 @@ class _Handshake:
         self._process, self._control = process, control
         control.setblocking(False)
 
-    async def done(self, plan: Plan) -> None:
+    async def done(self, plan: SandboxPlan) -> None:
         await self._tell(plan)
         await self._told()
         await self._tell({"user": _map_users(self._process.pid)})

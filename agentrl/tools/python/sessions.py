@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from agentrl.errors import ToolError
-from agentrl.tools.python.inside.limits import Limits
+from agentrl.tools.python.inside.limits import SessionLimits
 from agentrl.tools.python.inside.wire import MOST_BYTES, pack
 
 _LENGTH = struct.Struct("!I")
@@ -53,19 +53,19 @@ class _Refusal:
 _ANSWER: TypeAdapter[PythonResult | _Refusal] = TypeAdapter(PythonResult | _Refusal)
 
 
-class Session:
+class PythonSession:
     """One session. Its code is run one piece after another.
 
     Waits for: the supervisor's answers. Unblocked by: the limits, which the supervisor keeps; its death.
     On cancellation: close() it, as `async with` does; everything in it is then dead.
     """
 
-    def __init__(self, host: socket.socket, limits: Limits, *, greeting: bytes = b"") -> None:
+    def __init__(self, host: socket.socket, limits: SessionLimits, *, greeting: bytes = b"") -> None:
         self._socket = host
         self._limits = limits
         self._untold = greeting + pack(limits)
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> PythonSession:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -126,7 +126,7 @@ class Backend(ABC):
     """Where sessions come from."""
 
     @abstractmethod
-    async def session(self, limits: Limits) -> Session:
+    async def session(self, limits: SessionLimits) -> PythonSession:
         """A new session, to be entered with `async with`.
 
         Raises:

@@ -15,8 +15,8 @@ from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
 from agentrl.tools.gate import Gate
 from agentrl.tools.python.choice import Sandboxing, backend
-from agentrl.tools.python.inside.limits import Limits
-from agentrl.tools.python.sessions import Backend, PythonResult, Session
+from agentrl.tools.python.inside.limits import SessionLimits
+from agentrl.tools.python.sessions import Backend, PythonResult, PythonSession
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
@@ -122,7 +122,7 @@ class PythonTool(Toolkit):
         async with await self.session(stateful=False) as session:
             return self.told(await session.run(program))
 
-    async def session(self, *, stateful: bool) -> Session:
+    async def session(self, *, stateful: bool) -> PythonSession:
         """A new session, to be entered with `async with`. A sandbox that is dead is started anew, once.
 
         Raises:
@@ -147,8 +147,8 @@ class PythonTool(Toolkit):
         parameters: dict[str, JSON] = {"type": "object", "properties": {"code": code}, "required": ["code"]}
         return ToolSchema(self.name, said, {**parameters, "additionalProperties": False})
 
-    def _limits(self, stateful: bool) -> Limits:
-        return Limits(
+    def _limits(self, stateful: bool) -> SessionLimits:
+        return SessionLimits(
             wall_s=self.wall_s,
             cpu_s=self.cpu_s,
             memory_bytes=self.memory_mb * _MB,
@@ -191,7 +191,7 @@ class _Interpreter:
 
     def __init__(self, tool: PythonTool) -> None:
         self._tool = tool
-        self._session: Session | None = None
+        self._session: PythonSession | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, code: str) -> str:

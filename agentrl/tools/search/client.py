@@ -108,7 +108,7 @@ class SearchClient:
 
     async def _retrieved(self, http: httpx2.AsyncClient, queries: Sequence[str]) -> Sequence[tuple[Hit, ...]]:
         different = tuple(dict.fromkeys(queries))
-        request = wire.Request(different, self.k, return_scores=True)
+        request = wire.RetrieveRequest(different, self.k, return_scores=True)
         try:
             body = await Resending(self.attempts)(partial(self._sent, http, request), self._count_retry)
             found = wire.read_reply(body, len(different), self.k)
@@ -117,7 +117,7 @@ class SearchClient:
         by_query = dict(zip(different, found, strict=True))
         return [by_query[query] for query in queries]
 
-    async def _sent(self, http: httpx2.AsyncClient, request: wire.Request) -> bytes:
+    async def _sent(self, http: httpx2.AsyncClient, request: wire.RetrieveRequest) -> bytes:
         self.counts["requests"] += 1
         self.counts["queries"] += len(request.queries)
         return await body_of(http, "POST", self._url, wire.written(request), most_bytes=_MAX_REPLY_BYTES)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit, SearchIndex, found
-from agentrl.tools.search.worker import Worker
+from agentrl.tools.search.worker import WorkerThread
 
 _Found: TypeAlias = Sequence[tuple[Hit, ...]]
 
@@ -39,8 +39,8 @@ class RetrieveApp:
         self._index = index
         self._topk = topk
         self._bounds = bounds or wire.Bounds()
-        self._batcher: Batcher[wire.Request, _Found] | None = None
-        self._worker = Worker("search")
+        self._batcher: Batcher[wire.RetrieveRequest, _Found] | None = None
+        self._worker = WorkerThread("search")
         self.served = {"requests": 0, "batches": 0}
         self.app = Starlette(
             routes=[
@@ -90,12 +90,12 @@ class RetrieveApp:
             raise HTTPException(400, "the request broke off.") from None
         return b"".join(pieces)
 
-    async def _answered(self, several: Sequence[wire.Request]) -> Sequence[_Found]:
+    async def _answered(self, several: Sequence[wire.RetrieveRequest]) -> Sequence[_Found]:
         self.served["batches"] += 1
         return await self._worker.call(partial(_all_found, self._index, several))
 
 
-def _all_found(index: SearchIndex, several: Sequence[wire.Request]) -> list[_Found]:
+def _all_found(index: SearchIndex, several: Sequence[wire.RetrieveRequest]) -> list[_Found]:
     """The answers to several requests, one call of the index for each `topk`."""
     by_topk: dict[int, list[int]] = defaultdict(list)
     for place, asked in enumerate(several):

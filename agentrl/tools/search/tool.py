@@ -17,7 +17,7 @@ from agentrl.tools.schema import describe
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit, SearchIndex, at_least_one, found
 from agentrl.tools.search.opening import open_index
-from agentrl.tools.search.worker import Worker
+from agentrl.tools.search.worker import WorkerThread
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
 
@@ -114,7 +114,7 @@ class SearchTool(_SearchToolkit):
             # Kept for the next event loop, too.
             index = self.index = cast(SearchIndex, await run(index, thread="search index"))
         assert not isinstance(index, str | Path), "a path has become a function"
-        worker = Worker(self.name)
+        worker = WorkerThread(self.name)
 
         async def answer(queries: Sequence[str]) -> Sequence[Sequence[Hit]]:
             return await worker.call(partial(found, index, queries, self.k))

@@ -32,7 +32,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RetrieveRequest:
     """What one request asks for."""
 
     queries: tuple[str, ...]
@@ -40,13 +40,13 @@ class Request:
     return_scores: bool = False
 
 
-def written(request: Request) -> bytes:
+def written(request: RetrieveRequest) -> bytes:
     """A request as it is sent."""
     told = {"queries": request.queries, "topk": request.topk, "return_scores": request.return_scores}
     return json.dumps(told, ensure_ascii=False).encode()
 
 
-def read_request(body: bytes, bounds: Bounds, default_topk: int) -> Request:
+def read_request(body: bytes, bounds: Bounds, default_topk: int) -> RetrieveRequest:
     """The request that a body is. Keys that the protocol does not know do not matter.
 
     Raises:
@@ -73,7 +73,7 @@ def read_request(body: bytes, bounds: Bounds, default_topk: int) -> Request:
     scores = told.get("return_scores", False)
     if not isinstance(scores, bool):
         raise LookupError("`return_scores` must be true or false")
-    return Request(tuple(queries), topk, scores)
+    return RetrieveRequest(tuple(queries), topk, scores)
 
 
 def answered(found: Sequence[Sequence[Hit]], *, return_scores: bool) -> dict[str, JSON]:

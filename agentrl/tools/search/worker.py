@@ -17,7 +17,7 @@ _Job: TypeAlias = Callable[[], Callable[[], None]]
 """Does the work and returns what tells of it."""
 
 
-class Worker:
+class WorkerThread:
     """Does the calls of one event loop in a daemon thread, one at a time.
 
     Consumes: functions, by call(). Waits for: their end. Unblocked by: cancellation. A thread that is still

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.launch import Group, Servers, ServerSettings
+from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
 from tests.engine.serving import save_tiny, sglang_python
 from tests.engine.sglang_launch.starting import STAND_IN, settings
 from tests.tools.mcp.watching import alive, servers, until
@@ -64,7 +64,7 @@ async def played(url: str, sessions: Sequence[str], logs: Sequence[Path]) -> dic
 
 @pytest.mark.faults
 async def test_a_server_comes_up_is_killed_comes_up_and_is_gone(tmp_path: Path) -> None:
-    async with Servers(Group(real(tmp_path))) as launched:
+    async with Servers(ServerReplicas(real(tmp_path))) as launched:
         server = launched.servers[0]
         assert (await generated(server.url, "a"))["meta_info"]["weight_version"] == "0"
         below = servers()
@@ -86,7 +86,7 @@ def cmdline(pid: int) -> str:
 
 async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_requests(tmp_path: Path) -> None:
     said: list[str] = []
-    async with Servers(Group(real(tmp_path), count=2), say=said.append) as launched:
+    async with Servers(ServerReplicas(real(tmp_path), count=2), say=said.append) as launched:
         first, second = launched.servers
         router, logs = launched.router, [first.log, second.log]
         assert router is not None
@@ -115,7 +115,7 @@ async def test_the_router_knows_who_prefills_and_who_decodes(tmp_path: Path) -> 
     """A real router, before stand-ins: SGLang moves keys and values between servers only on GPUs."""
     (tmp_path / "sglang").symlink_to(STAND_IN / "sglang")
     chosen = {"python": sglang_python(), "python_path": (tmp_path,)}
-    groups = [Group(settings(tmp_path, role=role, **chosen)) for role in ("prefill", "decode")]
+    groups = [ServerReplicas(settings(tmp_path, role=role, **chosen)) for role in ("prefill", "decode")]
     async with Servers(*groups) as launched:
         prefill, decode = launched.servers
         assert launched.router is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from agentrl.engine.sglang.launch import Group, RouterProcess, ServerProcess, Servers, router
+from agentrl.engine.sglang.launch import RouterProcess, ServerProcess, ServerReplicas, Servers, router
 from agentrl.errors import ConfigError, EngineUnavailableError
 from tests.engine.sglang_launch.starting import about, logged_pids, settings
 from tests.tools.mcp.watching import alive, servers, until
@@ -22,7 +22,9 @@ async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path)
     (meeting := tmp_path / "meeting").mkdir()
     said: list[str] = []
     chosen = settings(tmp_path, "meets", str(meeting), "2")
-    async with Servers(Group(chosen, count=2, gpus=("4", "5", "6", "7")), say=said.append) as launched:
+    async with Servers(
+        ServerReplicas(chosen, count=2, gpus=("4", "5", "6", "7")), say=said.append
+    ) as launched:
         first, second = launched.servers
         assert launched.router is not None
         assert launched.url == launched.router.url
@@ -39,8 +41,8 @@ async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path)
 
 async def test_some_prefill_and_some_decode(tmp_path: Path) -> None:
     groups = (
-        Group(settings(tmp_path, role="prefill"), gpus=("0",)),
-        Group(settings(tmp_path, role="decode"), count=2, gpus=("1", "2")),
+        ServerReplicas(settings(tmp_path, role="prefill"), gpus=("0",)),
+        ServerReplicas(settings(tmp_path, role="decode"), count=2, gpus=("1", "2")),
     )
     async with Servers(*groups) as launched:
         first, *others = launched.servers
@@ -63,11 +65,11 @@ async def test_some_prefill_and_some_decode(tmp_path: Path) -> None:
 @pytest.mark.parametrize("roles", [("prefill",), ("decode",), ("regular", "decode")])
 def test_roles_that_cannot_serve_together_are_refused(tmp_path: Path, roles: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=f"servers that are {' and '.join(sorted(roles))} cannot serve"):
-        Servers(*(Group(settings(tmp_path, role=role)) for role in roles))
+        Servers(*(ServerReplicas(settings(tmp_path, role=role)) for role in roles))
 
 
 async def test_one_server_needs_no_router(tmp_path: Path) -> None:
-    async with Servers(Group(settings(tmp_path))) as launched:
+    async with Servers(ServerReplicas(settings(tmp_path))) as launched:
         assert launched.router is None
         assert launched.url == launched.servers[0].url
 
@@ -76,7 +78,7 @@ async def test_an_error_in_the_block_ends_all(tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def broken() -> None:
-        async with Servers(Group(settings(tmp_path), count=2), router=False) as launched:
+        async with Servers(ServerReplicas(settings(tmp_path), count=2), router=False) as launched:
             pids.extend(pid for server in launched.servers for pid in about(server)["pids"])
             os.kill(pids[0], signal.SIGKILL)
             raise ZeroDivisionError
@@ -89,7 +91,7 @@ async def test_an_error_in_the_block_ends_all(tmp_path: Path) -> None:
 
 async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
     (meeting := tmp_path / "meeting").mkdir()
-    launched = Servers(Group(settings(tmp_path, "meets", str(meeting), "3"), count=2))
+    launched = Servers(ServerReplicas(settings(tmp_path, "meets", str(meeting), "3"), count=2))
     starting = asyncio.create_task(launched.__aenter__())
     await until(
         lambda: len(list(meeting.iterdir())) == 2 and all(logged_pids(s.log) for s in launched.servers)
@@ -103,8 +105,8 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
 
 async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_path: Path) -> None:
     said: list[str] = []
-    wrong = Group(settings(tmp_path, role="decode", arguments={"habbit": "x"}))
-    launched = Servers(Group(settings(tmp_path, role="prefill")), wrong, say=said.append)
+    wrong = ServerReplicas(settings(tmp_path, role="decode", arguments={"habbit": "x"}))
+    launched = Servers(ServerReplicas(settings(tmp_path, role="prefill")), wrong, say=said.append)
     with pytest.raises(ConfigError, match="Did you mean `habit`"):
         await launched.__aenter__()
     assert (said, list(tmp_path.iterdir())) == ([], [])
@@ -113,7 +115,7 @@ async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_p
 @pytest.mark.parametrize(("count", "gpus"), [(0, ()), (2, ("0",)), (2, ("0", "1", "2"))])
 def test_gpus_are_shared_out_evenly(tmp_path: Path, count: int, gpus: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=f"{len(gpus)} GPUs cannot be shared out among {count} servers"):
-        Servers(Group(settings(tmp_path), count=count, gpus=gpus))
+        Servers(ServerReplicas(settings(tmp_path), count=count, gpus=gpus))
 
 
 OURS = """
@@ -126,7 +128,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     chosen = settings(Path(sys.argv[1]), "hangs")
-    async with Servers(Group(chosen, count=2), say=lambda said: print(said, flush=True)):
+    async with Servers(ServerReplicas(chosen, count=2), say=lambda said: print(said, flush=True)):
         pass
 
 try:
@@ -153,7 +155,7 @@ async def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_the_router_takes_in_and_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = settings(tmp_path)
-    async with Servers(Group(chosen)) as launched:
+    async with Servers(ServerReplicas(chosen)) as launched:
         worker, before = launched.servers[0], RouterProcess(chosen)
         try:
             with pytest.raises(EngineUnavailableError, match="does not answer"):

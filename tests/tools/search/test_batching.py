@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import ToolError
 from agentrl.tools.search.batching import Batcher
-from agentrl.tools.search.worker import Worker
+from agentrl.tools.search.worker import WorkerThread
 
 
 class Slow:
@@ -124,7 +124,7 @@ async def gone():
 
 
 async def test_a_worker_keeps_one_thread_and_hands_on_what_breaks():
-    worker = Worker("worker")
+    worker = WorkerThread("worker")
     idents = {await worker.call(threading.get_ident) for _ in range(20)}
     assert len(idents) == 1
     assert threading.get_ident() not in idents
@@ -138,7 +138,7 @@ async def test_a_worker_keeps_one_thread_and_hands_on_what_breaks():
 
 
 async def test_a_function_that_never_returns_is_in_nobodys_way():
-    worker, release = Worker("worker"), threading.Event()
+    worker, release = WorkerThread("worker"), threading.Event()
     hanging = asyncio.create_task(worker.call(release.wait))
     await asyncio.sleep(0.01)
     hanging.cancel()

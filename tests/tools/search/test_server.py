@@ -128,7 +128,7 @@ async def test_replies_are_not_held_back_for_a_delayed_acknowledgement():
 
 async def test_the_largest_batch_of_the_longest_queries_is_no_request_too_large():
     query = chr(1) * MAX_QUERY_CHARS
-    body = wire.written(wire.Request((query,) * wire.Bounds().max_queries))
+    body = wire.written(wire.RetrieveRequest((query,) * wire.Bounds().max_queries))
     assert wire.read_request(body, wire.Bounds(), 3).queries[-1] == query
     assert len(body) <= wire.Bounds().max_bytes
 

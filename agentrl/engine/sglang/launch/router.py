@@ -57,13 +57,13 @@ SWITCHES: Sequence[str] = (
 )
 
 
-class _Worker(wire.Told):
+class _Worker(wire.WireModel):
     id: str
     url: str
     is_healthy: bool
 
 
-class _Workers(wire.Told):
+class _Workers(wire.WireModel):
     workers: list[_Worker]
 
 

@@ -24,7 +24,7 @@ def _nothing(sentence: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ServerReplicas:
     """`count` servers that are alike.
 
     gpus: as CUDA_VISIBLE_DEVICES names them, shared out in order, the same number to each server; none: all
@@ -39,7 +39,7 @@ class Group:
 class Servers:
     """Servers, and a router where there are several; an async context manager.
 
-        async with Servers(Group(settings, count=2, gpus=("0", "1")), say=print) as servers:
+        async with Servers(ServerReplicas(settings, count=2, gpus=("0", "1")), say=print) as servers:
             policy = SGLangPolicy(servers.url)
 
     groups: all do the same, or there are some that prefill and some that decode, by their settings' role.
@@ -54,7 +54,9 @@ class Servers:
         ConfigError: no server, GPUs that cannot be shared out, or roles that cannot serve together.
     """
 
-    def __init__(self, *groups: Group, router: bool = True, say: Callable[[str], None] = _nothing) -> None:
+    def __init__(
+        self, *groups: ServerReplicas, router: bool = True, say: Callable[[str], None] = _nothing
+    ) -> None:
         self.servers = _servers(groups)
         roles = {server.role for server in self.servers}
         if problem := incomplete(roles):
@@ -128,7 +130,7 @@ class Servers:
             await part.stop()
 
 
-def _servers(groups: Sequence[Group]) -> tuple[ServerProcess, ...]:
+def _servers(groups: Sequence[ServerReplicas]) -> tuple[ServerProcess, ...]:
     if not groups:
         raise ConfigError("there is no server to start; name a group of them.")
     for group in groups:
@@ -143,7 +145,7 @@ def _servers(groups: Sequence[Group]) -> tuple[ServerProcess, ...]:
     )
 
 
-def _shares(group: Group) -> list[Sequence[str]]:
+def _shares(group: ServerReplicas) -> list[Sequence[str]]:
     each = len(group.gpus) // group.count
     return [group.gpus[i * each : (i + 1) * each] for i in range(group.count)]
 

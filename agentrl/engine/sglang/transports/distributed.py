@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore, Work
 
-from agentrl.engine.sglang.control import Group, Server
+from agentrl.engine.sglang.control import Server, UpdateGroup
 from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import EngineError, EngineUnavailableError
@@ -145,7 +145,7 @@ class Distributed:
                 wait_for_workers=False,
                 master_listen_fd=holder.detach(),
             )
-        group = Group(name, self._host, port, size, self._backend)
+        group = UpdateGroup(name, self._host, port, size, self._backend)
         joining = [
             server.init_group(group, 1 + sum(ranks[:number]), self._timeout_s)
             for number, server in enumerate(servers)
@@ -219,7 +219,7 @@ def _flattened(bucket: Bucket) -> tuple[list[TensorSpec], npt.NDArray[np.uint8]]
     return specs, np.concatenate([data for _, data in pieces])
 
 
-def _join(met: list[_Sender], group: Group, timeout: timedelta) -> None:
+def _join(met: list[_Sender], group: UpdateGroup, timeout: timedelta) -> None:
     """Join as rank 0, under the names that torch's own groups have in a store; blocks until all have joined.
 
     Built by hand: torch's own functions would make it part of the trainer's groups, or split it from them.

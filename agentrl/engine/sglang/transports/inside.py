@@ -47,7 +47,7 @@ class Crc(NamedTuple):
     crc: int
 
 
-class Reply(BaseModel):
+class LoaderReply(BaseModel):
     """What the loader replies."""
 
     model_config = ConfigDict(frozen=True)
@@ -170,7 +170,7 @@ def _read(server: Server, path: Path) -> Mapping[str, Crc | None]:
             f"the loader in {server.url} left no reply at {path}; run it on this machine, as this user."
         )
     try:
-        reply = Reply.model_validate_json(text)
+        reply = LoaderReply.model_validate_json(text)
     except ValidationError as error:
         raise EngineError(f"the loader in {server.url} replied what is no reply: {text[:100]!r}") from error
     if reply.error is not None:

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from typing import NoReturn, cast
 
 from . import kernel, runner, seccomp, wire
-from .limits import Limits
+from .limits import SessionLimits
 from .session import MOST_DESCRIPTORS, Confined, interpret
 from .supervisor import Everybody, Supervisor
-from .usage import Processes
+from .usage import ProcessTable
 from .zygote import end_with
 
 
-class Group(Everybody):
+class InterpreterGroup(Everybody):
     """The interpreter and what it started, as far as that stays in its process group."""
 
     leader = 0
@@ -53,10 +53,10 @@ def main() -> NoReturn:
 
 
 def _serve_unprotected(host: int, environment: Mapping[str, str]) -> None:
-    limits = cast(Limits, wire.read(host))
-    processes = Processes(None)
+    limits = cast(SessionLimits, wire.read(host))
+    processes = ProcessTable(None)
     mapped = processes.mapped_bytes()
-    group = Group()
+    group = InterpreterGroup()
 
     def start(cells: int, status: int, output: int) -> int:
         group.leader = os.fork()

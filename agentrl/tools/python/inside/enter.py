@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
 from . import kernel, wire, zygote
-from .plan import DEVICES, Plan
+from .plan import DEVICES, SandboxPlan
 
 _ROOT = "/sys"  # any folder that nothing needs: the new root is built on top of it
 _NAMESPACES = (
@@ -43,7 +43,7 @@ class _Mapped(TypedDict):
 def main() -> NoReturn:
     """Enter, or say why not."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    plan = cast(Plan, wire.read(control.fileno()))
+    plan = cast(SandboxPlan, wire.read(control.fileno()))
     step = "namespaces"
     try:
         kernel.unshare(_NAMESPACES)
@@ -84,7 +84,7 @@ def _wait_for(child: int, control: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _build(plan: Plan) -> None:
+def _build(plan: SandboxPlan) -> None:
     """Make a root of what is in the plan, read-only, and go there for good."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=4m")

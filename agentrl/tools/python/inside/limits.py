@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 
-class Limits(TypedDict):
+class SessionLimits(TypedDict):
     """Seconds, bytes and counts; the fields of PythonTool say what each means."""
 
     wall_s: float

@@ -9,7 +9,7 @@ from typing import TypedDict
 DEVICES = ("null", "full", "random", "urandom")
 
 
-class Plan(TypedDict):
+class SandboxPlan(TypedDict):
     """What the sandbox is made of. All paths are absolute.
 
     seen: [path outside, path inside], read-only. hidden: folders inside that are made empty.

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from . import kernel, seccomp, wire
-from .limits import Limits
+from .limits import SessionLimits
 
 READY = b"r"
 _FILE = "<python>"
@@ -31,7 +31,7 @@ _MOST_TRACEBACK_LINES = 40
 _STACK_BYTES = 8 * 2**20
 
 
-def confine(limits: Limits, mapped_bytes: int, *, user: int | None) -> None:
+def confine(limits: SessionLimits, mapped_bytes: int, *, user: int | None) -> None:
     """Give up every privilege, for good.
 
     mapped_bytes: address space that the interpreter has already, beside what the code may take.
@@ -50,7 +50,7 @@ def confine(limits: Limits, mapped_bytes: int, *, user: int | None) -> None:
     seccomp.install()
 
 
-def bound(limits: Limits, mapped_bytes: int) -> None:
+def bound(limits: SessionLimits, mapped_bytes: int) -> None:
     """The limits that the kernel keeps for each process by itself."""
     bounds = {
         resource.RLIMIT_AS: mapped_bytes + limits["memory_bytes"],

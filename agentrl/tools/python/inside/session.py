@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import NoReturn, cast
 
 from . import kernel, runner, wire
-from .limits import Limits
+from .limits import SessionLimits
 from .supervisor import Everybody, Supervisor
-from .usage import Processes
+from .usage import ProcessTable
 
 WORK = "/tmp"
 CELLS, STATUS = 3, 4
@@ -33,9 +33,9 @@ class Confined:
         kernel.hide_memory(True)
         # A signal from inside reaches pid 1 only where it has a handler; Python has one, for this.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        limits = cast(Limits, wire.read(self._host))
+        limits = cast(SessionLimits, wire.read(self._host))
         proc = _own_file_system(limits)
-        processes = Processes(proc)
+        processes = ProcessTable(proc)
         mapped = processes.mapped_bytes()
 
         def confine() -> None:
@@ -54,7 +54,7 @@ class Confined:
             everybody.reap()
 
 
-def _own_file_system(limits: Limits) -> int | None:
+def _own_file_system(limits: SessionLimits) -> int | None:
     """A folder to write in that goes with the session; no /proc, but a way for the supervisor to read it."""
     kernel.unshare(kernel.CLONE_NEWNS)
     proc = None
@@ -81,7 +81,7 @@ def _die_first(proc: int | None) -> None:
 def interpret(
     pipes: tuple[int, int, int],
     confine: Callable[[], None],
-    limits: Limits,
+    limits: SessionLimits,
     environment: Mapping[str, str],
     proc: int | None = None,
 ) -> NoReturn:

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from . import runner, wire
-from .limits import Limits
-from .usage import Processes
+from .limits import SessionLimits
+from .usage import ProcessTable
 
 _LOOK_S = 0.05
 _SOON_S = 0.002
@@ -77,8 +77,8 @@ class Supervisor:
     def __init__(
         self,
         host: int,
-        limits: Limits,
-        processes: Processes,
+        limits: SessionLimits,
+        processes: ProcessTable,
         everybody: Everybody,
         start: Callable[[int, int, int], int],
     ) -> None:

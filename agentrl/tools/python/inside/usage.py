@@ -12,7 +12,7 @@ _PAGE_BYTES = resource.getpagesize()
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Usage(NamedTuple):
+class ResourceUsage(NamedTuple):
     """Memory in bytes, swapped out or not, and CPU seconds of all processes together.
 
     CPU seconds of those that have ended are included where somebody waited for their end.
@@ -22,7 +22,7 @@ class Usage(NamedTuple):
     cpu_s: float
 
 
-class Processes:
+class ProcessTable:
     """The processes of a /proc; None where there is none: then only those that ended are known.
 
     own_bytes: what every process has from the start, and is not counted: the interpreter itself.
@@ -41,7 +41,7 @@ class Processes:
         """How many there are, this one included."""
         return len(self._pids())
 
-    def usage(self, besides: int) -> Usage:
+    def usage(self, besides: int) -> ResourceUsage:
         """What all of them use, without process `besides`."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         memory, cpu = 0, ended.ru_utime + ended.ru_stime
@@ -53,7 +53,7 @@ class Processes:
             fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
             if len(fields) > 14:
                 cpu += sum(map(int, fields[11:15])) / _TICKS_PER_S
-        return Usage(memory, cpu)
+        return ResourceUsage(memory, cpu)
 
     def _pids(self) -> list[str]:
         return [] if self._proc is None else [name for name in os.listdir(self._proc) if name.isdigit()]
