@@ -94,7 +94,7 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
     from benchmarks.engines.everything import bench_engines
 
     names = [name.strip() for name in only.split(",") if name.strip()]
-    _print(bench_engines(Path(python), only=names, say=partial(click.echo, err=True)), as_json)
+    _print(bench_engines(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
 
 
 @cli.command("megatron")
@@ -109,7 +109,7 @@ def megatron_command(as_json: bool, only: str) -> None:
     from benchmarks.megatron.everything import bench_megatron
 
     names = [name.strip() for name in only.split(",") if name.strip()]
-    _print(bench_megatron(only=names, say=partial(click.echo, err=True)), as_json)
+    _print(bench_megatron(only=names, on_event=partial(click.echo, err=True)), as_json)
 
 
 @cli.command("stall")

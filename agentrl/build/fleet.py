@@ -38,7 +38,7 @@ class FleetPlan:
     """What a fleet is made of.
 
     model: a folder with the model that is served first. folder: for logs, and for weights on their way.
-    vocab_size, decode: of its tokenizer. say: is told of servers that come and go.
+    vocab_size, decode: of its tokenizer. on_event: gets a sentence whenever a server starts or ends.
     trained: it will be given new weights. dtype: what servers compute in, by torch's name; None = as SGLang
     chooses. first_gpu: of this process's GPUs; those before it are others'.
     """
@@ -46,7 +46,7 @@ class FleetPlan:
     model: Path
     config: EngineConfig
     folder: Path
-    say: Callable[[str], None]
+    on_event: Callable[[str], None]
     vocab_size: int | None = None
     decode: Decode | None = None
     trained: bool = True
@@ -61,7 +61,7 @@ class FleetPlan:
                 come up.
         """
         async with AsyncExitStack() as stack:
-            starting = Servers(*self._groups(), say=self.say)
+            starting = Servers(*self._groups(), on_event=self.on_event)
             try:
                 servers = await stack.enter_async_context(starting)
             except EngineUnavailableError as error:
@@ -135,7 +135,7 @@ class FleetPlan:
         config = self.config
         health = Health(config.rollout_health_check_interval, config.rollout_health_check_timeout)
         transport = _transport(self.model, config, self.folder)
-        return Fleet(servers, router, policy, transport, end, health, self.say).watch()
+        return Fleet(servers, router, policy, transport, end, health, self.on_event).watch()
 
 
 async def _nothing() -> None:

@@ -16,11 +16,11 @@ from agentrl.errors import ConfigError
 
 @asynccontextmanager
 async def served_models(
-    config: EngineConfig, folder: Path, say: Callable[[str], None]
+    config: EngineConfig, folder: Path, on_event: Callable[[str], None]
 ) -> AsyncIterator[Addresses]:
     """The addresses of the run's models, by name; one that dies is started again at the same one.
 
-    folder: gets one for each model, with logs. say: is told of servers that come and go.
+    folder: gets one for each model, with logs. on_event: gets a sentence whenever a server starts or ends.
 
     Raises:
         ConfigError: a folder holds no model; there are too few GPUs; SGLang is not installed, knows no such
@@ -42,7 +42,7 @@ async def served_models(
                 model=Path(model.hf_checkpoint),
                 config=_alone(config, model),
                 folder=folder / name,
-                say=partial(_of_model, say, name),
+                on_event=partial(_of_model, on_event, name),
                 trained=False,
                 first_gpu=first,
             )
@@ -61,5 +61,5 @@ def _alone(config: EngineConfig, model: ServedModel) -> EngineConfig:
     return config.model_copy(update={"sglang_groups": [group], "sglang": {}, "max_context_len": None})
 
 
-def _of_model(say: Callable[[str], None], name: str, said: str) -> None:
-    say(f"{name}: {said}")
+def _of_model(on_event: Callable[[str], None], name: str, said: str) -> None:
+    on_event(f"{name}: {said}")

@@ -29,7 +29,9 @@ from agentrl.types import Limits
 
 
 class Place(NamedTuple):
-    """Where servers are started. folder: for what they write. say: is told of those that come and go.
+    """Where servers are started. folder: for what they write.
+
+    on_event: gets a sentence when a server starts or ends.
 
     trains: whether the run gives its engine new weights. dtype: what servers that are started compute in, by
     torch's name; None = what their model's config says. process, threads: the embedded engine's, and how many
@@ -37,7 +39,7 @@ class Place(NamedTuple):
     """
 
     folder: Path
-    say: Callable[[str], None]
+    on_event: Callable[[str], None]
     trains: bool = True
     dtype: str | None = None
     process: EngineProcess | None = None
@@ -71,7 +73,7 @@ async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits
             folder=place.folder,
             vocab_size=vocab_size,
             decode=source.decode,
-            say=place.say,
+            on_event=place.on_event,
             dtype=place.dtype,
         )
         return await (plan.start() if url is None else plan.join(url))

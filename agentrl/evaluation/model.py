@@ -70,7 +70,7 @@ async def _played(
     opening = (
         endpoint_players(config, env)
         if directory is None
-        else model_players(directory, config, env, say=console.line)
+        else model_players(directory, config, env, on_event=console.line)
     )
     async with opening as players:
         with console.stage(f"playing {env_id}", section.n) as bar:

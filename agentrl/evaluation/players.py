@@ -36,11 +36,11 @@ class Players(NamedTuple):
 
 @asynccontextmanager
 async def model_players(
-    directory: str, config: EvalConfig, env: BaseEnv, *, say: Callable[[str], None]
+    directory: str, config: EvalConfig, env: BaseEnv, *, on_event: Callable[[str], None]
 ) -> AsyncIterator[Players]:
     """Agents over a Hugging Face model directory, in the environment's dialect or the one asked for.
 
-    say: is told of servers that are started.
+    on_event: gets a sentence whenever a server starts or ends.
 
     Raises:
         UserError: the model cannot be opened, or cannot speak the dialect; a server does not come up.
@@ -56,7 +56,7 @@ async def model_players(
     sampling = SamplingSettings(temperature=config.eval.temperature)
     with _engine_folder(config) as folder:
         threads = threads_for(source.config, config.eval.num_threads)
-        place = Place(folder, say, trains=False, threads=threads)
+        place = Place(folder, on_event, trains=False, threads=threads)
         engine = await build_engine(source, config.engine, env.limits, place)
         try:
             yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
@@ -65,7 +65,7 @@ async def model_players(
 
 
 @asynccontextmanager
-async def models_beside(config: EvalConfig, say: Callable[[str], None]) -> AsyncIterator[Addresses]:
+async def models_beside(config: EvalConfig, on_event: Callable[[str], None]) -> AsyncIterator[Addresses]:
     """The addresses of the models that are served beside the one that is scored; see `served_models`."""
     if not config.engine.sglang_models:
         yield {}
@@ -74,7 +74,7 @@ async def models_beside(config: EvalConfig, say: Callable[[str], None]) -> Async
     from agentrl.build.models import served_models
 
     with _engine_folder(config) as folder:
-        async with served_models(config.engine, folder, say) as addresses:
+        async with served_models(config.engine, folder, on_event) as addresses:
             yield addresses
 
 

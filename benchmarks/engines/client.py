@@ -33,7 +33,7 @@ async def bench(place: Place) -> list[Row]:
     work, network = place.settings.client, seeded(tiny_model)
     folder = save(network, place.folder / "client" / "model")
     async with up(Canned(folder.parent, work.new)) as url:
-        place.say(f"a server that costs little is up at {url}")
+        place.on_event(f"a server that costs little is up at {url}")
         rows = [await measured("a server that costs little", url, work.requests, place)]
     async with place.sglang(folder, max_total_tokens=work.cache) as servers:
         rows.append(await measured("SGLang", servers.url, work.real_requests, place))
@@ -72,7 +72,7 @@ async def measured(server: str, url: str, requests: int, place: Place) -> Row:
         finally:
             await policy.close()
     row = _told(f"client, {work.concurrency} at once, {server}", spent, requests, work)
-    place.say(f"{row.name}: {row.line}")
+    place.on_event(f"{row.name}: {row.line}")
     return row
 
 

@@ -35,12 +35,12 @@ def bench_engines(
     *,
     only: Sequence[str] = (),
     settings: Settings = SETTINGS,
-    say: Callable[[str], None] = print,
+    on_event: Callable[[str], None] = print,
 ) -> dict[str, JSON]:
     """Run the sections; every server that they start is gone at the end, and after Ctrl-C.
 
     python: the interpreter that SGLang is installed for. only: names of sections; none = all.
-    say: is told what goes on, and each line of the summary as soon as it is known.
+    on_event: gets a sentence for each step, and each line of the summary as soon as it is known.
 
     Returns:
         summary: one line per row. rows: every repeat, medians and spreads. settings: what was run, on what.
@@ -58,7 +58,7 @@ def bench_engines(
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
-            place = Place(python.absolute(), Path(folder), settings, say)
+            place = Place(python.absolute(), Path(folder), settings, on_event)
             return asyncio.run(_bench(place, [name for name in SECTIONS if name in only or not only]))
     finally:
         torch.set_num_threads(before)
@@ -68,7 +68,7 @@ async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
     sglang = await place.versions()
     rows, seconds = [], dict[str, JSON]()
     for number, name in enumerate(names, 1):
-        place.say(f"{name} ({number} of {len(names)})")
+        place.on_event(f"{name} ({number} of {len(names)})")
         began = time.monotonic()
         rows += [(name, row) for row in await SECTIONS[name](place)]
         seconds[name] = time.monotonic() - began

@@ -63,7 +63,7 @@ async def bench(place: Place) -> list[Row]:
         max_slots=work.concurrency,
     )
     model = open_source(save(network, place.folder / "killed-model"))
-    where = Whereabouts(place.folder / "killed", place.say)
+    where = Whereabouts(place.folder / "killed", place.on_event)
     fleet = await build_engine(model, config, Limits(), where)
     try:
         assert isinstance(fleet, Fleet), "servers of our own are one"
@@ -105,7 +105,7 @@ async def measured(fleet: Fleet, size: int, place: Place) -> list[Row]:
         "repeats": [*repeats],
     }
     row = Row(f"one of {len(fleet.processes)} servers killed", line, figures)
-    place.say(f"{row.name}: {row.line}")
+    place.on_event(f"{row.name}: {row.line}")
     return [row]
 
 

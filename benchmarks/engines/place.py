@@ -46,13 +46,13 @@ class Row(NamedTuple):
 class Place:
     """python: the interpreter that SGLang is installed for. folder: for models and logs.
 
-    say: is told what goes on.
+    on_event: gets a sentence for each step.
     """
 
     python: Path
     folder: Path
     settings: Settings
-    say: Callable[[str], None]
+    on_event: Callable[[str], None]
 
     @asynccontextmanager
     async def sglang(self, model: Path, *, count: int = 1, **arguments: Value) -> AsyncIterator[Servers]:
@@ -71,7 +71,7 @@ class Place:
             python_path=(LOADER_FOLDER,),
             environment=ONE_THREAD,
         )
-        async with Servers(ServerReplicas(settings, count=count), say=self.say) as servers:
+        async with Servers(ServerReplicas(settings, count=count), on_event=self.on_event) as servers:
             yield servers
 
     async def versions(self) -> dict[str, JSON]:

@@ -71,7 +71,7 @@ async def _row(
     line = ", ".join(f"{side} {found.medians[side]:.0f}" for side in sides) + " tokens/s"
     ratios: dict[str, JSON] = {side: found.medians[side] / found.medians[BASE] for side in sides}
     name = f"throughput, {load.concurrency} at once"
-    place.say(f"{name}: {line}")
+    place.on_event(f"{name}: {line}")
     return Row(name, line, {"sides": found.told, f"ratios_to_{BASE}": ratios})
 
 

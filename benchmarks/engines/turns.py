@@ -68,7 +68,7 @@ async def measured(url: str, servers: Sequence[str], place: Place) -> list[Row]:
         for name in shares
     )
     row = Row("turns on two servers", line, {"sides": found.told, "cached": _told(cached, medians)})
-    place.say(f"{row.name}: {row.line}")
+    place.on_event(f"{row.name}: {row.line}")
     return [row]
 
 

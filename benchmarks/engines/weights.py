@@ -104,7 +104,7 @@ async def measured(
         finally:
             await server.close()
         rows.append(row)
-        place.say(f"{row.name}: {row.line}")
+        place.on_event(f"{row.name}: {row.line}")
     return rows
 
 

@@ -33,11 +33,11 @@ def bench_megatron(
     *,
     only: Sequence[str] = (),
     settings: Settings = SETTINGS,
-    say: Callable[[str], None] = print,
+    on_event: Callable[[str], None] = print,
 ) -> dict[str, JSON]:
     """Run the sections; every rank that they start is gone at the end.
 
-    only: names of sections; none = all. say: is told each line of the summary as soon as it is known.
+    only: names of sections; none = all. on_event: gets each line of the summary as soon as it is known.
 
     Returns:
         summary: one line per row. rows: every repeat, medians and spreads. settings: what was run, on what.
@@ -55,18 +55,18 @@ def bench_megatron(
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
-            place = Place(Path(folder), settings, say)
-            return asyncio.run(_bench(place, _chosen(only, say)))
+            place = Place(Path(folder), settings, on_event)
+            return asyncio.run(_bench(place, _chosen(only, on_event)))
     finally:
         torch.set_num_threads(before)
 
 
-def _chosen(only: Sequence[str], say: Callable[[str], None]) -> list[str]:
+def _chosen(only: Sequence[str], on_event: Callable[[str], None]) -> list[str]:
     if only:
         return [name for name in SECTIONS if name in only]
     if torch.cuda.is_available():
         return [*SECTIONS]
-    say(f"left out: {', '.join(_ON_GPUS)} (torch sees no GPU)")
+    on_event(f"left out: {', '.join(_ON_GPUS)} (torch sees no GPU)")
     return [name for name in SECTIONS if name not in _ON_GPUS]
 
 

@@ -75,7 +75,7 @@ async def _row(model: GpuModel, place: Place) -> Row:
         f"{utilisation['megatron']:.0%} of {H100_BF16:.3g} FLOP/s{_target(model)}; "
         f"{memory['megatron'] / _GIB:.1f} GiB against {memory['torch'] / _GIB:.1f}"
     )
-    place.say(f"gpu, {model.name}: {line}")
+    place.on_event(f"gpu, {model.name}: {line}")
     told: dict[str, JSON] = {
         side: {
             "tokens_per_s": listed(of),

@@ -52,11 +52,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """folder: for models and logs. say: is told what goes on."""
+    """folder: for models and logs. on_event: gets a sentence for each step."""
 
     folder: Path
     settings: Settings
-    say: Callable[[str], None]
+    on_event: Callable[[str], None]
 
     @contextmanager
     def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[RankTrainer]:

@@ -54,7 +54,7 @@ async def _row(name: str, sides: dict[str, Side], num_bytes: int, place: Place) 
         f"{medians[_MEGATRON]:.2f} s for {num_bytes / 1e6:.0f} MB, {to_copy:.1f}x a copy "
         f"({medians[_COPY]:.3f} s), {to_torch:.2f}x the torch trainer, target {PUBLISH_TARGET}x a copy"
     )
-    place.say(f"{name}: {line}")
+    place.on_event(f"{name}: {line}")
     told: dict[str, JSON] = {
         side: {"seconds": listed(of), "median": medians[side], "spread": spread(of, medians[side])}
         for side, of in seconds.items()

@@ -53,7 +53,7 @@ async def _row(name: str, workload: Workload, sides: dict[str, Side], place: Pla
     line = f"{ratio:.2f}x ({found.medians[first]:.0f} against {found.medians[second]:.0f} tokens/s)"
     if workload.target is not None:
         line += f", target {workload.target}x"
-    place.say(f"{name}: {line}")
+    place.on_event(f"{name}: {line}")
     told: dict[str, JSON] = {"device": "cpu", "ratio": ratio, "target": workload.target}
     return Row(name, line, {**told, "sides": found.told})
 

@@ -297,7 +297,7 @@ def test_models_are_the_same_every_time(tmp_path):
 def test_all_sections_run_to_their_end_on_real_servers():
     said: list[str] = []
     settings = replace(SMALL, repeats=1, turns=replace(SMALL.turns, sessions=6, turns=4))
-    result = bench_engines(sglang_python(), settings=settings, say=said.append)
+    result = bench_engines(sglang_python(), settings=settings, on_event=said.append)
     assert json.loads(json.dumps(result)) == result
     rows = {row["name"]: row for row in result["rows"]}
     assert list(result["summary"]) == list(rows)

@@ -76,7 +76,7 @@ ROWS = {
 @pytest.mark.parametrize("section", ROWS)
 def test_every_row_is_told_with_all_its_repeats(section):
     threads, said = torch.get_num_threads(), []
-    result = bench_megatron(only=[section], settings=SMALL, say=said.append)
+    result = bench_megatron(only=[section], settings=SMALL, on_event=said.append)
     assert torch.get_num_threads() == threads
     assert json.loads(json.dumps(result)) == result
     assert set(result["summary"]) == ROWS[section] == {row["name"] for row in result["rows"]}
@@ -107,7 +107,7 @@ def test_without_a_gpu_its_section_is_left_out_or_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in everything.SECTIONS:
         monkeypatch.setitem(everything.SECTIONS, name, partial(nothing, ran, name))
-    bench_megatron(settings=SETTINGS, say=said.append)
+    bench_megatron(settings=SETTINGS, on_event=said.append)
     assert ran == ["step", "publish", "layouts"]
     assert said == ["left out: gpu (torch sees no GPU)"]
     monkeypatch.setitem(everything.SECTIONS, "gpu", gpu.bench)

@@ -61,7 +61,7 @@ async def test_groups_share_them_out_in_order(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     groups = [ServerGroup(num_gpus_per_engine=1), ServerGroup(), ServerGroup(num_gpus_per_engine=2)]
     config = EngineConfig(engine="sglang", sglang_groups=groups, sglang_python=sys.executable)
-    plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, say=print)
+    plan = FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print)
     assert [list(group.gpus) for group in plan._groups()] == [["4"], [], ["5", "6"]]
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
-        await FleetPlan(model=tmp_path, config=config, folder=tmp_path, say=print, first_gpu=2).start()
+        await FleetPlan(model=tmp_path, config=config, folder=tmp_path, on_event=print, first_gpu=2).start()

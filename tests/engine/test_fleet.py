@@ -140,7 +140,7 @@ async def closed_by_others():
 async def test_a_server_that_does_not_come_back_is_no_secret(tmp_path):
     said = []
     async with served_fleet(tmp_path, Health(0.2, 1.0)) as fleet:
-        fleet.say = said.append
+        fleet.on_event = said.append
         (tmp_path / "model" / "config.json").unlink()
         strike(pids_at(fleet.processes[0].port), signal.SIGKILL)
         await until(lambda: len(said) > 1)

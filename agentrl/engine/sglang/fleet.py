@@ -113,7 +113,7 @@ class Fleet:
 
     policy: sends requests to them, through the router where there is one.
     transport: how weights get to them. end: ends them; `close` calls it last.
-    say: is told of servers that come and go.
+    on_event: gets a sentence whenever a server starts or ends.
     incidents: servers that were replaced, in order.
     """
 
@@ -123,7 +123,7 @@ class Fleet:
     transport: Transport
     end: Callable[[], Awaitable[None]]
     health: Health = Health()
-    say: Callable[[str], None] = _silently
+    on_event: Callable[[str], None] = _silently
     incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -257,7 +257,7 @@ class Fleet:
             await asyncio.sleep(_LOOK_S)
             if not router.running:
                 self._restarts += 1
-                self.say("the router ended; it is started again.")
+                self.on_event("the router ended; it is started again.")
                 async with self.policy.held():
                     await self._retried("the router", lambda: self._restart_router(router))
 
@@ -275,14 +275,14 @@ class Fleet:
             except EngineError as error:
                 failures += 1
                 wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
-                self.say(f"{name} does not come back: {error} Once more in {wait_s:g} s.")
+                self.on_event(f"{name} does not come back: {error} Once more in {wait_s:g} s.")
                 await asyncio.sleep(wait_s)
 
     async def _replace(self, member: _Member) -> None:
         loop = asyncio.get_running_loop()
         began, reason = loop.time(), member.trouble
         self._restarts += 1
-        self.say(f"{member.process.name}: {reason}; it is started again.")
+        self.on_event(f"{member.process.name}: {reason}; it is started again.")
         if self.router is not None:
             with suppress(EngineError):
                 await self.router.remove(member.process.url)
@@ -292,7 +292,7 @@ class Fleet:
         while member.trouble:
             await self._retried(member.process.name, lambda: self._bring_back(member))
         self.incidents.append(Incident(member.process.name, reason, loop.time() - began))
-        self.say(f"{member.process.name} is back after {self.incidents[-1].down_s:.1f} s.")
+        self.on_event(f"{member.process.name} is back after {self.incidents[-1].down_s:.1f} s.")
 
     async def _bring_back(self, member: _Member) -> None:
         """Start a server, give it the weights, then requests."""

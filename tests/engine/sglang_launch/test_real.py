@@ -86,7 +86,7 @@ def cmdline(pid: int) -> str:
 
 async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_requests(tmp_path: Path) -> None:
     said: list[str] = []
-    async with Servers(ServerReplicas(real(tmp_path), count=2), say=said.append) as launched:
+    async with Servers(ServerReplicas(real(tmp_path), count=2), on_event=said.append) as launched:
         first, second = launched.servers
         router, logs = launched.router, [first.log, second.log]
         assert router is not None

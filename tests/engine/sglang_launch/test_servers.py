@@ -23,7 +23,7 @@ async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path)
     said: list[str] = []
     chosen = settings(tmp_path, "meets", str(meeting), "2")
     async with Servers(
-        ServerReplicas(chosen, count=2, gpus=("4", "5", "6", "7")), say=said.append
+        ServerReplicas(chosen, count=2, gpus=("4", "5", "6", "7")), on_event=said.append
     ) as launched:
         first, second = launched.servers
         assert launched.router is not None
@@ -106,7 +106,7 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
 async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_path: Path) -> None:
     said: list[str] = []
     wrong = ServerReplicas(settings(tmp_path, role="decode", arguments={"habbit": "x"}))
-    launched = Servers(ServerReplicas(settings(tmp_path, role="prefill")), wrong, say=said.append)
+    launched = Servers(ServerReplicas(settings(tmp_path, role="prefill")), wrong, on_event=said.append)
     with pytest.raises(ConfigError, match="Did you mean `habit`"):
         await launched.__aenter__()
     assert (said, list(tmp_path.iterdir())) == ([], [])
@@ -122,13 +122,13 @@ OURS = """
 import asyncio, signal, sys
 from pathlib import Path
 from tests.engine.sglang_launch.starting import settings
-from agentrl.engine.sglang.launch import Group, Servers
+from agentrl.engine.sglang.launch import ServerReplicas, Servers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     chosen = settings(Path(sys.argv[1]), "hangs")
-    async with Servers(ServerReplicas(chosen, count=2), say=lambda said: print(said, flush=True)):
+    async with Servers(ServerReplicas(chosen, count=2), on_event=lambda said: print(said, flush=True)):
         pass
 
 try:

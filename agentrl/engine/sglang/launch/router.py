@@ -1,4 +1,4 @@
-"""sglang-router as a process of ours: sessions stay on one server, and whether a server lives we say.
+"""sglang-router as a process of ours: sessions stay on one server, and we decide which server lives.
 
     POST   /workers {"url": ".."}     202: it looks at the server, then takes it in
                     worker_type, bootstrap_port: of a server that only prefills, or only decodes

@@ -39,12 +39,12 @@ class ServerReplicas:
 class Servers:
     """Servers, and a router where there are several; an async context manager.
 
-        async with Servers(ServerReplicas(settings, count=2, gpus=("0", "1")), say=print) as servers:
+        async with Servers(ServerReplicas(settings, count=2, gpus=("0", "1")), on_event=print) as servers:
             policy = SGLangPolicy(servers.url)
 
     groups: all do the same, or there are some that prefill and some that decode, by their settings' role.
     router: False leaves it out.
-    say: is told, in a sentence each, what is being started, is up, is being stopped.
+    on_event: gets a sentence whenever something is starting, is up or is stopping.
 
     Entering waits until every server is healthy and the router sends to all of them; interrupted, or where
     one does not come up, it leaves nothing. Leaving ends everything, however the block ends, and waits for
@@ -55,7 +55,7 @@ class Servers:
     """
 
     def __init__(
-        self, *groups: ServerReplicas, router: bool = True, say: Callable[[str], None] = _nothing
+        self, *groups: ServerReplicas, router: bool = True, on_event: Callable[[str], None] = _nothing
     ) -> None:
         self.servers = _servers(groups)
         roles = {server.role for server in self.servers}
@@ -67,7 +67,7 @@ class Servers:
             self.router = RouterProcess(groups[0].settings)
         else:
             self.router = RouterProcess(groups[0].settings, self.servers)
-        self._say = say
+        self._on_event = on_event
         self._starting: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
 
@@ -91,7 +91,7 @@ class Servers:
             # A mistake is told before anything is started.
             for server in self.servers:
                 await server.command()
-            self._say(f"starting {_many(len(self.servers))}")
+            self._on_event(f"starting {_many(len(self.servers))}")
             stack.push_async_callback(self._stop)
             await self._start()
             self._stack = stack.pop_all()
@@ -111,15 +111,15 @@ class Servers:
         if self.router is not None:
             for server in self.servers:
                 await self.router.add(server.url)
-            self._say(f"the router sends to {_many(len(self.servers))}")
+            self._on_event(f"the router sends to {_many(len(self.servers))}")
 
     async def _started(self, part: Listener) -> None:
         began = time.monotonic()
         await part.start()
-        self._say(f"{part.name} is up at {part.url} after {time.monotonic() - began:.1f} s")
+        self._on_event(f"{part.name} is up at {part.url} after {time.monotonic() - began:.1f} s")
 
     async def _stop(self) -> None:
-        self._say(f"stopping {_many(len(self.servers))}")
+        self._on_event(f"stopping {_many(len(self.servers))}")
         # First all are told, without an await: whoever interrupts the waiting keeps no server alive.
         for task in self._starting:
             task.cancel()
