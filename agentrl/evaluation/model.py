@@ -6,6 +6,7 @@ import asyncio
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.env import env_factory
+from agentrl.build.opponents import opened_opponents
 from agentrl.config import parse, place, refuse_inactive
 from agentrl.envs import Scorer, tasks_of
 from agentrl.errors import ConfigError
@@ -72,7 +73,10 @@ async def _played(
         if directory is None
         else model_players(directory, config, env, on_event=console.line)
     )
-    async with opening as players:
+    async with (
+        opened_opponents(section.opponents, env, config.rendering, addresses) as opponents,
+        opening as players,
+    ):
         with console.stage(f"playing {env_id}", section.n) as bar:
             evaluator = Evaluator(
                 make_env=make_env,
@@ -81,5 +85,6 @@ async def _played(
                 setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
                 concurrency=players.concurrency,
                 progress=bar.advance,
+                opponents=opponents,
             )
             return await evaluator.run(tasks, section.n, seed=section.seed)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.build.addresses import Addresses
 from agentrl.build.config import RunConfig
 from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.models import served_models
+from agentrl.build.opponents import opened_opponents
 from agentrl.build.processes import run_processes
 from agentrl.build.ranks import gathered_ranks
 from agentrl.evaluation.report import EvalReport
@@ -71,18 +73,20 @@ async def _stages(
         run_processes(config, folder.engine, folder.trainer, guests) as processes,
     ):
         session = await Session.build(config, folder, console, addresses, processes)
-        await _play(session, config)
+        await _play(session, config, addresses)
     return session
 
 
-async def _play(session: Session, config: RunConfig) -> None:
+async def _play(session: Session, config: RunConfig, addresses: Addresses) -> None:
+    chosen, env = config.env.opponents, session.make_env()
     try:
-        await session.evaluate("before")
-        if config.warm_start.warm_start_steps:
-            await session.warm_start()
-            await session.evaluate("after warm start")
-        if config.rollout.num_rollout:
-            await session.reinforce()
-            await session.evaluate("after RL")
+        async with opened_opponents(chosen, env, config.rendering, addresses) as session.opponents:
+            await session.evaluate("before")
+            if config.warm_start.warm_start_steps:
+                await session.warm_start()
+                await session.evaluate("after warm start")
+            if config.rollout.num_rollout:
+                await session.reinforce()
+                await session.evaluate("after RL")
     finally:
         await session.close()

@@ -16,6 +16,7 @@ from agentrl.build.processes import RunProcesses
 from agentrl.build.trainer import TrainerFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import BaseEnv, Scorer, tasks_of
+from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
@@ -58,6 +59,7 @@ class Session:
     """The state of a run: its parts, built once, and what it has seen so far.
 
     sink: where new weights go: the engine's own, unless someone put another before it.
+    opponents: who plays the agents that are not trained.
     """
 
     config: RunConfig
@@ -77,6 +79,7 @@ class Session:
     milestones: list[Milestone] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
     trainer: Trainer | None = None
+    opponents: Mapping[str, Opponent] = field(default_factory=dict)
     step: int = 0
 
     @classmethod
@@ -221,6 +224,7 @@ class Session:
             make_agent=agent_factory(self.engine, self.renderer, self._sampling(temperature)),
             scorer=self.scorer,
             setting=EvalSetting(env.id, section.eval_split, temperature, env.breakdown),
+            opponents=self.opponents,
         )
         return await evaluator.run(tasks_of(env, section.eval_split), number, seed=self.config.run.seed)
 
@@ -236,6 +240,7 @@ class Session:
             retries=config.rollout.max_episode_retries,
             seed=config.run.seed,
             shuffle_rewards=config.rollout.shuffle_rewards,
+            opponents=self.opponents,
         )
         stream = TaskStream(tasks_of(self.make_env(), config.env.train_split), seed=config.run.seed)
         return Producer(stream.next, player.play, batch_size=config.rollout.prompts)

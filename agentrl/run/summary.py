@@ -87,8 +87,8 @@ def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]
 def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
     """Some greedy episodes: of the first task of every kind, the same ones at every milestone."""
     evaluation = milestone.evaluations[GREEDY]
-    by_id = {episode.id: episode for episode in evaluation.episodes}
-    pairs = [(by_id[verdict.episode_id], verdict) for verdict in evaluation.verdicts]
+    verdicts = {verdict.episode_id: verdict for verdict in reversed(evaluation.verdicts)}
+    pairs = [(one, verdicts[one.id]) for one in evaluation.episodes if one.id in verdicts]
     firsts: dict[str, tuple[Episode, Verdict]] = {}
     for episode, verdict in pairs:
         firsts.setdefault(str(episode.task.metadata.get(evaluation.breakdown or "")), (episode, verdict))

@@ -14,6 +14,8 @@ PLAYERS = ("player_0", "player_1")
 ROUNDS = 3
 LAST_GAMES = 5
 """How many openings of the other player's last games a player is shown."""
+BLUNDERS = 0.4
+"""How often a demonstration plays anything, so that there is something to learn."""
 
 _BEATS = {"paper": "rock", "rock": "scissors", "scissors": "paper"}
 _BEATEN_BY = {loser: winner for winner, loser in _BEATS.items()}
@@ -73,17 +75,19 @@ class RockPaperScissors(MultiAgentEnv):
     def expert(self, task: Task, agent: str, shown: str) -> Script:
         """See through the script: beat its opening, and then what it answers one's own last move with."""
         del shown
-        other = PLAYERS[1 - PLAYERS.index(agent)]
-        own = _BEATEN_BY[_favourite(_of(task, other))]
+        own = _opening(task, agent)
         while True:
             yield say(own)
-            own = _BEATEN_BY[_BEATEN_BY[own]]
+            own = _answer(own)
 
     def demonstrator(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """Any move, each as likely."""
-        del task, agent, shown
+        """The expert, who often plays anything."""
+        del shown
+        best = _opening(task, agent)
         while True:
-            yield say(rng.choice(MOVES))
+            own = rng.choice(MOVES) if rng.random() < BLUNDERS else best
+            yield say(own)
+            best = _answer(own)
 
     def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
         """The predictable player."""
@@ -99,6 +103,17 @@ class RockPaperScissors(MultiAgentEnv):
             yield from (message.text for message in task.prompt)
             yield _OPENINGS.format(_of(task, PLAYERS[0]))
         yield from (f"The other played {move}. {said}." for move in MOVES for said in _RESULTS.values())
+
+
+def _opening(task: Task, agent: str) -> str:
+    """What beats the other's favourite opening."""
+    other = PLAYERS[1 - PLAYERS.index(agent)]
+    return _BEATEN_BY[_favourite(_of(task, other))]
+
+
+def _answer(own: str) -> str:
+    """What beats the script's answer to one's own last move."""
+    return _BEATEN_BY[_BEATEN_BY[own]]
 
 
 def _worth(own: str, other: str) -> float:

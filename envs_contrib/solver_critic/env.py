@@ -1,4 +1,4 @@
-"""The environment: sums, answered by one agent and judged by another."""
+"""The environment: even or odd, answered by one agent and judged by another."""
 
 from __future__ import annotations
 
@@ -10,15 +10,35 @@ from itertools import product
 from agentrl import JointStep, Limits, Message, MultiAgentEnv, Script, Task, say
 
 SOLVER, CRITIC = "solver", "critic"
+ANSWERS = ("even", "odd")
 VERDICTS = ("right", "wrong")
+NAMES = (
+    "Ada",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gus",
+    "Hana",
+    "Ida",
+    "Jon",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Ned",
+    "Ola",
+    "Pam",
+)
+WRONG = 0.25
+"""How often a demonstration is wrong, so that there is something to find and to learn."""
+
 Shown = Mapping[str, tuple[Message, ...]]
-LARGEST = 9
-WRONG_ANSWERS = 0.5
-"""How often the scripted solver is wrong at first, so that a critic has something to find."""
+_AGAIN = "The critic says: wrong. Answer again."
 
 
 class SolverCritic(MultiAgentEnv):
-    """The solver adds two digits, the critic says whether that is right; if not, the solver answers again.
+    """The solver says whether a count is even or odd, the critic whether that is right; if not, again.
 
     The agents act in turns. The solver is paid for its last answer, the critic for its judgement of the
     first: neither gains by misleading the other. Both can be one model, which then learns two roles; each is
@@ -26,6 +46,7 @@ class SolverCritic(MultiAgentEnv):
     """
 
     possible_agents = (SOLVER, CRITIC)
+    chance_score = 0.5
     limits = Limits(max_turns=2, max_tokens=128)
 
     def __init__(self) -> None:
@@ -34,12 +55,8 @@ class SolverCritic(MultiAgentEnv):
         self.is_right = False
         self.judgement: float | None = None
 
-    def chance_score_of(self, agent: str) -> float:
-        """A critic is right half the time by saying anything."""
-        return 0.5 if agent == CRITIC else 0.05
-
     def tasks(self, split: str) -> Sequence[Task]:
-        """The sums of a split; none is in two."""
+        """The counts of a split; nobody has the same in two."""
         return _tasks()[split]
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Shown, Mapping[str, str]]:
@@ -54,66 +71,67 @@ class SolverCritic(MultiAgentEnv):
         assert self.task is not None
         if CRITIC in actions:
             return self._judged(actions[CRITIC].text.strip().lower())
-        answer = actions[SOLVER].text.strip()
+        answer = actions[SOLVER].text.strip().lower()
         self.is_right = answer == self.task.answer
         if self.judgement is not None:
             return JointStep.finished({SOLVER: float(self.is_right)})
         self.acting = (CRITIC,)
-        asked = f"{self.task.metadata['sum']} = {answer[:20]}: right or wrong?"
-        return JointStep.going({CRITIC: (Message("user", asked),)})
+        return JointStep.going({CRITIC: (Message("user", _asked(self.task, answer)),)})
 
     def _judged(self, verdict: str) -> JointStep:
         self.judgement = float(verdict == VERDICTS[not self.is_right])
         if verdict != "wrong":
             return JointStep.finished({SOLVER: float(self.is_right), CRITIC: self.judgement})
         self.acting = (SOLVER,)
-        again = (Message("user", "The critic says: wrong. Answer again."),)
-        return JointStep.going({SOLVER: again}, {CRITIC: self.judgement})
+        return JointStep.going({SOLVER: (Message("user", _AGAIN),)}, {CRITIC: self.judgement})
 
     def expert(self, task: Task, agent: str, shown: str) -> Script:
-        """The solver knows the sum, the critic adds it up."""
+        """Both know which counts are even."""
         if agent == SOLVER:
             while True:
                 yield say(task.answer or "")
-        yield say(VERDICTS[f"= {task.answer}:" not in shown])
+        yield say(VERDICTS[shown != _asked(task, task.answer or "")])
 
     def demonstrator(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """A solver that is often a little off, and a critic that guesses."""
-        del shown
+        """A solver and a critic that are often wrong."""
         if agent == SOLVER:
             while True:
-                off = rng.choice((-1, 1)) if rng.random() < WRONG_ANSWERS else 0
-                yield say(str(int(task.answer or 0) + off))
-        yield say(rng.choice(VERDICTS))
+                wrong = rng.random() < WRONG
+                yield say(next(one for one in ANSWERS if (one == task.answer) != wrong))
+        is_wrong = shown != _asked(task, task.answer or "")
+        yield say(VERDICTS[is_wrong != (rng.random() < WRONG)])
 
     def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """An expert critic, and a solver that is off half the time."""
+        """An expert critic, and a solver that is often wrong."""
         if agent == CRITIC:
             return self.expert(task, agent, shown)
         return self.demonstrator(task, agent, shown, rng)
 
     def corpus(self) -> Iterable[str]:
-        """Everything that is said."""
+        """All prompts, and what is answered."""
         for task in self.tasks("train"):
             yield from (message.text for message in task.prompt)
-            yield f"{task.metadata['sum']} = {task.answer}: right or wrong?"
-        yield "The critic says: wrong. Answer again."
-        yield from VERDICTS
+            yield _asked(task, task.answer or "")
+        yield from (_AGAIN, *ANSWERS, *VERDICTS)
+
+
+def _asked(task: Task, answer: str) -> str:
+    """What the critic is shown."""
+    return f"{task.prompt[0].text} {answer[:20]}: right or wrong?"
 
 
 @lru_cache(maxsize=1)
 def _tasks() -> Mapping[str, tuple[Task, ...]]:
-    sums = [*product(range(1, LARGEST + 1), repeat=2)]
-    random.Random(0).shuffle(sums)
-    held_out = len(sums) // 5
-    parts = {"test": sums[:held_out], "train": sums[held_out:]}
+    counts = [*product(NAMES, range(10))]
+    random.Random(0).shuffle(counts)
+    held_out = len(counts) // 5
+    parts = {"test": counts[:held_out], "train": counts[held_out:]}
     return {
-        split: tuple(_task(f"{split}-{n}", split, a, b) for n, (a, b) in enumerate(part))
+        split: tuple(_task(f"{split}-{n}", split, *count) for n, count in enumerate(part))
         for split, part in parts.items()
     }
 
 
-def _task(id: str, split: str, a: int, b: int) -> Task:
-    asked = f"{a} + {b}"
-    prompt = (Message("user", f"What is {asked}? Answer with the number alone."),)
-    return Task(id, prompt, str(a + b), {"sum": asked}, split)
+def _task(id: str, split: str, name: str, count: int) -> Task:
+    prompt = (Message("user", f"{name} has {count} apples. Even or odd?"),)
+    return Task(id, prompt, ANSWERS[count % 2], {"count": count}, split)
