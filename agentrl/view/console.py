@@ -170,7 +170,7 @@ def print_episode(
 
 def _in_margin(console: Console, passage: TranscriptEntry, room: int) -> Iterator[Text]:
     style = _STYLES[passage.speaker]
-    label = passage.speaker
+    label = passage.label[: _MARGIN - 1]
     for line in Text(visible(passage.text), style=style).wrap(console, room, tab_size=4):
         line.rstrip()
         yield Text.assemble((f" {label:>{_MARGIN - 1}} │ ", "dim"), line)

@@ -76,6 +76,7 @@ def render_report(data: ReportData) -> str:
         panels=[(panel, draw(panel), legend(panel)) for panel in panels_of(data.records)],
         shown=[_Shown(one, data.decode_token) for one in data.episodes],
         authors=list(NAMES.values()),
+        has_frozen=any(one.episode.frozen_agents for one in data.episodes),
     )
 
 

@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from agentrl.types import Author, Episode, Turn, TurnTokens
-from agentrl.view.transcript import visible, words_of
+from agentrl.types import Author, Episode, TurnTokens
+from agentrl.view.transcript import Move, moves_of, visible, words_of
 
 NAMES = {Author.WORLD: "world", Author.POLICY: "policy", Author.DEMO: "demo"}
+FROZEN = "frozen"
+"""The author of what an agent wrote that is not trained, such as an opponent."""
+_WORLD = NAMES[Author.WORLD]
 _UNSURE_NATS = 3.0
 
 
@@ -24,10 +27,16 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one author wrote in one go."""
+    """What one author wrote in one go. images: data URLs.
+
+    who: the author; in an episode of several agents the name of the one who wrote it, or to whom the world
+    showed it.
+    """
 
     author: str
     pieces: tuple[TextSpan, ...]
+    who: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,52 +53,67 @@ class TokenRow:
 
 def blocks_of(episode: Episode, decode: Callable[[int], str], author: Author) -> Iterator[Block]:
     """The episode in blocks, by tokens where it has them and by messages where it has none."""
-    for turn in episode.turns:
-        yield from _spoken(turn, author) if turn.tokens is None else _sampled(turn.tokens, decode, author)
+    for move in moves_of(episode):
+        tokens = move.turn.tokens
+        yield from _messages(move, author) if tokens is None else _sampled(move, tokens, decode, author)
 
 
 def token_rows(episode: Episode, decode: Callable[[int], str], author: Author) -> Iterator[TokenRow]:
     """Every token of the episode, in order."""
     index = 0
-    for tokens in (turn.tokens for turn in episode.turns if turn.tokens is not None):
+    for move in moves_of(episode):
+        tokens = move.turn.tokens
+        if tokens is None:
+            continue
         for id in tokens.world_ids.tolist():
             yield TokenRow(index, NAMES[Author.WORLD], visible(decode(id)), id, None, None)
             index += 1
         written = tokens.completion
         columns = (written.token_ids.tolist(), written.logprobs.tolist(), written.versions.tolist())
         for id, logprob, version in zip(*columns, strict=True):
-            yield TokenRow(index, NAMES[author], visible(decode(id)), id, logprob, version)
+            yield TokenRow(index, _name(move, author), visible(decode(id)), id, logprob, version)
             index += 1
 
 
-def _spoken(turn: Turn, author: Author) -> Iterator[Block]:
-    for message in turn.observation:
+def _messages(move: Move, author: Author) -> Iterator[Block]:
+    for message in move.turn.observation:
         text = visible(words_of(message))
-        yield Block(NAMES[Author.WORLD], (TextSpan(text, f"{message.role}, said by the world"),))
-    title = "written by a demonstrator" if author is Author.DEMO else "said without tokens"
-    yield Block(NAMES[author], (TextSpan(visible(words_of(turn.action)), title),))
+        images = tuple(image.url for image in message.images)
+        yield Block(_WORLD, (TextSpan(text, f"{message.role}, written by the world"),), _to(move), images)
+    title = "written by a demonstrator" if author is Author.DEMO else "written without tokens"
+    yield Block(_name(move, author), (TextSpan(visible(words_of(move.turn.action)), title),), _by(move, author))
 
 
-def _sampled(tokens: TurnTokens, decode: Callable[[int], str], author: Author) -> Iterator[Block]:
+def _sampled(move: Move, tokens: TurnTokens, decode: Callable[[int], str], author: Author) -> Iterator[Block]:
     if len(tokens.world_ids):
-        pieces = (
-            TextSpan(visible(decode(id)), f"world · mask 0 · id {id}") for id in tokens.world_ids.tolist()
-        )
-        yield Block(NAMES[Author.WORLD], tuple(pieces))
+        pieces = (TextSpan(visible(decode(id)), f"world · mask 0 · id {id}") for id in tokens.world_ids.tolist())
+        yield Block(_WORLD, tuple(pieces), _to(move))
     written = tokens.completion
     columns = (written.token_ids.tolist(), written.logprobs.tolist(), written.versions.tolist())
-    yield Block(
-        NAMES[author],
-        tuple(
-            TextSpan(visible(decode(id)), _title(author, id, logprob, version), surprise(logprob))
-            for id, logprob, version in zip(*columns, strict=True)
-        ),
+    name = _name(move, author)
+    pieces = (
+        TextSpan(visible(decode(id)), _title(name, id, logprob, version), surprise(logprob))
+        for id, logprob, version in zip(*columns, strict=True)
     )
+    yield Block(name, tuple(pieces), _by(move, author))
 
 
-def _title(author: Author, id: int, logprob: float, version: int) -> str:
+def _name(move: Move, author: Author) -> str:
+    return NAMES[author] if move.is_trained else FROZEN
+
+
+def _by(move: Move, author: Author) -> str:
+    return visible(move.agent) or _name(move, author)
+
+
+def _to(move: Move) -> str:
+    return f"to {visible(move.agent)}" if move.agent else _WORLD
+
+
+def _title(name: str, id: int, logprob: float, version: int) -> str:
     likely = f"logprob {logprob:z.3f} (p = {math.exp(min(logprob, 0.0)):.2f})"
-    return f"{NAMES[author]} · mask 1 · {likely} · version {version} · id {id}"
+    mask = 0 if name == FROZEN else 1
+    return f"{name} · mask {mask} · {likely} · version {version} · id {id}"
 
 
 def surprise(logprob: float) -> float:

@@ -6,8 +6,9 @@ import json
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from agentrl.types import Episode, Message, Text, ToolCall, Verdict
+from agentrl.types import Episode, Message, Text, ToolCall, Turn, Verdict
 
 WORLD, MODEL = "world", "model"
 
@@ -17,19 +18,48 @@ _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u
 
 @dataclass(frozen=True, slots=True)
 class TranscriptEntry:
-    """One message: who spoke (`world` or `model`), in which role, and what was said."""
+    """One message: who wrote it (`world` or `model`), its role and its text.
+
+    agent: who wrote it or was shown it, in an episode of several agents; else an empty string.
+    """
 
     speaker: str
     role: str
     text: str
+    agent: str = ""
+
+    @property
+    def label(self) -> str:
+        """The writer's name: that of the agent, of several; else `world` or `model`."""
+        return self.agent if self.agent and self.speaker == MODEL else self.speaker
+
+
+class Move(NamedTuple):
+    """One turn of an agent. is_trained: whether the policy took it that is trained."""
+
+    agent: str
+    turn: Turn
+    is_trained: bool
+
+
+def moves_of(episode: Episode) -> list[Move]:
+    """All turns of all agents, in the order of their steps. agent: an empty string where there is only
+    one."""
+    several = len(episode.agents) > 1
+    moves = [
+        Move(one.agent if several else "", turn, one.trainable)
+        for one in episode.trajectories
+        for turn in one.turns
+    ]
+    return sorted(moves, key=lambda move: move.turn.step)
 
 
 def passages(episode: Episode) -> Iterator[TranscriptEntry]:
-    """Everything that was said in an episode, in order."""
-    for turn in episode.turns:
+    """All messages of an episode, in order."""
+    for agent, turn, _ in moves_of(episode):
         for message in turn.observation:
-            yield TranscriptEntry(WORLD, message.role, words_of(message))
-        yield TranscriptEntry(MODEL, turn.action.role, words_of(turn.action))
+            yield TranscriptEntry(WORLD, message.role, words_of(message), agent)
+        yield TranscriptEntry(MODEL, turn.action.role, words_of(turn.action), agent)
 
 
 def words_of(message: Message) -> str:
