@@ -51,8 +51,8 @@ async def _opened(
     if Path(place).is_dir():
         return await _of_directory(stack, place, env, rendering)
     raise ConfigError(
-        f"opponents: {name} = `{place}` is neither `script`, nor an address (http://...), nor a model "
-        "directory that exists; name one of these."
+        f"opponents: {name} = `{place}` is neither `script`, nor an address such as "
+        "http://127.0.0.1:30000/v1, nor a model directory that exists; name one of these."
     )
 
 

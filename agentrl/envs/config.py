@@ -13,7 +13,6 @@ class OpponentChoice(Section):
     """Frozen agents of an environment that has several."""
 
     opponents: dict[str, str] = Field(default_factory=dict)
-    """Who plays agents that are not trained, by their names: `script` (the environment's own), a chat
-    endpoint
-    (http://...), a model of [engine.sglang_models] or a Hugging Face directory; the policy plays all
-    others."""
+    """Who plays agents that are not trained, by name: `script` (the environment's own), a chat endpoint
+    (http://127.0.0.1:30000/v1), a model of [engine.sglang_models] or a Hugging Face directory; the policy
+    plays all others (a table; as a flag: JSON)."""

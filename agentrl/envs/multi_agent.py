@@ -131,6 +131,8 @@ class AgentView(Env):
         self.splits, self.breakdown, self.rewards = env.splits, env.breakdown, env.rewards
         self.expert_score, self.chance_score = env.expert_score_of(agent), env.chance_score_of(agent)
         self._shown = ""
+        # What the agent got before its first turn is due to that one.
+        self._early: float | None = None
         self.counts = env.counts
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -164,11 +166,14 @@ class AgentView(Env):
         if step.terminated or step.truncated:
             raise StageError("reset", "invalid", f"the episode ends before the first turn of {self._agent}")
         self._shown = "\n".join(message.text for message in step.observation)
+        self._early = step.reward
         return step.observation, info
 
     async def step(self, action: Message) -> Step:
         """Answer the agent, after the others have acted up to its next turn."""
-        return await self._until_turn(await self._joint({self._agent: action}), {})
+        step = await self._until_turn(await self._joint({self._agent: action}), {})
+        early, self._early = self._early, None
+        return step._replace(reward=added([early, step.reward]))
 
     async def close(self) -> None:
         """Close the environment and the scripts of the others."""

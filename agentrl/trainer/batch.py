@@ -71,11 +71,13 @@ def check_extras(samples: Sequence[Sample], wanted: Mapping[str, ExtraSpec]) -> 
     for name, spec in wanted.items():
         if name not in given:
             raise UserError(
-                f"the loss uses the extra `{name}`, which the engine does not give; it gives {list(given)}."
+                f"the loss uses the extra `{name}`, and the engine gives {', '.join(given) or 'none'}; choose "
+                "an engine that gives it, or another loss."
             )
         if given[name] != spec:
             raise UserError(
-                f"the loss declares the extra `{name}` as {spec}, the engine gives {given[name]}."
+                f"the loss declares the extra `{name}` as {spec}, the engine gives {given[name]}; change what the "
+                "loss declares."
             )
 
 
