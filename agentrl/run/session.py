@@ -16,7 +16,7 @@ from agentrl.build.processes import RunProcesses
 from agentrl.build.trainer import TrainerFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import BaseEnv, Scorer, tasks_of
-from agentrl.envs.opponents import Opponent
+from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.observe import Journal, MetricLog
@@ -101,6 +101,7 @@ class Session:
         with watch.stage(BUILD), console.stage(BUILD, 1):
             make_env = _env_factory(config, addresses)
             env = make_env()
+            check_opponents(env, config.env.opponents)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
             source = model_source(config.model, env, dialect, seed=config.run.seed, folder=folder.model)
