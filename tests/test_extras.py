@@ -170,7 +170,7 @@ careless.extras = {"experts": EXPERTS}
 
 
 def test_an_engine_without_them_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match="uses the extra `experts`, and the engine gives none"):
+    with pytest.raises(UserError, match="uses the extra `experts`, the engine gives none"):
         check_extras([sample("e", [0, 1, 1])], Spy.extras)
 
 

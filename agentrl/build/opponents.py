@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.build.addresses import Addresses, with_addresses
+from agentrl.engine.config import EngineConfig
 from agentrl.envs import AnyEnv, MultiAgentEnv
 from agentrl.envs.config import SCRIPT
 from agentrl.envs.opponents import Opponent, check_opponents, scripted
@@ -20,12 +22,20 @@ from agentrl.rollout.chat.endpoint import ChatEndpoint
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.types import Task
 
-_MAX_SLOTS = 256
+
+class OpponentPlace(NamedTuple):
+    """Where opponents from model directories decode.
+
+    folder: for what their processes print; None = in this process. rendering: the form of their turns.
+    """
+
+    rendering: RenderingConfig
+    folder: Path | None = None
 
 
 @asynccontextmanager
 async def opened_opponents(
-    chosen: Mapping[str, str], env: AnyEnv, rendering: RenderingConfig, addresses: Addresses
+    chosen: Mapping[str, str], env: AnyEnv, addresses: Addresses, place: OpponentPlace
 ) -> AsyncIterator[dict[str, Opponent]]:
     """What plays the agents that are not trained, by name; it is closed with the block.
 
@@ -36,22 +46,23 @@ async def opened_opponents(
             none; a model cannot be opened, or has no form for the dialect.
     """
     check_opponents(env, chosen)
-    places = {name: str(place) for name, place in with_addresses(chosen, addresses).items()}
+    sources = {name: str(source) for name, source in with_addresses(chosen, addresses).items()}
     async with AsyncExitStack() as stack:
-        yield {name: await _opened(stack, name, place, env, rendering) for name, place in places.items()}
+        yield {name: await _opened(stack, name, source, env, place) for name, source in sources.items()}
 
 
 async def _opened(
-    stack: AsyncExitStack, name: str, place: str, env: AnyEnv, rendering: RenderingConfig
+    stack: AsyncExitStack, name: str, source: str, env: AnyEnv, place: OpponentPlace
 ) -> Opponent:
-    if place == SCRIPT:
+    if source == SCRIPT:
         return scripted
-    if place.startswith(("http://", "https://")):
-        return await _at_endpoint(stack, place)
-    if Path(place).is_dir():
-        return await _of_directory(stack, place, env, rendering)
+    if source.startswith(("http://", "https://")):
+        return await _at_endpoint(stack, source)
+    if Path(source).is_dir():
+        folder = None if place.folder is None else place.folder / name
+        return await _of_directory(stack, source, env, place._replace(folder=folder))
     raise ConfigError(
-        f"opponents: {name} = `{place}` is neither `script`, nor an address such as "
+        f"opponents: {name} = `{source}` is neither `script`, nor an address such as "
         "http://127.0.0.1:30000/v1, nor a model directory that exists; name one of these."
     )
 
@@ -67,19 +78,22 @@ async def _at_endpoint(stack: AsyncExitStack, url: str) -> Opponent:
     return opponent
 
 
-async def _of_directory(
-    stack: AsyncExitStack, directory: str, env: AnyEnv, rendering: RenderingConfig
-) -> Opponent:
+async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, place: OpponentPlace) -> Opponent:
     require("an opponent from a model directory", *TRAINING)
-    from agentrl.build.policy import build_renderer, dialect_of
+    from agentrl.build.model import threads_for
+    from agentrl.build.policy import Place, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
-    from agentrl.engine.embedded import EmbeddedEngine
+    from agentrl.engine.embedded.process import EngineProcess
 
     source = open_source(directory)
-    renderer = build_renderer(source, dialect_of(env, rendering), rendering)
-    engine = EmbeddedEngine.from_pretrained(
-        source.directory, max_slots=_MAX_SLOTS, max_context_len=env.limits.max_tokens, decode=source.decode
-    )
+    renderer = build_renderer(source, dialect_of(env, place.rendering), place.rendering)
+    process = None
+    if place.folder is not None:
+        process = EngineProcess(place.folder)
+        stack.callback(process.end)
+    threads = threads_for(source.config, None)
+    where = Place(place.folder or Path(), _silent, trains=False, process=process, threads=threads)
+    engine = await build_engine(source, EngineConfig(), env.limits, where)
     stack.push_async_callback(engine.close)
 
     def opponent(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
@@ -87,3 +101,7 @@ async def _of_directory(
         return TokenAgent(engine, renderer, SamplingSettings())
 
     return opponent
+
+
+def _silent(event: str) -> None:
+    del event

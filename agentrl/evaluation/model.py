@@ -6,7 +6,7 @@ import asyncio
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.env import env_factory
-from agentrl.build.opponents import opened_opponents
+from agentrl.build.opponents import OpponentPlace, opened_opponents
 from agentrl.config import parse, place, refuse_inactive
 from agentrl.envs import Scorer, tasks_of
 from agentrl.errors import ConfigError
@@ -74,7 +74,7 @@ async def _played(
         else model_players(directory, config, env, on_event=console.line)
     )
     async with (
-        opened_opponents(section.opponents, env, config.rendering, addresses) as opponents,
+        opened_opponents(section.opponents, env, addresses, OpponentPlace(config.rendering)) as opponents,
         opening as players,
     ):
         with console.stage(f"playing {env_id}", section.n) as bar:

@@ -11,7 +11,7 @@ from agentrl.build.addresses import Addresses
 from agentrl.build.config import RunConfig
 from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.models import served_models
-from agentrl.build.opponents import opened_opponents
+from agentrl.build.opponents import OpponentPlace, opened_opponents
 from agentrl.build.processes import run_processes
 from agentrl.build.ranks import gathered_ranks
 from agentrl.evaluation.report import EvalReport
@@ -79,8 +79,10 @@ async def _stages(
 
 async def _play(session: Session, config: RunConfig, addresses: Addresses) -> None:
     chosen, env = config.env.opponents, session.make_env()
+    folder = None if config.run.inline else session.folder.engine / "opponents"
+    place = OpponentPlace(config.rendering, folder)
     try:
-        async with opened_opponents(chosen, env, config.rendering, addresses) as session.opponents:
+        async with opened_opponents(chosen, env, addresses, place) as session.opponents:
             await session.evaluate("before")
             if config.warm_start.warm_start_steps:
                 await session.warm_start()

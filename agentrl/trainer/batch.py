@@ -71,13 +71,13 @@ def check_extras(samples: Sequence[Sample], wanted: Mapping[str, ExtraSpec]) -> 
     for name, spec in wanted.items():
         if name not in given:
             raise UserError(
-                f"the loss uses the extra `{name}`, and the engine gives {', '.join(given) or 'none'}; choose "
-                "an engine that gives it, or another loss."
+                f"the loss uses the extra `{name}`, the engine gives {', '.join(given) or 'none'}; choose an "
+                "engine that gives it, or another loss."
             )
         if given[name] != spec:
             raise UserError(
-                f"the loss declares the extra `{name}` as {spec}, the engine gives {given[name]}; change what the "
-                "loss declares."
+                f"the loss declares the extra `{name}` as {spec}, the engine gives {given[name]}; change "
+                "what the loss declares."
             )
 
 
