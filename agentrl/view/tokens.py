@@ -81,12 +81,16 @@ def _messages(move: Move, author: Author) -> Iterator[Block]:
         images = tuple(image.url for image in message.images)
         yield Block(_WORLD, (TextSpan(text, f"{message.role}, written by the world"),), _to(move), images)
     title = "written by a demonstrator" if author is Author.DEMO else "written without tokens"
-    yield Block(_name(move, author), (TextSpan(visible(words_of(move.turn.action)), title),), _by(move, author))
+    yield Block(
+        _name(move, author), (TextSpan(visible(words_of(move.turn.action)), title),), _by(move, author)
+    )
 
 
 def _sampled(move: Move, tokens: TurnTokens, decode: Callable[[int], str], author: Author) -> Iterator[Block]:
     if len(tokens.world_ids):
-        pieces = (TextSpan(visible(decode(id)), f"world · mask 0 · id {id}") for id in tokens.world_ids.tolist())
+        pieces = (
+            TextSpan(visible(decode(id)), f"world · mask 0 · id {id}") for id in tokens.world_ids.tolist()
+        )
         yield Block(_WORLD, tuple(pieces), _to(move))
     written = tokens.completion
     columns = (written.token_ids.tolist(), written.logprobs.tolist(), written.versions.tolist())
