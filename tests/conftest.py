@@ -24,7 +24,7 @@ settings.register_profile(
 settings.register_profile(
     "bugs", settings.get_profile("quick"), max_examples=100, phases=[Phase.explicit, Phase.generate]
 )
-settings.register_profile("long", settings.get_profile("quick"), max_examples=1000)
+settings.register_profile("long", settings.get_profile("quick"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS", "quick"))
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
