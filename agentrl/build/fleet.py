@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.build.gpus import own_gpus
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.engine.sglang import SGLangPolicy
@@ -25,6 +24,7 @@ from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.gpus import own_gpus
 from agentrl.types import JSON
 
 End: TypeAlias = Callable[[], Awaitable[None]]

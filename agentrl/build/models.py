@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.fleet import FleetPlan
-from agentrl.build.gpus import own_gpus
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.errors import ConfigError
+from agentrl.gpus import own_gpus
 
 
 @asynccontextmanager

@@ -12,12 +12,12 @@ from agentrl.build.ranks import seat_of
 from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require
+from agentrl.gpus import check_gpus
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.guests import Guests
 from agentrl.trainer.launch.inline import InlineRank
-from agentrl.trainer.launch.members import check_gpus
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig

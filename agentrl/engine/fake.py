@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,11 @@ import numpy.typing as npt
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Bucket, Sampling, TensorSpec
 from agentrl.types import Completion, Extra, Finish, FloatArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.weights.staging import Transaction
 
 Answer = Callable[[Sequence[int]], Sequence[int]]
 """What to write after a prompt. The end of it is the end of the turn."""
@@ -152,7 +158,7 @@ class FakeEngine:
         self._cached.clear()
 
     @asynccontextmanager
-    async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[_Delivery]:
+    async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[Transaction]:
         """Start sending `version`.
 
         Raises:
@@ -161,7 +167,9 @@ class FakeEngine:
         wanted = TensorSpec("table", self._table.shape, "float32")
         if list(manifest) != [wanted]:
             raise EngineError(f"the fake engine takes one tensor, {wanted}; send that alone.")
-        yield _Delivery(lambda table: self._install(table, version))
+        from agentrl.weights.staging import Transaction
+
+        yield Transaction(manifest, version, _StagedTable(lambda table: self._install(table, version)))
 
     def _install(self, table: FloatArray, version: int) -> None:
         self._table, self._version = table, version
@@ -222,34 +230,27 @@ class FakeEngine:
         return token, float(logprobs[token])
 
 
-class _Delivery:
-    """A table on its way in."""
+class _StagedTable:
+    """A new table that does not serve yet."""
 
     def __init__(self, install: Callable[[FloatArray], None]) -> None:
         self._install = install
-        self._staged: list[Bucket] = []
+        self._table: Tensor | None = None
 
-    async def put(self, bucket: Bucket) -> None:
-        """Stage the table."""
-        self._staged.append(bucket)
-
-    async def commit(self, checksum: int) -> None:
-        """Swap, if it arrived whole.
-
-        Raises:
-            EngineError: the table did not come exactly once, or the checksum differs.
-        """
-        from agentrl.weights import checksum as checksum_of
+    async def add(self, bucket: Bucket) -> None:
         from agentrl.weights import unpack
 
-        arrived = [item for bucket in self._staged for item in unpack(bucket)]
-        if [name for name, _ in arrived] != ["table"]:
-            raise EngineError(
-                "the table did not arrive exactly once; the old version serves on, send it again."
-            )
-        if checksum_of(arrived) != checksum:
-            raise EngineError("the table arrived damaged; the old version serves on, send it again.")
-        self._install(arrived[0][1].numpy())
+        for _, self._table in unpack(bucket):
+            pass
+
+    def checksum(self) -> int:
+        from agentrl.weights import checksum
+
+        return checksum([] if self._table is None else [("table", self._table)])
+
+    async def install(self) -> None:
+        assert self._table is not None, "a transaction commits what is whole"
+        self._install(self._table.numpy())
 
 
 def _shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:

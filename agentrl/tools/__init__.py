@@ -1,9 +1,9 @@
 """Tools: typed functions with a JSON Schema, and the ones that come with the gym."""
 
+from agentrl.gate import Gate
 from agentrl.tools.arguments import ArgumentPolicy, ArgumentsRejected
 from agentrl.tools.base import Tool, ToolFunction, tool
 from agentrl.tools.calculator import calculate
-from agentrl.tools.gate import Gate
 from agentrl.tools.python import PythonResult, PythonTool, SandboxRefusedError
 from agentrl.tools.registry import make_tool, register_tool, tool_names
 from agentrl.tools.running import inline, is_inline, run

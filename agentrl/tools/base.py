@@ -21,9 +21,9 @@ from typing import Literal, TypeAlias, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ToolDefinitionError
+from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import Reader
-from agentrl.tools.gate import Gate
 from agentrl.tools.running import inline as inlined
 from agentrl.tools.running import is_inline, run
 from agentrl.tools.schema import builders, check_parameters, compile_validator, describe

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from agentrl.build.fleet import FleetPlan
-from agentrl.build.gpus import own_gpus
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.errors import ConfigError
+from agentrl.gpus import own_gpus
 
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 

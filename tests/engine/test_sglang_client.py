@@ -8,8 +8,8 @@ import json
 import pytest
 
 from agentrl.engine.sglang import SGLangPolicy
-from agentrl.engine.sglang.gate import Gate
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError, RequestTooLargeError
+from agentrl.gate import Gate
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
 from tests.engine.serving import Said, embedded_server, free_port, generated

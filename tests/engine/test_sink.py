@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engine.embedded import EmbeddedEngine, staging
+from agentrl.engine.embedded import EmbeddedEngine, sink
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.errors import EngineError
@@ -99,7 +99,7 @@ async def test_weights_of_another_dtype_are_checked_and_then_cast() -> None:
 async def test_weights_that_were_loaded_wrongly_are_refused(
     monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    right = getattr(staging, part)
+    right = getattr(sink, part)
 
     def wrong(*told: object) -> object:
         return right(*(damaged(one) if isinstance(one, dict) else one for one in told))
@@ -109,7 +109,7 @@ async def test_weights_that_were_loaded_wrongly_are_refused(
         return {**named, last: named[last] + 1}
 
     engine = engine_of(UNTIED)
-    monkeypatch.setattr(staging, part, wrong)
+    monkeypatch.setattr(sink, part, wrong)
     with pytest.raises(EngineError, match="arrived damaged"):
         await send(engine, list(named_weights(tiny("qwen3", seed=1, tie_word_embeddings=False))))
     await expect_serving(engine, UNTIED, 0)

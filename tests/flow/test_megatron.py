@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 import agentrl
 from agentrl.checkpoints.saving import save_model
 from agentrl.errors import ConfigError, UserError
+from agentrl.gpus import check_gpus
 from agentrl.observe import reconcile
-from agentrl.trainer.launch.members import check_gpus
 from tests.flow.runs import WARM, metrics_of, train
 from tests.trainer.megatron.models import SIZES, model_of
 from tests.trainer.tiny import tokenizer

@@ -24,11 +24,11 @@ import torch
 from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded.engine import EmbeddedEngine
-from agentrl.engine.embedded.sink import Transaction
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.processes import LastMessage, follow_driver
 from agentrl.protocols import Bucket, Sampling, TensorSpec
 from agentrl.weights.shared import mapped
+from agentrl.weights.staging import Transaction
 
 
 class Open(NamedTuple):

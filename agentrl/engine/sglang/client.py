@@ -19,8 +19,8 @@ from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.draft import Decode, Draft
 from agentrl.engine.sglang.flight import ABORT_TIMEOUT_S, Flight
-from agentrl.engine.sglang.gate import Gate
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.gate import Gate
 from agentrl.protocols import Sampling, WeightSink
 from agentrl.types import Completion, Finish
 

@@ -16,10 +16,10 @@ from typing import NamedTuple, Protocol, Self
 
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.control import Server
-from agentrl.engine.sglang.sink import SGLangSink, Transaction
+from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import Sampling, TensorSpec
+from agentrl.protocols import Sampling, TensorSpec, WeightTransaction
 from agentrl.types import Completion
 
 _LOOK_S = 0.1
@@ -344,7 +344,7 @@ class FleetSink:
 class FleetTransaction:
     """The weights of one version on their way into a fleet."""
 
-    def __init__(self, transaction: Transaction, can_serve: asyncio.Event) -> None:
+    def __init__(self, transaction: WeightTransaction, can_serve: asyncio.Event) -> None:
         self._transaction, self._can_serve = transaction, can_serve
         self.put = transaction.put
 

@@ -20,6 +20,7 @@ from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import size_of
+from agentrl.weights.staging import Transaction
 
 Servers: TypeAlias = Callable[[], Sequence[Server]]
 """The servers that take part now."""
@@ -65,7 +66,7 @@ class SGLangSink:
         if not 0 <= version < 10**_LONGEST_VERSION:
             raise EngineError(f"a version is a number of at most {_LONGEST_VERSION} digits, not {version}.")
         _check_manifest(manifest, self._current)
-        yield Transaction(manifest, version, self._deliver)
+        yield Transaction(manifest, version, _StagedBuckets(manifest, version, self._deliver))
 
     async def restore(self, server: Server) -> None:
         """Give a server that was just started the current weights; it may take work afterwards.
@@ -171,8 +172,8 @@ class SGLangSink:
             self._lost(server, EngineUnavailableError(f"{server.url} is not there any more; restart it."))
 
 
-class Transaction:
-    """The buckets of one version, staged until commit. They are kept, not copied: do not change them."""
+class _StagedBuckets:
+    """The buckets of one version. They are kept, not copied: do not change them."""
 
     def __init__(
         self,
@@ -181,47 +182,21 @@ class Transaction:
         deliver: Callable[[Delivery], Awaitable[None]],
     ) -> None:
         self._manifest = tuple(manifest)
-        self._missing = {spec.name: spec for spec in manifest}
         self._version = version
         self._deliver = deliver
         self._buckets: list[Bucket] = []
         self._digests: list[int] = []
 
-    async def put(self, bucket: Bucket) -> None:
-        """Stage some tensors.
-
-        Raises:
-            EngineError: a tensor is not in the manifest, came before, or its bytes do not add up.
-        """
-        for spec in bucket.tensors:
-            if self._missing.pop(spec.name, None) != spec:
-                raise EngineError(f"tensor {spec.name} came twice or differs from the manifest; start again.")
-        try:
-            self._digests += await asyncio.to_thread(digests_of, bucket)
-        except ValueError as error:
-            raise EngineError(f"a bucket of weights cannot be read: {error}.") from error
+    async def add(self, bucket: Bucket) -> None:
+        self._digests += await asyncio.to_thread(digests_of, bucket)
         self._buckets.append(bucket)
 
-    async def commit(self, checksum: int) -> None:
-        """Hold, pause, send, compare the checksum of what was loaded, set the version, resume.
+    def checksum(self) -> int:
+        return added_up(self._digests)
 
-        Raises:
-            EngineError: tensors are missing, or a checksum differs, or a server failed; every server that
-                serves then serves the old version.
-            EngineUnavailableError: a server is not there, broke off, or took too long.
-        """
-        if self._missing:
-            raise EngineError(
-                f"{len(self._missing)} tensors did not arrive, {next(iter(self._missing))} among them; "
-                "the old version serves on, send all of the manifest before commit."
-            )
-        staged = added_up(self._digests)
-        if staged != checksum:
-            raise EngineError(
-                f"the weights of version {self._version} arrived damaged (checksum {staged}, expected "
-                f"{checksum}); the old version serves on, send them again."
-            )
-        await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), checksum))
+    async def install(self) -> None:
+        """Hold, pause, send, compare the checksum of what was loaded, set the version, resume."""
+        await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), self.checksum()))
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import ToolDefinitionError, ToolError, UserError, did_you_mean
 from agentrl.extras import require
+from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
-from agentrl.tools.gate import Gate
 from agentrl.tools.mcp.server import Server, address, command
 from agentrl.tools.shared import Held, Shared
 from agentrl.tools.toolkit import Toolkit

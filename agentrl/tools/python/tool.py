@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from agentrl.errors import ToolError, ToolRejected, UserError
+from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
-from agentrl.tools.gate import Gate
 from agentrl.tools.python.choice import Sandboxing, backend
 from agentrl.tools.python.inside.limits import SessionLimits
 from agentrl.tools.python.sessions import Backend, PythonResult, PythonSession

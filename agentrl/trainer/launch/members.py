@@ -10,28 +10,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch
-
-from agentrl.errors import ConfigError
 from agentrl.processes import Child, Failed
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "agentrl.trainer.launch.rank"
-
-
-def check_gpus(ranks: int) -> None:
-    """See that so many ranks of this machine can have a GPU each, if there are any GPUs.
-
-    Raises:
-        ConfigError: there are fewer.
-    """
-    # A rank sees what the environment shows now; torch may remember what it showed before.
-    gpus = 0 if os.environ.get(_VISIBLE) in ("", "-1") else torch.cuda.device_count()
-    if 0 < gpus < ranks:
-        raise ConfigError(
-            f"the layout has {ranks} ranks, each with a GPU of its own, and this machine has {gpus}; take "
-            f"fewer ranks, or set {_VISIBLE}= (to nothing) to train on the CPU."
-        )
 
 
 class Member(ABC):

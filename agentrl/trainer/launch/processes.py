@@ -16,13 +16,14 @@ from typing import NoReturn, TypeVar
 from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
+from agentrl.gpus import check_gpus
 from agentrl.processes import Failed
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
 from agentrl.trainer.launch.guests import Guests
 from agentrl.trainer.launch.meeting import Meeting, kept
-from agentrl.trainer.launch.members import Member, Own, check_gpus
+from agentrl.trainer.launch.members import Member, Own
 from agentrl.trainer.launch.messages import pickled, pickled_plan
 from agentrl.trainer.launch.shared_buffers import Bytes, received
 from agentrl.trainer.launch.work import Work

@@ -1,4 +1,4 @@
-"""Which GPUs are this process's own, by the names that its servers are told."""
+"""Which GPUs of this machine belong to this process, and whether they suffice."""
 
 from __future__ import annotations
 
@@ -29,6 +29,25 @@ def own_gpus(first: int, count: int) -> list[str]:
             f"{first + count}; name more there, or lower rollout_num_gpus_per_engine or num_gpus_per_engine."
         )
     return visible[first : first + count]
+
+
+def check_gpus(ranks: int) -> None:
+    """See that so many ranks of this machine can have a GPU each, if there are any GPUs.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    # Whoever asks trains, and has torch.
+    import torch
+
+    # A rank sees what the environment shows now; torch may remember what it showed before.
+    hidden = VARIABLE in os.environ and not _visible(os.environ[VARIABLE])
+    gpus = 0 if hidden else torch.cuda.device_count()
+    if 0 < gpus < ranks:
+        raise ConfigError(
+            f"the layout has {ranks} ranks, each with a GPU of its own, and this machine has {gpus}; take "
+            f"fewer ranks, or set {VARIABLE}= (to nothing) to train on the CPU."
+        )
 
 
 def _visible(value: str) -> list[str]:

@@ -1,0 +1,69 @@
+"""One version of the weights, staged until all of it has arrived: every sink of an engine uses this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentrl.errors import EngineError
+from agentrl.protocols import Bucket, TensorSpec
+
+
+class StagingArea(Protocol):
+    """Where an engine keeps the tensors of a version that does not serve yet."""
+
+    async def add(self, bucket: Bucket) -> None:
+        """Take tensors that have not come before.
+
+        Raises:
+            ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
+        """
+
+    def checksum(self) -> int:
+        """The checksum of all tensors that were added, as the engine holds them."""
+
+    async def install(self) -> None:
+        """Put them into service."""
+
+
+class Transaction:
+    """Checks the tensors of one version on their way into a staging area, then puts them into service."""
+
+    def __init__(self, manifest: Sequence[TensorSpec], version: int, staging: StagingArea) -> None:
+        self._missing = {spec.name: spec for spec in manifest}
+        self._version = version
+        self._staging = staging
+
+    async def put(self, bucket: Bucket) -> None:
+        """Stage some tensors.
+
+        Raises:
+            EngineError: a tensor is not in the manifest, came before, or its bytes do not add up.
+        """
+        for spec in bucket.tensors:
+            if self._missing.pop(spec.name, None) != spec:
+                raise EngineError(f"tensor {spec.name} came twice or differs from the manifest; start again.")
+        try:
+            await self._staging.add(bucket)
+        except ValueError as error:
+            raise EngineError(f"a bucket of weights cannot be read: {error}.") from error
+
+    async def commit(self, checksum: int) -> None:
+        """Compare what was staged with the sender's checksum, and put it into service.
+
+        Raises:
+            EngineError: tensors are missing, the checksum differs, or the engine did not take them; the old
+                version serves on.
+        """
+        if self._missing:
+            raise EngineError(
+                f"{len(self._missing)} tensors did not arrive, {next(iter(self._missing))} among them; "
+                "the old version serves on, send all of the manifest before commit."
+            )
+        staged = self._staging.checksum()
+        if staged != checksum:
+            raise EngineError(
+                f"the weights of version {self._version} arrived damaged (checksum {staged}, expected "
+                f"{checksum}); the old version serves on, send them again."
+            )
+        await self._staging.install()
