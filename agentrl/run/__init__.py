@@ -60,9 +60,9 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
     show(session)
     reports = {
         milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
-        for milestone in session.milestones
+        for milestone in session.progress.milestones
     }
-    return TrainResult(folder.path, config.env.env, reports, session.watch.stages)
+    return TrainResult(folder.path, config.env.env, reports, session.records.watch.stages)
 
 
 async def _stages(
@@ -78,17 +78,18 @@ async def _stages(
 
 
 async def _play(session: Session, config: RunConfig, addresses: Addresses) -> None:
-    chosen, env = config.env.opponents, session.make_env()
-    folder = None if config.run.inline else session.folder.engine / "opponents"
+    chosen, env = config.env.opponents, session.world.make_env()
+    folder = None if config.run.inline else session.records.folder.engine / "opponents"
     place = OpponentPlace(config.rendering, folder)
     try:
-        async with opened_opponents(chosen, env, addresses, place) as session.opponents:
-            await session.evaluate("before")
+        async with opened_opponents(chosen, env, addresses, place) as opponents:
+            playing = session.against(opponents)
+            await playing.evaluate("before")
             if config.warm_start.warm_start_steps:
-                await session.warm_start()
-                await session.evaluate("after warm start")
+                await playing.warm_start()
+                await playing.evaluate("after warm start")
             if config.rollout.num_rollout:
-                await session.reinforce()
-                await session.evaluate("after RL")
+                await playing.reinforce()
+                await playing.evaluate("after RL")
     finally:
         await session.close()

@@ -9,7 +9,9 @@ from agentrl.checkpoints.tensors import num_parameters
 from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_metrics
-from agentrl.run.session import GREEDY, SAMPLED, Milestone, Session
+from agentrl.run.held_out import GREEDY, SAMPLED
+from agentrl.run.parts import Milestone
+from agentrl.run.session import Session
 from agentrl.types import JSON, Episode, Verdict
 from agentrl.view.report import ReportData, ShownEpisode, write_report
 from agentrl.view.scores import ScoreRow
@@ -27,11 +29,11 @@ def write_summary(session: Session) -> None:
                 "step": milestone.step,
                 **{mode: found.report.as_json() for mode, found in milestone.evaluations.items()},
             }
-            for milestone in session.milestones
+            for milestone in session.progress.milestones
         ],
-        "stages": [stage._asdict() for stage in session.watch.stages],
+        "stages": [stage._asdict() for stage in session.records.watch.stages],
     }
-    path = session.folder.path / "summary.json"
+    path = session.records.folder.path / "summary.json"
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
 
 
@@ -42,34 +44,34 @@ def write_page(session: Session) -> None:
             title=session.config.run_name,
             facts=_facts(session),
             rows=_rows(session),
-            records=read_metrics(session.folder.path / "metrics.jsonl"),
+            records=read_metrics(session.records.folder.path / "metrics.jsonl"),
             episodes=[
                 ShownEpisode(milestone.name, episode, verdict)
                 for milestone in reversed(_told(session))
                 for episode, verdict in _samples_of(milestone)
             ],
-            decode_token=lambda token: session.renderer.decode([token]),
+            decode_token=lambda token: session.world.renderer.decode([token]),
             config=effective_values(session.config),
         ),
-        session.folder.report,
+        session.records.folder.report,
     )
 
 
 def show(session: Session) -> None:
     """The table, some episodes of the trained agent, and where everything lies."""
-    console = session.console
+    console = session.records.console
     console.table(_rows(session), title=f"{session.config.env.env}, held-out tasks")
     for episode, verdict in _samples_of(_told(session)[-1]):
         console.episode(episode, verdict, title=_told(session)[-1].name)
-    for stage in session.watch.stages:
+    for stage in session.records.watch.stages:
         console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
-    console.line(f"Run:    {session.folder.path}")
-    console.line(f"Report: {session.folder.report}")
+    console.line(f"Run:    {session.records.folder.path}")
+    console.line(f"Report: {session.records.folder.report}")
 
 
 def _told(session: Session) -> list[Milestone]:
     """The milestones that the table tells of: all but those in the middle of RL."""
-    return [milestone for milestone in session.milestones if milestone.in_table]
+    return [milestone for milestone in session.progress.milestones if milestone.in_table]
 
 
 def _rows(session: Session) -> list[ScoreRow]:
@@ -98,7 +100,7 @@ def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
 
 def _facts(session: Session) -> dict[str, str]:
     config = session.config
-    size = num_parameters(session.source.config)
+    size = num_parameters(session.progress.source.config)
     return {
         "environment": config.env.env,
         "model": config.model.hf_checkpoint or f"fresh, {size:,} parameters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agentrl.types import JSON
@@ -107,7 +107,7 @@ async def _reinforced(job: Job) -> str:
     folder = RunFolder.create(config)
     async with run_processes(config, folder.engine, folder.trainer) as processes:
         session = await Session.build(config, folder, RunConsole(quiet=True), {}, processes)
-        session.sink = LateSink(session.sink, job.arm.lag)
+        session = replace(session, sink=LateSink(session.sink, job.arm.lag))
         try:
             await session.reinforce()
         finally:

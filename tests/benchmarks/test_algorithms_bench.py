@@ -161,7 +161,7 @@ def test_a_late_run_plays_with_the_weights_of_so_many_updates_ago(bench):
         turns = [
             turn for entry in entries for part in entry["episode"]["trajectories"] for turn in part["turns"]
         ]
-        versions = {version for turn in turns for version in turn["tokens"]["versions"]}
+        versions = {version for turn in turns for version in turn["tokens"]["completion"]["versions"]}
         assert versions == {max(0, step - 2)}
     assert late["metrics"]["train/train_rollout_kl_k3"] > 1e-4, "the policy had moved away"
     assert set(warm["metrics"]) == set(), "no iterations"

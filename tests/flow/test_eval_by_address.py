@@ -13,6 +13,7 @@ from agentrl import UserError, evaluate, make
 from agentrl.build.config import ModelSection
 from agentrl.build.model import fresh_source
 from agentrl.build.serve import words_of
+from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
@@ -27,7 +28,8 @@ PLAYED = {"n": 8, "temperature": 0.0, "num_threads": 1, "rollout_max_context_len
 def folder(tmp_path_factory):
     env = make("HopSearch-v0")
     folder = tmp_path_factory.mktemp("made") / "model"
-    return str(fresh_source(SMALL, env, env.dialect, seed=0, folder=folder).directory)
+    draw_weights(fresh_source(SMALL, env, env.dialect, seed=0, folder=folder).directory, 0)
+    return str(folder)
 
 
 @contextmanager

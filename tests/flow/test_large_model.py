@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.build.config import ModelSection
 from agentrl.build.model import fresh_source
+from agentrl.checkpoints.fresh import draw_weights
 from tests.engine.serving import ROOT, sglang_python
 from tests.flow.runs import HEARING
 from tests.flow.worlds import Bandit
@@ -42,7 +43,8 @@ pytestmark = pytest.mark.full
 def model_in(folder: Path, section: ModelSection) -> Path:
     """A model directory."""
     env = Bandit()
-    return fresh_source(section, env, env.dialect, seed=0, folder=folder).directory
+    draw_weights(fresh_source(section, env, env.dialect, seed=0, folder=folder).directory, 0)
+    return folder
 
 
 def started_with(model: Path, place: Path) -> tuple[int, int]:

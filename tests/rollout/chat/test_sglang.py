@@ -11,6 +11,7 @@ import agentrl
 from agentrl import Limits, Message, Step, Task, ToolCall, play
 from agentrl.build.config import ModelSection
 from agentrl.build.model import fresh_source
+from agentrl.checkpoints.fresh import draw_weights
 from agentrl.envs import Chat
 from agentrl.errors import ConfigError
 from agentrl.rollout.chat.agent import ChatAgent
@@ -30,7 +31,7 @@ def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang")
     env = agentrl.make("Calculator-v0")
     section = ModelSection(num_layers=1, hidden_size=32, ffn_hidden_size=32, kv_channels=16)
-    fresh_source(section, env, Chat(), seed=0, folder=folder / "model")
+    draw_weights(fresh_source(section, env, Chat(), seed=0, folder=folder / "model").directory, 0)
     # SGLang takes the port 10,000 above for another service of its own.
     port = next(port for port in iter(free_port, 0) if port < 55_000)
     command = sglang_command(folder / "model", port, context_length=CONTEXT)

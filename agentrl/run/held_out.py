@@ -1,0 +1,57 @@
+"""The serving policy on held-out tasks, sampled and greedily."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from agentrl.build.policy import agent_factory
+from agentrl.envs import tasks_of
+from agentrl.evaluation.episodes import Evaluation, Evaluator
+from agentrl.evaluation.report import EvalSetting
+from agentrl.protocols import Policy
+from agentrl.rollout.agent import SamplingSettings
+from agentrl.run.parts import World
+
+GREEDY, SAMPLED = "greedy", "sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How a policy is scored. sampling: of the sampled half; the greedy one differs in its temperature."""
+
+    world: World
+    policy: Policy
+    split: str
+    sampling: SamplingSettings
+    seed: int
+
+    async def evaluations(self, number: int) -> dict[str, Evaluation]:
+        """Play `number` episodes in each mode."""
+        return {
+            SAMPLED: await self._evaluation(self.sampling, number),
+            GREEDY: await self._evaluation(replace(self.sampling, temperature=0.0), number),
+        }
+
+    async def _evaluation(self, sampling: SamplingSettings, number: int) -> Evaluation:
+        env = self.world.make_env()
+        evaluator = Evaluator(
+            make_env=self.world.make_env,
+            make_agent=agent_factory(self.policy, self.world.renderer, sampling),
+            scorer=self.world.scorer,
+            setting=EvalSetting(env.id, self.split, sampling.temperature, env.breakdown),
+            opponents=self.world.opponents,
+        )
+        return await evaluator.run(tasks_of(env, self.split), number, seed=self.seed)
+
+
+def eval_metrics(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """Means of the verdicts by mode, of their parts, and of kinds of tasks; failed episodes."""
+    metrics: dict[str, float] = {}
+    for mode, evaluation in evaluations.items():
+        report = evaluation.report
+        metrics[f"eval/{mode}"] = report.mean
+        metrics[f"eval/{mode}/failures"] = float(sum(report.failures.values()))
+        metrics |= {f"eval/{mode}/{part}": mean for part, mean in report.by.items()}
+        metrics |= {f"eval/{mode}/reward/{name}": mean for name, mean in report.parts.items()}
+    return metrics
