@@ -21,6 +21,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     },
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},
+    "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},
     "reasoning-gym": {"reasoning_gym": "reasoning-gym"},
     "search": {"faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"},
 }

@@ -4,6 +4,7 @@ from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import BaseEnv, Env, Script, tasks_of
 from agentrl.envs.dialect import Chat, Dialect, Tags
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
+from agentrl.envs.pettingzoo import PettingZooEnv
 from agentrl.envs.play import play
 from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
 from agentrl.envs.scoring import GroupReward, Reward, Scored, Scorer, exact_match, score, squad_normalize
@@ -20,6 +21,7 @@ __all__ = [
     "EnvSpec",
     "GroupReward",
     "MultiAgentEnv",
+    "PettingZooEnv",
     "Reward",
     "Scored",
     "Scorer",

@@ -23,6 +23,7 @@ PUBLIC = [
     "Limits",
     "Message",
     "MultiAgentEnv",
+    "PettingZooEnv",
     "Reward",
     "Script",
     "ScriptedAgent",

@@ -1,0 +1,242 @@
+"""A game of PettingZoo's AEC API as an environment of several agents.
+
+    register("TicTacToe-v0", PettingZooEnv, game="pettingzoo.classic.tictactoe_v3", returns=(-1.0, 1.0))
+
+Agents act in the game's own order (AEC, agent environment cycle). Actions are discrete: a model answers with
+an action's number, or with its name where names are given. API: https://pettingzoo.farama.org/api/aec/.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Protocol, cast
+
+from gymnasium.spaces import Discrete, Space
+
+from agentrl.envs.base import Script
+from agentrl.envs.multi_agent import MultiAgentEnv
+from agentrl.errors import UserError
+from agentrl.extras import require
+from agentrl.types import JSON, JointStep, Limits, Message, Observation, Task, say
+
+NUM_TASKS: Mapping[str, int] = {"train": 2000, "test": 500}
+_FIRST_SEED: Mapping[str, int] = {"train": 0, "test": 1_000_000}
+_TURNS = 64
+
+
+class AecGame(Protocol):
+    """As much of PettingZoo's `AECEnv` as is used here."""
+
+    possible_agents: list[str]
+    agents: list[str]
+    agent_selection: str
+    rewards: Mapping[str, float]
+    terminations: Mapping[str, bool]
+    truncations: Mapping[str, bool]
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin a game."""
+
+    def step(self, action: int | None) -> None:
+        """The selected agent's action; None for one that has left the game."""
+
+    def observe(self, agent: str) -> object:
+        """What an agent sees."""
+
+    def action_space(self, agent: str) -> Space[object]:
+        """What it may do."""
+
+    def close(self) -> None:
+        """Let go of the game."""
+
+
+class PettingZooEnv(MultiAgentEnv):
+    """Plays a game of PettingZoo's. A task is a seed, which fixes the game's luck.
+
+    game: its module, e.g. pettingzoo.classic.tictactoe_v3. game_kwargs: arguments of its `env()`.
+    actions: names of the discrete actions, in their order; without them numbers are answered.
+    rules: what each agent is told before its first turn.
+    describe: an observation of an agent in words; without it, as Python prints it.
+    returns: (worst, best). An agent is then paid once, as the game ends, the share of the way from worst to
+        best that its return has gone; a game that did not end is worth nothing.
+
+    An answer that is no legal action (by the observation's `action_mask`, where it has one) is answered with
+    a sentence, counted as `idle_turns`, and may be mended in the agent's next turn. The `opponent` plays any
+    legal action.
+
+    Raises:
+        MissingExtraError: PettingZoo is not installed.
+        UserError: there is no such game, or its actions are not discrete.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        actions: Sequence[str] = (),
+        rules: str = "",
+        describe: Callable[[object, str], str] | None = None,
+        returns: tuple[float, float] | None = None,
+        **game_kwargs: object,
+    ) -> None:
+        super().__init__()
+        self.game = game
+        self._actions, self._rules, self._returns = tuple(actions), rules, returns
+        self._describe = describe or (lambda observation, _: str(observation))
+        self._aec = _opened(game, game_kwargs)
+        self._sums: dict[str, float] = {}
+        self.possible_agents = tuple(self._aec.possible_agents)
+        if type(self).limits is MultiAgentEnv.limits:
+            self.limits = Limits(max_turns=_TURNS, max_tokens=None)
+        for agent in self.possible_agents:
+            self._check_actions(agent)
+
+    def policy(self, observation: object, agent: str) -> int | None:
+        """The best action known, from the observation alone; None where none is: then there is no expert."""
+        del observation, agent
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task a seed; no seed is in two splits."""
+        return _tasks(self._rules, split)
+
+    async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
+        """Begin at the task's seed; `seed` is that of scripts alone."""
+        self.seed_rng(seed)
+        self._aec.reset(seed=int(str(task.metadata["seed"])))
+        self._sums = dict.fromkeys(self.possible_agents, 0.0)
+        self._unseen = dict.fromkeys(self.possible_agents, task.prompt)
+        self.acting = (self._aec.agent_selection,)
+        return self._shown(), {}
+
+    async def step(self, actions: Mapping[str, Message]) -> JointStep:
+        """The selected agent's action, and what the next one sees."""
+        ((agent, message),) = actions.items()
+        action = self._action(message.text, agent)
+        if action is None:
+            self.counts["idle_turns"] += 1
+            sentence = f"That is no legal action. Answer with one of: {self._names(self.legal(agent))}."
+            return JointStep.going({agent: (Message("user", sentence),)})
+        self._aec.step(action)
+        rewards: dict[str, float | None] = {
+            name: float(self._aec.rewards[name]) for name in self._aec.rewards
+        }
+        for name, reward in rewards.items():
+            self._sums[name] += reward or 0.0
+        ended = self._skip_those_who_left()
+        if self._returns is not None:
+            rewards = {name: self._share(total) for name, total in self._sums.items()} if ended else {}
+        if ended:
+            by_time = any(self._aec.truncations.values()) and not any(self._aec.terminations.values())
+            return JointStep({}, rewards, not by_time, by_time)
+        self.acting = (self._aec.agent_selection,)
+        return JointStep.going(self._shown(), rewards)
+
+    async def close(self) -> None:
+        """Close the game."""
+        self._aec.close()
+
+    def legal(self, agent: str) -> list[int]:
+        """The actions that an agent may take now."""
+        space = cast(Discrete, self._aec.action_space(agent))
+        every = range(int(space.start), int(space.start + space.n))
+        observation = self._aec.observe(agent)
+        mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+        return [action for k, action in enumerate(every) if mask is None or mask[k]]
+
+    def expert(self, task: Task, agent: str, shown: str) -> Script:
+        """Plays `policy`.
+
+        Raises:
+            UserError: this environment has none.
+        """
+        if type(self).policy is PettingZooEnv.policy:
+            return super().expert(task, agent, shown)
+        return self._best(agent)
+
+    def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
+        """Any legal action."""
+        del task, shown
+        while True:
+            yield say(self._name(rng.choice(self.legal(agent))))
+
+    def _best(self, agent: str) -> Script:
+        while True:
+            action = self.policy(self._aec.observe(agent), agent)
+            assert action is not None
+            yield say(self._name(action))
+
+    def _shown(self) -> dict[str, Observation]:
+        agent = self._aec.agent_selection
+        words = Message("user", self._describe(self._aec.observe(agent), agent))
+        return {agent: (*self._unseen.pop(agent, ()), words)}
+
+    def _skip_those_who_left(self) -> bool:
+        """Take the empty steps of agents that are out; whether the game has ended."""
+        aec = self._aec
+        everybody_left = all(aec.terminations[name] or aec.truncations[name] for name in aec.agents)
+        while aec.agents and not everybody_left and _is_out(aec, aec.agent_selection):
+            aec.step(None)
+        return everybody_left
+
+    def _action(self, text: str, agent: str) -> int | None:
+        named = {self._name(action): action for action in self.legal(agent)}
+        return named.get(text.strip())
+
+    def _name(self, action: int) -> str:
+        return self._actions[action] if self._actions else str(action)
+
+    def _names(self, actions: Sequence[int]) -> str:
+        return ", ".join(map(self._name, actions))
+
+    def _share(self, total: float) -> float:
+        assert self._returns is not None
+        worst, best = self._returns
+        return min(1.0, max(0.0, (total - worst) / (best - worst)))
+
+    def _check_actions(self, agent: str) -> None:
+        space = self._aec.action_space(agent)
+        if not isinstance(space, Discrete):
+            raise UserError(
+                f"{self.game}: {agent} takes actions of {space}; only discrete ones can be played."
+            )
+        if self._actions and (len(self._actions) != space.n or space.start != 0):
+            raise UserError(
+                f"{self.game} has {space.n} actions from {space.start} on, got {len(self._actions)} names; "
+                "name each one, beginning with number 0."
+            )
+
+
+def _is_out(aec: AecGame, agent: str) -> bool:
+    return aec.terminations[agent] or aec.truncations[agent]
+
+
+def _opened(game: str, kwargs: Mapping[str, object]) -> AecGame:
+    require(f"the game {game}", "pettingzoo", "pygame")
+    # pygame greets on standard output, which is for results.
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    try:
+        module = importlib.import_module(game)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"there is no game `{game}` ({error}); name a module such as pettingzoo.classic.tictactoe_v3."
+        ) from None
+    if not callable(make := getattr(module, "env", None)):
+        raise UserError(f"{game} has no `env()`; name the module of a game with the AEC API.")
+    return cast(AecGame, make(**kwargs))
+
+
+@lru_cache(maxsize=64)
+def _tasks(rules: str, split: str) -> tuple[Task, ...]:
+    prompt = (Message("user", rules),) if rules else ()
+    plain = Task("", prompt, None, {}, split)
+    first = _FIRST_SEED[split]
+    return tuple(
+        replace(plain, id=f"{split}-{number}", metadata={"seed": first + number})
+        for number in range(NUM_TASKS[split])
+    )

@@ -1,0 +1,129 @@
+"""PettingZoo's own games, played through the adapter and beside it."""
+
+from __future__ import annotations
+
+import importlib
+import random
+
+import pytest
+
+from agentrl import PettingZooEnv, ScriptedAgent, UserError, check_env, make, play, register, say
+from agentrl.errors import MissingExtraError
+from agentrl.types import Ending
+
+GAMES = ("pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3", "pettingzoo.classic.rps_v2")
+
+
+class Zoo(PettingZooEnv):
+    """Any game, with what was observed as text."""
+
+    def __init__(self, game, **kwargs):
+        super().__init__(game, **kwargs)
+
+
+def beside(game, seed, actions):
+    """The same actions in the game itself: total rewards by agent, and what each saw before its turns."""
+    aec = importlib.import_module(game).env()
+    aec.reset(seed=seed)
+    totals, seen = dict.fromkeys(aec.possible_agents, 0.0), []
+    for agent in aec.agent_iter():
+        observation, _, terminated, truncated, _ = aec.last()
+        if terminated or truncated:
+            aec.step(None)
+            continue
+        seen.append((agent, str(observation)))
+        aec.step(actions.pop(0))
+        for name, reward in aec.rewards.items():
+            totals[name] += float(reward)
+    return totals, seen
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("seed", range(5))
+async def test_an_episode_is_the_game_itself(game, seed):
+    env = Zoo(game)
+    task = env.tasks("train")[seed]
+    agents = {name: env.scripted(task, name, random.Random(f"{name}{seed}")) for name in env.possible_agents}
+    episode = await play(env, agents, task)
+    assert episode.ending in (Ending.COMPLETED, Ending.TRUNCATED)
+    actions = [int(turn.action.text) for turn in episode.turns]
+    totals, seen = beside(game, seed, actions)
+    assert {name: episode.total_of(name) for name in totals} == totals
+    steps = [(turn.step, one.agent, turn) for one in episode.trajectories for turn in one.turns]
+    mine = [(agent, turn.observation[-1].text) for _, agent, turn in sorted(steps, key=lambda step: step[0])]
+    assert mine == seen
+
+
+async def test_what_is_no_legal_action_is_a_sentence_and_costs_a_turn():
+    env = make("TicTacToe-v0")
+
+    def clumsy():
+        heard = yield say("9")
+        assert "That is no legal action. Answer with one of: 0, 1, 2" in heard
+        yield say("4")
+        yield say("4")
+        while True:
+            yield say("nothing")
+
+    def other():
+        for cell in ("0", "1", "2"):
+            yield say(cell)
+
+    agents = {"player_1": ScriptedAgent(clumsy()), "player_2": ScriptedAgent(other())}
+    episode = await play(env, agents, env.tasks("test")[0])
+    assert episode.ending is Ending.TRUNCATED
+    assert (episode.counts["idle_turns"], episode.step_rewards[-1]) == (8, None)
+    assert len(episode.turns_of("player_1")) == env.limits.max_turns
+
+
+async def test_a_game_is_paid_once_as_it_ends_by_the_share_of_its_return():
+    env = make("TicTacToe-v0")
+    task = env.tasks("test")[0]
+    first, second = iter("048"), iter("12")
+
+    def scripted(cells):
+        for cell in cells:
+            yield say(cell)
+
+    agents = {"player_1": ScriptedAgent(scripted(first)), "player_2": ScriptedAgent(scripted(second))}
+    episode = await play(env, agents, task)
+    assert episode.ending is Ending.COMPLETED
+    assert episode.rewards_of("player_1") == (None, None, 1.0)
+    assert episode.rewards_of("player_2") == (None, 0.0)
+    shown = episode.turns_of("player_2")[0].observation
+    assert [message.text for message in shown][1] == "O 3 6\n1 4 7\n2 5 8"
+
+
+def test_exact_scores_are_those_of_the_literature_and_the_expert_passes_the_check():
+    """Random play: the first wins .5849 of all games, the second .2881, .1270 are drawn."""
+    env = make("TicTacToe-v0")
+    assert env.chance_score_of("player_1") == pytest.approx(0.5849 + 0.1270 / 2, abs=1e-4)
+    assert env.chance_score_of("player_2") == pytest.approx(0.2881 + 0.1270 / 2, abs=1e-4)
+    assert 0.98 < env.expert_score_of("player_1") < 1.0
+    checked = check_env("TicTacToe-v0", n=16)
+    assert checked.ok, str(checked)
+
+
+@pytest.mark.parametrize(
+    ("game", "kwargs", "sentence"),
+    [
+        ("pettingzoo.classic.no_such_game", {}, "there is no game `pettingzoo.classic.no_such_game`"),
+        ("pettingzoo.utils", {}, "has no `env"),
+        ("pettingzoo.classic.tictactoe_v3", {"actions": ("a", "b")}, "has 9 actions from 0 on, got 2 names"),
+    ],
+)
+def test_what_cannot_be_played_is_one_sentence(game, kwargs, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Zoo(game, **kwargs)
+
+
+def test_without_pettingzoo_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("agentrl.extras.find_spec", lambda module: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'agentrl\[pettingzoo\]'"):
+        make("TicTacToe-v0")
+
+
+def test_a_game_is_registered_in_one_line():
+    register("Connect-v0", PettingZooEnv, game="pettingzoo.classic.connect_four_v3", returns=(-1.0, 1.0))
+    env = make("Connect-v0")
+    assert env.possible_agents == ("player_0", "player_1")
