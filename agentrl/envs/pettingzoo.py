@@ -3,7 +3,7 @@
     register("TicTacToe-v0", PettingZooEnv, game="pettingzoo.classic.tictactoe_v3", returns=(-1.0, 1.0))
 
 Agents act in the game's own order (AEC, agent environment cycle). Actions are discrete: a model answers with
-an action's number, or with its name where names are given. API: https://pettingzoo.farama.org/api/aec/.
+an action's number, or with its name where names are given. Source: https://arxiv.org/abs/2009.14471.
 """
 
 from __future__ import annotations
