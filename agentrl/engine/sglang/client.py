@@ -9,7 +9,6 @@ is asked for again from the tokens that it has. `close` leaves no request and no
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +21,7 @@ from agentrl.engine.sglang.flight import ABORT_TIMEOUT_S, Flight
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.gate import Gate
 from agentrl.protocols import Sampling, WeightSink
+from agentrl.retrying import Backoff
 from agentrl.types import Completion, Finish
 
 _GOODBYE_AGAIN_S = 0.2
@@ -69,6 +69,7 @@ class SGLangPolicy:
             )
         self._connection = ServerConnection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
+        self._backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
         self._flights: dict[str, Flight] = {}
         self._open = asyncio.Event()
         self._open.set()
@@ -206,16 +207,15 @@ class SGLangPolicy:
             except EngineUnavailableError as error:
                 untouched = isinstance(error, UntouchedError)
                 fruitless += 1
-                if fruitless == self.attempts or not (untouched or self.asks_anew):
+                if self._backoff.is_last(fruitless) or not (untouched or self.asks_anew):
                     raise
                 self.counts["retries" if untouched else "lost"] += 1
-                longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (fruitless - 1))
-                await asyncio.sleep(random.uniform(longest / 2, longest))
+                await self._backoff.wait(fruitless)
                 continue
             if flight.draft.ended or flight.cut.is_set():
                 return
             fruitless = 0 if len(flight.draft.ids) > had else fruitless + 1
-            if fruitless == self.attempts:
+            if self._backoff.is_last(fruitless):
                 raise EngineUnavailableError(
                     f"{self.url} ended a request {fruitless} times before it sampled a token; see its log."
                 )

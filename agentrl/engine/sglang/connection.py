@@ -12,6 +12,7 @@ import httpx2
 
 from agentrl.engine.sglang import wire
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
+from agentrl.retrying import whole
 
 _CONNECT_TIMEOUT_S = 5.0
 _CONTROL_TIMEOUT_S = 10.0
@@ -101,11 +102,20 @@ class ServerConnection:
             EngineUnavailableError: it is not there, broke off, or took longer than timeout_s.
             EngineError: it refused.
         """
-        url = f"{self._url}{path}"
-        status, answer = await self._control(method, url, body, timeout_s)
+        status, answer = await self.answer(method, path, body, timeout_s=timeout_s)
         if status != _OK:
-            raise _refused(url, status, answer)
+            raise _refused(f"{self._url}{path}", status, answer)
         return answer
+
+    async def answer(
+        self, method: str, path: str, body: bytes = b"", *, timeout_s: float = _CONTROL_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        """Status and body of whatever is answered at this address.
+
+        Raises:
+            EngineUnavailableError: nobody is there, the answer broke off, or it took longer than timeout_s.
+        """
+        return await self._control(method, f"{self._url}{path}", body, timeout_s)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -148,7 +158,6 @@ class ServerConnection:
     async def _sent(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        pieces, length = [], 0
         request = httpx2.Request(
             method, url, headers={**self._headers, **headers}, content=body, extensions=_PATIENT
         )
@@ -157,18 +166,15 @@ class ServerConnection:
         try:
             response = await lane.pool.handle_async_request(request)
             async with aclosing(response):
-                async for piece in response.aiter_raw():
-                    pieces.append(piece)
-                    length += len(piece)
-                    if length > _MAX_REPLY_BYTES:
-                        raise EngineError(f"the reply of {url} is longer than {_MAX_REPLY_BYTES:,} bytes.")
+                return response.status_code, await whole(response.aiter_raw(), _MAX_REPLY_BYTES)
+        except ValueError as error:
+            raise EngineError(f"{url}: {error}.") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise UntouchedError(f"{url} cannot be reached ({_said(error)}); is the server up?") from error
         except httpx2.TransportError as error:
             raise EngineUnavailableError(f"{url} broke off: {_said(error)}.") from error
         finally:
             lane.in_use -= 1
-        return response.status_code, b"".join(pieces)
 
     def _lane(self) -> _Lane:
         """The first lane that has a connection to spare, or a new one."""

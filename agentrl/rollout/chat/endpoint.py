@@ -13,12 +13,13 @@ from typing import NamedTuple, NoReturn
 import httpx2
 
 from agentrl.errors import ConfigError, EndpointError, did_you_mean
+from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
+from agentrl.retrying import Backoff, Retrying, StatusError, body_of
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV
 from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.rollout.chat.wire import Body, ChatReply, error_code, error_text, is_out_of_room, read_reply
 from agentrl.tools.http import AllowedAddresses
-from agentrl.tools.resending import Resending, StatusError, body_of
 from agentrl.types import JSON, Finish, Message
 
 _BUSY = frozenset({408, 429, *range(500, 600)})
@@ -99,15 +100,13 @@ class ChatClient:
     def __init__(self, endpoint: ChatEndpoint, http: httpx2.AsyncClient) -> None:
         self._endpoint = endpoint
         self._http = http
-        self._room = asyncio.Semaphore(endpoint.max_requests)
-        self._resending = Resending(
-            endpoint.attempts, _is_passing, first_wait_s=_FIRST_WAIT_S, longest_wait_s=_LONGEST_WAIT_S
-        )
+        self._gate = Gate(endpoint.max_requests)
+        self._retrying = Retrying(Backoff(endpoint.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S), _is_passing)
 
     async def complete(self, request: Body) -> ChatTurn:
         """One turn. A conversation that has outgrown the model's context is an empty one, cut for length.
 
-        Waits for: room among `max_requests`, then the endpoint, `timeout_s` at most. On cancellation: the
+        Waits for: a place among `max_requests`, then the endpoint, `timeout_s` at most. On cancellation: the
         request's connection is closed.
 
         Raises:
@@ -116,10 +115,10 @@ class ChatClient:
         url = self._endpoint.address("chat/completions")
         content = json.dumps(request).encode()
         errors: list[Exception] = []
-        async with self._room:
+        async with self._gate.admitted():
             try:
                 async with asyncio.timeout(self._endpoint.timeout_s):
-                    body = await self._resending(lambda: self._sent("POST", url, content), errors.append)
+                    body = await self._retrying(lambda: self._sent("POST", url, content), errors.append)
                 return ChatTurn(read_reply(body), len(errors))
             except StatusError as error:
                 if is_out_of_room(error.status, error.body):

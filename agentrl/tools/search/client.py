@@ -13,8 +13,8 @@ from functools import partial
 import httpx2
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.retrying import BUSY, Backoff, Retrying, StatusError, body_of
 from agentrl.tools.http import AllowedAddresses
-from agentrl.tools.resending import BUSY, Resending, StatusError, body_of
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
 from agentrl.tools.search.index import Hit
@@ -22,6 +22,8 @@ from agentrl.tools.search.index import Hit
 _MOST_IN_A_BATCH = wire.Bounds().max_queries
 _MAX_REPLY_BYTES = 32 << 20
 _CONNECT_TIMEOUT_S = 5.0
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,9 +110,10 @@ class SearchClient:
 
     async def _retrieved(self, http: httpx2.AsyncClient, queries: Sequence[str]) -> Sequence[tuple[Hit, ...]]:
         different = tuple(dict.fromkeys(queries))
+        retrying = Retrying(Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S))
         request = wire.RetrieveRequest(different, self.k, return_scores=True)
         try:
-            body = await Resending(self.attempts)(partial(self._sent, http, request), self._count_retry)
+            body = await retrying(partial(self._sent, http, request), self._count_retry)
             found = wire.read_reply(body, len(different), self.k)
         except (httpx2.HTTPError, StatusError, ValueError) as error:
             raise self._failure(error) from error

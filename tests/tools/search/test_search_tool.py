@@ -149,7 +149,7 @@ async def test_cancelled_episodes_leave_no_thread_behind_and_siblings_see_no_dif
 
 
 def test_what_only_some_searches_need_is_not_imported_with_the_tools():
-    heavy = "{'faiss', 'httpx2', 'tenacity', 'starlette', 'uvicorn', 'sentence_transformers', 'torch'}"
+    heavy = "{'faiss', 'httpx2', 'starlette', 'uvicorn', 'sentence_transformers', 'torch'}"
     code = f"import sys, agentrl.tools; print(*{heavy} & {{name.split('.')[0] for name in sys.modules}})"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
-
 from agentrl import guard
+from agentrl.engine.sglang.control import Server
 from agentrl.errors import EngineUnavailableError
 
 _LOOK_AGAIN_S = 0.02
@@ -23,7 +22,6 @@ _ANSWER_S = 5.0
 _LAST_BYTES = 16_384
 _LAST_LINES = 12
 _LINE_CHARACTERS = 300
-_OK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class GuardedProcess:
         return None if self._process is None or not self._over(self._process) else self._process.poll()
 
     async def brought_up(self, url: str, within_s: float) -> None:
-        """Start it and wait until a GET of `url` is answered with 200. Interrupted, it leaves nothing.
+        """Start it and wait until the server at `url` is healthy. Interrupted, it leaves nothing.
 
         Raises:
             EngineUnavailableError: it cannot be started, ended, or took longer.
@@ -121,8 +119,9 @@ class GuardedProcess:
 
     async def _healthy(self, url: str, within_s: float) -> None:
         until = time.monotonic() + within_s
-        async with httpx2.AsyncClient(trust_env=False, timeout=_ANSWER_S) as client:
-            while not await _answers(client, url):
+        server = Server(url)
+        try:
+            while not await server.healthy(_ANSWER_S):
                 if not self.running:
                     raise EngineUnavailableError(
                         f"{self.program.name} ended with exit code {self.returncode} before it was up; "
@@ -134,6 +133,8 @@ class GuardedProcess:
                         f"it waits for; {self.last_words()}"
                     )
                 await asyncio.sleep(_ASK_AGAIN_S)
+        finally:
+            await server.close()
 
     def last_words(self) -> str:
         """The last lines that it wrote since it was last started, in words for a person."""
@@ -154,13 +155,6 @@ class GuardedProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         return True
-
-
-async def _answers(client: httpx2.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(url)).status_code == _OK
-    except httpx2.TransportError:
-        return False
 
 
 def _shown(line: str) -> str:

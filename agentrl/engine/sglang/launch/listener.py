@@ -10,9 +10,6 @@ from agentrl.engine.sglang.launch.guarded import GuardedProcess, Program
 from agentrl.engine.sglang.launch.ports import HOST, is_free
 from agentrl.errors import EngineUnavailableError
 
-# Both answer it from when they take requests.
-_HEALTH = "/health"
-
 
 class Listener(ABC):
     """A program that listens at a port of this machine. It may end and be started again at the same one.
@@ -75,4 +72,4 @@ class Listener(ABC):
                 f"{self.name} cannot listen at {self.url}: another process does; end that one."
             )
         self._process = GuardedProcess(Program(self.name, command, environment, self.log, grace_s))
-        await self._process.brought_up(f"{self.url}{_HEALTH}", within_s)
+        await self._process.brought_up(self.url, within_s)

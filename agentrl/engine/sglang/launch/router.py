@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-
-import httpx2
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.connection import ServerConnection
 from agentrl.engine.sglang.launch.listener import Listener
 from agentrl.engine.sglang.launch.ports import HOST, free_ports
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
@@ -108,8 +108,8 @@ class RouterProcess(Listener):
         Raises:
             EngineUnavailableError: it is not there. EngineError: it is no router.
         """
-        async with self._client() as client:
-            return tuple(worker.url for worker in await self._known(client) if worker.is_healthy)
+        async with self._connected() as connection:
+            return tuple(worker.url for worker in await self._known(connection) if worker.is_healthy)
 
     async def add(self, url: str) -> None:
         """Have it send requests to a server that is healthy; returns when it does.
@@ -120,12 +120,14 @@ class RouterProcess(Listener):
             EngineUnavailableError: it is not there, or did not take the server in.
             EngineError: it refused.
         """
-        async with self._client() as client:
-            if any(worker.url == url for worker in await self._known(client)):
+        async with self._connected() as connection:
+            if any(worker.url == url for worker in await self._known(connection)):
                 return
             told = {"url": url, "disable_health_check": True, **self._disaggregated.get(url, {})}
-            await self._accepted(client, "POST", "/workers", json.dumps(told).encode())
-            await self._until(client, url, lambda known: any(w.url == url and w.is_healthy for w in known))
+            await self._accepted(connection, "POST", "/workers", json.dumps(told).encode())
+            await self._until(
+                connection, url, lambda known: any(w.url == url and w.is_healthy for w in known)
+            )
 
     async def remove(self, url: str) -> None:
         """Have it send no more requests to a server, dead or alive; returns when it does not.
@@ -135,47 +137,50 @@ class RouterProcess(Listener):
         Raises:
             EngineUnavailableError: it is not there, or did not let the server go. EngineError: it refused.
         """
-        async with self._client() as client:
-            for worker in await self._known(client):
+        async with self._connected() as connection:
+            for worker in await self._known(connection):
                 if worker.url == url:
-                    await self._accepted(client, "DELETE", f"/workers/{worker.id}")
-            await self._until(client, url, lambda known: all(worker.url != url for worker in known))
+                    await self._accepted(connection, "DELETE", f"/workers/{worker.id}")
+            await self._until(connection, url, lambda known: all(worker.url != url for worker in known))
 
-    def _client(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=_CONTROL_S)
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[ServerConnection]:
+        connection = ServerConnection(self.url, {})
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
-    async def _known(self, client: httpx2.AsyncClient) -> list[_Worker]:
-        status, answer = await self._sent(client, "GET", "/workers")
+    async def _known(self, connection: ServerConnection) -> list[_Worker]:
+        status, answer = await self._sent(connection, "GET", "/workers")
         if status != _OK:
             raise EngineError(f"the router at {self.url}/workers {wire.refusal(status, answer)}")
         return wire.read(_Workers, answer, f"{self.url}/workers").workers
 
     async def _accepted(
-        self, client: httpx2.AsyncClient, method: str, path: str, body: bytes | None = None
+        self, connection: ServerConnection, method: str, path: str, body: bytes = b""
     ) -> None:
-        status, answer = await self._sent(client, method, path, body)
+        status, answer = await self._sent(connection, method, path, body)
         if status not in (_OK, _ACCEPTED, _NOT_FOUND):
             raise EngineError(f"the router at {self.url}{path} {wire.refusal(status, answer)}")
 
     async def _sent(
-        self, client: httpx2.AsyncClient, method: str, path: str, body: bytes | None = None
+        self, connection: ServerConnection, method: str, path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
         try:
-            headers = {"content-type": "application/json"}
-            response = await client.request(method, path, content=body, headers=headers)
-        except httpx2.TransportError as error:
-            said = str(error) or type(error).__name__
+            return await connection.answer(method, path, body, timeout_s=_CONTROL_S)
+        except EngineUnavailableError as error:
+            reason = str(error).rstrip(".")
             raise EngineUnavailableError(
-                f"the router at {self.url} does not answer ({said}); see {self.log}."
+                f"the router at {self.url} does not answer ({reason}); see {self.log}."
             ) from error
-        return response.status_code, response.content
 
     async def _until(
-        self, client: httpx2.AsyncClient, url: str, true: Callable[[list[_Worker]], bool]
+        self, connection: ServerConnection, url: str, true: Callable[[list[_Worker]], bool]
     ) -> None:
         try:
             async with asyncio.timeout(CHANGE_S):
-                while not true(await self._known(client)):
+                while not true(await self._known(connection)):
                     await asyncio.sleep(_LOOK_AGAIN_S)
         except TimeoutError:
             raise EngineUnavailableError(
