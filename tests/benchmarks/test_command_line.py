@@ -11,7 +11,7 @@ from agentrl.cli import cli as product
 from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
-NAMES = {"algorithms", "engine", "engines", "envs", "megatron", "python", "quickstart", "search"}
+NAMES = {"algorithms", "engine", "engines", "envs", "megatron", "python", "quickstart", "search", "stall"}
 
 
 def test_help_names_every_benchmark_and_says_where_to_start_it():
