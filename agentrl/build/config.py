@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
 from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import OpponentChoice
+from agentrl.envs.config import LimitChoice, OpponentChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
 from agentrl.tools.config import ToolChoice
@@ -37,7 +37,7 @@ class RunSection(Section):
     """Write TensorBoard events beside metrics.jsonl."""
 
 
-class EnvSection(ToolChoice, OpponentChoice):
+class EnvSection(ToolChoice, OpponentChoice, LimitChoice):
     """The world that is trained in."""
 
     env: str = "HopSearch-v0"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
+from types import MappingProxyType
 
 from agentrl.build.addresses import Addresses, with_addresses
 from agentrl.envs import AnyEnv, ToolEnv, find
@@ -20,13 +21,13 @@ def env_factory(
     env_id: str,
     kwargs: Mapping[str, JSON],
     *,
-    max_turns: int | None = None,
-    max_tokens: int | None = None,
+    limits: Mapping[str, float | None] = MappingProxyType({}),
     tools: ToolChoice | None = None,
     addresses: Addresses | None = None,
 ) -> EnvFactory:
-    """A function that makes a fresh instance for every episode; None keeps the environment's limit.
+    """A function that makes a fresh instance for every episode.
 
+    limits: fields of `Limits` in place of the environment's own, None = no limit; see `LimitChoice.chosen`.
     tools: offered beside the environment's own; each is made once, here, and serves all episodes.
     addresses: of models that are served, by name; they take the place of "sglang_models.NAME" in arguments.
 
@@ -41,15 +42,11 @@ def env_factory(
     if tools is not None and tools.tools:
         arguments = {name: told(tools.tool_kwargs.get(name, {})) for name in tools.tools}
         fresh = _with_tools(env_id, fresh, arguments)
-    limits: Limits = fresh().limits
-    if max_turns is not None:
-        limits = replace(limits, max_turns=max_turns)
-    if max_tokens is not None:
-        limits = replace(limits, max_tokens=max_tokens)
+    own = Limits(**{**asdict(fresh().limits), **limits})
 
     def make() -> AnyEnv:
         env = fresh()
-        env.limits = limits
+        env.limits = own
         return env
 
     return make

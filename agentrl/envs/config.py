@@ -1,10 +1,15 @@
-"""Who plays along, where an environment has several agents."""
+"""What a run may choose of its environment: who plays along, and the limits of an episode."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
 
 from pydantic import Field
 
 from agentrl.config import Section
+
+Seconds = Annotated[float, Field(ge=0.0)]
 
 SCRIPT = "script"
 
@@ -16,3 +21,26 @@ class OpponentChoice(Section):
     """Who plays agents that are not trained, by name: `script` (the environment's own), a chat endpoint
     (http://127.0.0.1:30000/v1), a model of [engine.sglang_models] or a Hugging Face directory; the policy
     plays all others (a table; as a flag: JSON)."""
+
+
+class LimitChoice(Section):
+    """Limits of an episode in place of the environment's own, see `Limits`; 0 = no limit."""
+
+    reset_timeout_s: Seconds | None = None
+    """Longest reset (seconds; 0 = any); left out, the environment's own limit."""
+    tool_timeout_s: Seconds | None = None
+    """Longest call of a tool (seconds; 0 = any); left out, the environment's own limit."""
+    step_timeout_s: Seconds | None = None
+    """Longest step (seconds; 0 = any); left out, the environment's own limit."""
+    reward_timeout_s: Seconds | None = None
+    """Longest reward function (seconds; 0 = any); left out, the environment's own limit."""
+    episode_timeout_s: Seconds | None = None
+    """Longest episode (seconds; 0 = any); left out, the environment's own limit."""
+    max_tool_chars: Annotated[int, Field(ge=0)] | None = None
+    """Most characters of one tool's answer (count; 0 = any); left out, the environment's own limit."""
+
+    def chosen(self, *, max_turns: int | None, max_tokens: int | None) -> Mapping[str, float | None]:
+        """The fields of `Limits` that are chosen, None = no limit; the two given where they are not None."""
+        others = {name: getattr(self, name) for name in LimitChoice.model_fields}
+        own = {"max_turns": max_turns, "max_tokens": max_tokens}
+        return {name: value or None for name, value in {**others, **own}.items() if value is not None}

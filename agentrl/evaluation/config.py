@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentrl.config import Section
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import OpponentChoice
+from agentrl.envs.config import LimitChoice, OpponentChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.chat.config import EndpointConfig
 from agentrl.rollout.config import Count
@@ -16,7 +16,7 @@ from agentrl.tools.config import ToolChoice
 from agentrl.types import JSON
 
 
-class EvalSettings(ToolChoice, OpponentChoice):
+class EvalSettings(ToolChoice, OpponentChoice, LimitChoice):
     """What is played and how it is sampled."""
 
     n: Count = 512

@@ -59,8 +59,7 @@ async def _played(
     make_env = env_factory(
         env_id,
         section.env_kwargs,
-        max_turns=section.max_turns,
-        max_tokens=section.rollout_max_context_len,
+        limits=section.chosen(max_turns=section.max_turns, max_tokens=section.rollout_max_context_len),
         tools=section,
         addresses=addresses,
     )

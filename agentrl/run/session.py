@@ -238,11 +238,11 @@ def _shown(iteration: Iteration, latest: dict[str, float]) -> dict[str, float]:
 
 
 def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
+    rollout = config.rollout
     return env_factory(
         config.env.env,
         config.env.env_kwargs,
-        max_turns=config.rollout.max_turns,
-        max_tokens=config.rollout.rollout_max_context_len,
+        limits=config.env.chosen(max_turns=rollout.max_turns, max_tokens=rollout.rollout_max_context_len),
         tools=config.env,
         addresses=addresses,
     )
