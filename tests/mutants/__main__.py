@@ -29,7 +29,7 @@ from tests.mutants.planting import PACKAGES, Index, StaleBugError, index_of, mut
 from tests.mutants.table import ROOT, Bug, load
 
 COPIED = (*PACKAGES, "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 # Native tracebacks: pytest's own parse the code, where Python 3.11 may trip over what a bug left open.
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=native", "-p", "no:cacheprovider")
 
