@@ -37,6 +37,7 @@ async def _greedy(subject: Subject) -> None:
     rows = subject.logits(ids, 0)[len(prompt) - 1 : -1]
     best = rows.max(-1) - rows[np.arange(len(rows)), got.token_ids]
     expect((best <= subject.tolerance).all(), "greedy sampling did not take the likeliest token")
+    expect(got.temperature == 0.0, "a greedy completion does not say so")
     expect_logprobs(subject, prompt, got, 0.0)
 
 
@@ -48,6 +49,7 @@ async def _temperatures(subject: Subject) -> None:
         await asyncio.gather(*(subject.sample(n, rules[n]) for n in numbers)), numbers, strict=True
     ):
         expect_logprobs(subject, subject.prompt(n), got, temperatures[n])
+        expect(got.temperature == temperatures[n], "a completion does not say what it was sampled at")
 
 
 async def _top_k_and_top_p(subject: Subject) -> None:
