@@ -38,7 +38,7 @@ INLINE, RANK = "inline", "in a rank"
 class Stall:
     """What is updated. samples, tokens: of the batch (count). threads: that torch computes with (count)."""
 
-    layers: int = 8
+    layers: int = 7
     width: int = 512
     vocab: int = 8192
     samples: int = 32

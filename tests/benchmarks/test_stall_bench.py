@@ -1,0 +1,20 @@
+"""The stall of the event loop during an update, measured small."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.stall import INLINE, RANK, Stall, bench_stall
+
+SMALL = Stall(layers=2, width=64, vocab=256, samples=64, tokens=64, repeats=2)
+
+
+def test_a_rank_hardly_stalls_the_loop_and_inline_a_step_is_the_stall():
+    result = bench_stall(SMALL)
+    assert json.loads(json.dumps(result)) == result
+    assert {side: len(rows) for side, rows in result["rows"].items()} == {INLINE: 2, RANK: 2}
+    for row in result["rows"][INLINE]:
+        assert row["stall_ms"] >= 0.8 * 1000 * row["step_s"] - 20
+    assert result["summary"]["longest_stall_ms"] == max(row["stall_ms"] for row in result["rows"][RANK])
+    assert result["settings"]["baseline"] == INLINE
+    assert result["settings"]["parameters"] > 50_000
