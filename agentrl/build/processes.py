@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from agentrl.build.config import RunConfig
+from agentrl.build.ranks import gathered_ranks
 from agentrl.build.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
-from agentrl.trainer.launch.guests import Guests
+from agentrl.trainer.launch.launched import LaunchedRanks
 
 
 class RunProcesses(NamedTuple):
@@ -20,18 +22,34 @@ class RunProcesses(NamedTuple):
     engine: EngineProcess | None
 
 
+Start: TypeAlias = Callable[[Path, Path], AbstractAsyncContextManager[RunProcesses]]
+"""Starts the processes of a run; the folders of the engine and of the trainer are for what they print."""
+
+
+@contextmanager
+def launched_processes(config: RunConfig) -> Iterator[Start]:
+    """How a run starts its processes, beside ranks of the trainer that a launcher has started already.
+
+    Raises:
+        UserError: this process is such a rank, not the run; or the others did not come.
+        TrainerError: a rank has gone before all were there.
+    """
+    with gathered_ranks(config) as launched:
+        yield partial(run_processes, config, launched=launched)
+
+
 @asynccontextmanager
 async def run_processes(
-    config: RunConfig, engine_folder: Path, trainer_folder: Path, guests: Guests | None = None
+    config: RunConfig, engine_folder: Path, trainer_folder: Path, *, launched: LaunchedRanks | None = None
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 
     The engine's starts at once, and imports torch while the world is built. The folders are for what they
-    print. guests: Megatron's ranks that a launcher started.
+    print. launched: Megatron's ranks that a launcher started.
     """
     hosted = config.engine.engine == "embedded" and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None
-    trainers = TrainerFactory(config, trainer_folder, guests)
+    trainers = TrainerFactory(config, trainer_folder, launched)
     try:
         yield RunProcesses(trainers, engine)
     finally:

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.launch.seats import Seat, taken_seat
 
 if TYPE_CHECKING:
-    from agentrl.trainer.launch.guests import Guests
+    from agentrl.trainer.launch.launched import LaunchedRanks
 
 
 def seat_of(config: RunConfig) -> Seat | None:
@@ -32,14 +32,14 @@ def be_rank(seat: Seat) -> None:
     Raises:
         ConfigError: there is no rank 0.
     """
-    from agentrl.trainer.launch.guests import be_guest
+    from agentrl.trainer.launch.launched import serve_launched
     from agentrl.trainer.megatron.plan import WORKER
 
-    be_guest(seat, WORKER)
+    serve_launched(seat, WORKER)
 
 
 @contextmanager
-def gathered_ranks(config: RunConfig) -> Iterator[Guests | None]:
+def gathered_ranks(config: RunConfig) -> Iterator[LaunchedRanks | None]:
     """The ranks that were launched beside this process; None where it starts all of them itself.
 
     Raises:
@@ -52,9 +52,9 @@ def gathered_ranks(config: RunConfig) -> Iterator[Guests | None]:
         return
     if seat.number:
         raise ConfigError(f"this process is rank {seat.number} of a run; start it as `agentrl train`.")
-    from agentrl.trainer.launch.guests import gathered
+    from agentrl.trainer.launch.launched import gathered
 
     # What is started from here, an inference server say, has stores of its own.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    with gathered(seat) as guests:
-        yield guests
+    with gathered(seat) as launched:
+        yield launched

@@ -16,8 +16,8 @@ from agentrl.gpus import check_gpus
 from agentrl.losses import Loss, ValueLoss, sft_loss
 from agentrl.protocols import Trainer
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.launch.guests import Guests
 from agentrl.trainer.launch.inline import InlineRank
+from agentrl.trainer.launch.launched import LaunchedRanks
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -33,13 +33,13 @@ from agentrl.types import ScoreRole
 class TrainerFactory:
     """Makes the trainers of a run, one after the other, on ranks that end with it.
 
-    folder: for what the ranks print. guests: Megatron's ranks that a launcher started. The torch trainer's
+    folder: for what the ranks print. launched: Megatron's ranks that a launcher started. The torch trainer's
     rank serves the warm start and RL; with `inline` it is this process.
     """
 
     config: RunConfig
     folder: Path
-    guests: Guests | None = None
+    launched: LaunchedRanks | None = None
     _torch: Ranks | None = None
     _started: list[Ranks] = field(default_factory=list)
 
@@ -96,7 +96,7 @@ class TrainerFactory:
             return await RankTrainer.started(self._torch_rank(), plan)
         # The warm start is over: the memory of its rank is free for others.
         await self.close()
-        ranks = Processes(plan.world_size, self.folder, preloaded=megatron.WORKER, guests=self.guests)
+        ranks = Processes(plan.world_size, self.folder, preloaded=megatron.WORKER, launched=self.launched)
         self._started.append(ranks)
         return await RankTrainer.started(ranks, plan)
 

@@ -12,14 +12,12 @@ from agentrl.build.config import RunConfig
 from agentrl.build.load import listed_inactive, load_config
 from agentrl.build.models import served_models
 from agentrl.build.opponents import OpponentPlace, opened_opponents
-from agentrl.build.processes import run_processes
-from agentrl.build.ranks import gathered_ranks
+from agentrl.build.processes import Start, launched_processes
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session
 from agentrl.run.stages import Stage
 from agentrl.run.summary import show, write_page, write_summary
-from agentrl.trainer.launch.guests import Guests
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -43,7 +41,7 @@ class TrainResult:
 def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
     """What `agentrl.train` does where everything that it needs is installed."""
     config = load_config(run_file, settings)
-    with gathered_ranks(config) as guests:
+    with launched_processes(config) as start:
         folder = RunFolder.create(config)
         console = RunConsole(quiet=quiet)
         for warning in config.warnings:
@@ -51,7 +49,7 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
         for line in listed_inactive(config):
             console.line(line)
         try:
-            session = asyncio.run(_stages(config, folder, console, guests))
+            session = asyncio.run(_stages(config, folder, console, start))
         except KeyboardInterrupt:
             console.line(f"Stopped. What was finished is in {folder.path}.")
             raise
@@ -65,12 +63,10 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
     return TrainResult(folder.path, config.env.env, reports, session.records.watch.stages)
 
 
-async def _stages(
-    config: RunConfig, folder: RunFolder, console: RunConsole, guests: Guests | None
-) -> Session:
+async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole, start: Start) -> Session:
     async with (
         served_models(config.engine, folder.engine, console.line) as addresses,
-        run_processes(config, folder.engine, folder.trainer, guests) as processes,
+        start(folder.engine, folder.trainer) as processes,
     ):
         session = await Session.build(config, folder, console, addresses, processes)
         await _play(session, config, addresses)

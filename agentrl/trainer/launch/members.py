@@ -56,7 +56,7 @@ class Member(ABC):
         self.pipe.close()
 
 
-class Guest(Member):
+class LaunchedRank(Member):
     """A rank that a launcher started, on some machine. It ends when the pipe is closed."""
 
     def __init__(self, pipe: Connection, pid: int, host: str) -> None:

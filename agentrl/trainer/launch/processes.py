@@ -21,7 +21,7 @@ from agentrl.processes import Failed
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
-from agentrl.trainer.launch.guests import Guests
+from agentrl.trainer.launch.launched import LaunchedRanks
 from agentrl.trainer.launch.meeting import Meeting, kept
 from agentrl.trainer.launch.members import Member, Own
 from agentrl.trainer.launch.messages import pickled, pickled_plan
@@ -37,25 +37,25 @@ class Processes:
     """One process for each rank. folder: for what they print, rank-0.log and so on.
 
     preloaded: the module with their worker, which they import at once; `begin` gives them work.
-    guests: the ranks that a launcher started, all but rank 0; without, all are processes on this machine.
+    launched: the ranks that a launcher started, all but rank 0; without, all are processes on this machine.
 
     Raises:
         ConfigError: this machine has GPUs, but not one for each rank.
     """
 
     def __init__(
-        self, world_size: int, folder: Path, *, preloaded: str, guests: Guests | None = None
+        self, world_size: int, folder: Path, *, preloaded: str, launched: LaunchedRanks | None = None
     ) -> None:
-        if guests is None and world_size > 1:
+        if launched is None and world_size > 1:
             check_gpus(world_size)
         folder.mkdir(parents=True, exist_ok=True)
         self._background = Background(self._kill)
         self._failure: str | None = None
         self._seen: ReferenceType[Bytes] | None = None
-        first, others = (0, ()) if guests is None else (guests.seat.local, guests.members)
-        if guests is None:
+        first, others = (0, ()) if launched is None else (launched.seat.local, launched.members)
+        if launched is None:
             self._store = kept("127.0.0.1", 0)
-        meeting = Meeting("127.0.0.1", self._store.port, "ranks") if guests is None else guests.meeting
+        meeting = Meeting("127.0.0.1", self._store.port, "ranks") if launched is None else launched.meeting
         self._ranks: Sequence[Member] = [
             *(Own(folder / f"rank-{n}.log", first + n, preloaded) for n in range(world_size - len(others))),
             *others,

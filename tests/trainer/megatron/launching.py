@@ -159,9 +159,9 @@ def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
     wait_until(far, says=lambda: told(folder))
 
 
-def megatron_trainer(plan, folder: Path, guests=None, *, bucket_bytes: int = 64 << 20) -> RankTrainer:
+def megatron_trainer(plan, folder: Path, launched=None, *, bucket_bytes: int = 64 << 20) -> RankTrainer:
     """The trainer over processes, which end where it cannot begin."""
-    processes = Processes(plan.world_size, folder, preloaded=WORKER, guests=guests)
+    processes = Processes(plan.world_size, folder, preloaded=WORKER, launched=launched)
     try:
         return RankTrainer(processes, plan, bucket_bytes=bucket_bytes)
     except ConfigError:
@@ -169,8 +169,8 @@ def megatron_trainer(plan, folder: Path, guests=None, *, bucket_bytes: int = 64 
         raise
 
 
-def processes_on(plan, folder: Path, guests=None) -> Processes:
+def processes_on(plan, folder: Path, launched=None) -> Processes:
     """Ranks that have begun with a plan."""
-    processes = Processes(plan.world_size, folder, preloaded=WORKER, guests=guests)
+    processes = Processes(plan.world_size, folder, preloaded=WORKER, launched=launched)
     processes.begin(plan)
     return processes

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.observe import reconcile
-from agentrl.trainer.launch import guests as guests_module
+from agentrl.trainer.launch import launched as launched_module
 from agentrl.trainer.launch import meeting as meeting_module
-from agentrl.trainer.launch.guests import be_guest, gathered
+from agentrl.trainer.launch.launched import gathered, serve_launched
 from agentrl.trainer.launch.meeting import Meeting
 from agentrl.trainer.launch.seats import Seat
 from agentrl.trainer.megatron.plan import WORKER
@@ -153,7 +153,7 @@ def wait_for_port(port):
 @pytest.mark.parametrize("words", [b"what\n", b"[" * 4000 + b"\n", b"wh", b""])
 def test_ranks_are_in_order_and_strangers_stay_outside(words, monkeypatch):
     port, pipes = free_port(), {}
-    monkeypatch.setattr(guests_module, "_HELLO_S", 0.5)
+    monkeypatch.setattr(launched_module, "_HELLO_S", 0.5)
 
     def everybody():
         wait_for_port(port)
@@ -165,9 +165,9 @@ def test_ranks_are_in_order_and_strangers_stay_outside(words, monkeypatch):
         for number in (2, 1):
             pipes[number] = come(door, token, number)
 
-    with coming(everybody), gathered(seat(0, 3, port), patience_s=30) as guests:
-        for number, guest in enumerate(guests.members, start=1):
-            guest.pipe.send(number)
+    with coming(everybody), gathered(seat(0, 3, port), patience_s=30) as launched:
+        for number, rank in enumerate(launched.members, start=1):
+            rank.pipe.send(number)
         wait_until(lambda: 1 in pipes)
         assert [pipes[number].recv() for number in (1, 2)] == [1, 2]
     assert pipes[1].poll(END_S), "its end is told"
@@ -221,7 +221,7 @@ def test_nobody_waits_forever():
     ):
         raise AssertionError("it came so far")
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
-        be_guest(seat(1, 3, port), WORKER, patience_s=0.2)
+        serve_launched(seat(1, 3, port), WORKER, patience_s=0.2)
 
 
 def test_who_is_no_store_is_not_waited_for_forever():
@@ -230,7 +230,7 @@ def test_who_is_no_store_is_not_waited_for_forever():
         with pytest.raises(
             ConfigError, match=f"no store of rank 0 answers at 127.0.0.1:{port} .*; both must"
         ):
-            be_guest(seat(1, 3, port), WORKER, patience_s=0.5)
+            serve_launched(seat(1, 3, port), WORKER, patience_s=0.5)
 
 
 def test_a_caller_that_meets_itself_has_not_found_rank_0(monkeypatch):
@@ -242,7 +242,7 @@ def test_a_caller_that_meets_itself_has_not_found_rank_0(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", from_that_port)
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
-        be_guest(seat(1, 3, port), WORKER, patience_s=0.3)
+        serve_launched(seat(1, 3, port), WORKER, patience_s=0.3)
     assert met, "it met itself"
 
 

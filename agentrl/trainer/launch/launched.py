@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.trainer.launch.meeting import Meeting, found_by, kept, listening
-from agentrl.trainer.launch.members import Guest
+from agentrl.trainer.launch.members import LaunchedRank
 from agentrl.trainer.launch.rank import obey
 from agentrl.trainer.launch.seats import Seat
 
@@ -38,16 +38,16 @@ _ALIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Guests:
+class LaunchedRanks:
     """All ranks but the driver's own. meeting: where they find each other. members: rank 1, rank 2, ..."""
 
     seat: Seat
     meeting: Meeting
-    members: Sequence[Guest]
+    members: Sequence[LaunchedRank]
 
 
 @contextmanager
-def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[Guests]:
+def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[LaunchedRanks]:
     """All ranks that were launched beside this one, which is rank 0's driver; they end with the block.
 
     waits for: every rank. unblocked by: the last one's coming, the end of one that has come, patience_s. on
@@ -60,7 +60,7 @@ def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[Guests]:
     meeting = _meeting(seat)
     keeper = None if seat.kept else kept(seat.host, seat.port)
     token = secrets.token_hex()
-    found: dict[int, Guest] = {}
+    found: dict[int, LaunchedRank] = {}
     deadline = time.monotonic() + patience_s
     try:
         with listening(seat.host, 0) as door:
@@ -70,14 +70,14 @@ def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[Guests]:
             while len(found) < seat.size - 1:
                 _wait_at(door, seat, found, deadline)
                 _admit(door, seat, token, found)
-        yield Guests(seat, meeting, [found[number] for number in range(1, seat.size)])
+        yield LaunchedRanks(seat, meeting, [found[number] for number in range(1, seat.size)])
     finally:
-        for guest in found.values():
-            guest.pipe.close()
+        for rank in found.values():
+            rank.pipe.close()
         del keeper
 
 
-def be_guest(seat: Seat, preloaded: str, patience_s: float = PATIENCE_S) -> None:
+def serve_launched(seat: Seat, preloaded: str, patience_s: float = PATIENCE_S) -> None:
     """Be the rank of a seat until the driver has gone. preloaded: the module with its worker.
 
     Raises:
@@ -97,13 +97,13 @@ def be_guest(seat: Seat, preloaded: str, patience_s: float = PATIENCE_S) -> None
     obey(_piped(connected), seat.local, preloaded)
 
 
-def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, Guest], deadline: float) -> None:
+def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, LaunchedRank], deadline: float) -> None:
     """Wait until somebody knocks."""
-    ready = wait([door, *(guest.pipe for guest in found.values())], max(0, deadline - time.monotonic()))
-    for number, guest in found.items():
-        if guest.pipe in ready:
+    ready = wait([door, *(rank.pipe for rank in found.values())], max(0, deadline - time.monotonic()))
+    for number, rank in found.items():
+        if rank.pipe in ready:
             raise TrainerError(
-                f"rank {number} of the trainer ({guest.where}) {guest.fate()}; look at its output."
+                f"rank {number} of the trainer ({rank.where}) {rank.fate()}; look at its output."
             )
     if not ready:
         missing = ", ".join(str(number) for number in range(1, seat.size) if number not in found)
@@ -113,7 +113,7 @@ def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, Guest], deadli
         )
 
 
-def _admit(door: socket.socket, seat: Seat, token: str, found: dict[int, Guest]) -> None:
+def _admit(door: socket.socket, seat: Seat, token: str, found: dict[int, LaunchedRank]) -> None:
     caller = door.accept()[0]
     hello = _hello(caller)
     # Anyone may knock.
@@ -128,7 +128,7 @@ def _admit(door: socket.socket, seat: Seat, token: str, found: dict[int, Guest])
             f"RANK = {number} came to the run of RANK = 0, which has WORLD_SIZE = {seat.size}; start all of "
             "them with the same settings."
         )
-    found[number] = Guest(_piped(caller), int(hello[2]), hello[3])
+    found[number] = LaunchedRank(_piped(caller), int(hello[2]), hello[3])
 
 
 def _hello(caller: socket.socket) -> list[str]:
