@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from agentrl.config import Section
-from agentrl.engine.sglang.launch.roles import Role, incomplete
 from agentrl.types import JSON
 
 Seconds = Annotated[float, Field(gt=0)]
 Arguments = dict[str, JSON]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+Role: TypeAlias = Literal["regular", "prefill", "decode"]
+"""All of it; or one server reads the prompt, and another writes the answer."""
+
+
+def incomplete(roles: Collection[Role]) -> str:
+    """What servers of these roles lack to serve requests together, in a sentence; nothing of it: ""."""
+    if set(roles) in ({"regular"}, {"prefill", "decode"}, set()):
+        return ""
+    there = " and ".join(sorted(roles))
+    return f"servers that are {there} cannot serve together; have regular ones, or both prefill and decode."
 
 
 class ServerGroup(Section):

@@ -34,7 +34,7 @@ class ToolEnv(Env):
     overruns its deadline come back to it as one sentence, a huge answer of a tool comes back cut.
 
     arguments: `strict`, or `coerce` to mend calls that are right in meaning and wrong in type ("5" for 5;
-        all of it stands at `agentrl.tools.coercion.coerced`).
+        all of it stands at `agentrl.tools.arguments.coerced`).
 
     counts: tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts, of all tools together.
     tool_stats: what happened to the calls of each tool, see `ToolStats`.

@@ -71,7 +71,7 @@ async def models_beside(config: EvalConfig, on_event: Callable[[str], None]) -> 
         yield {}
         return
     require("serving models beside the one that is scored", *TRAINING)
-    from agentrl.build.models import served_models
+    from agentrl.build.fleet import served_models
 
     with _engine_folder(config) as folder:
         async with served_models(config.engine, folder, on_event) as addresses:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentrl.build.addresses import Addresses
 from agentrl.build.config import RunConfig
+from agentrl.build.fleet import served_models
 from agentrl.build.load import listed_inactive, load_config
-from agentrl.build.models import served_models
 from agentrl.build.opponents import OpponentPlace, opened_opponents
 from agentrl.build.processes import Start, launched_processes
 from agentrl.evaluation.report import EvalReport

@@ -20,8 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.checkpoints.saving import save_model
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
-from agentrl.engine.sglang.launch.listener import Listener
-from agentrl.engine.sglang.launch.ports import free_ports
+from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.errors import ConfigError
 from agentrl.types import JSON

@@ -202,7 +202,7 @@ async def canned_fleet(folder: Path, **habits):
 
 
 async def test_a_killed_server_is_timed_until_it_is_back(tmp_path):
-    async with canned_fleet(tmp_path, asks_anew=True, attempts=10) as fleet:
+    async with canned_fleet(tmp_path, resend_lost=True, attempts=10) as fleet:
         (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
         (one,), (incident,) = row.figures["repeats"], fleet.incidents
         assert incident.server == "canned"
@@ -229,7 +229,7 @@ async def test_a_server_that_does_not_come_back_is_no_figure(tmp_path):
     async with canned_fleet(tmp_path) as fleet:
         with pytest.raises(EngineUnavailableError, match=r"not back in 0\.2 s"):
             await killed.measured(fleet, VOCAB, place(tmp_path, late))
-        assert not fleet.policy._flights, "nobody asks any longer"
+        assert not fleet.policy._pending, "nobody asks any longer"
 
 
 @pytest.mark.full

@@ -13,8 +13,7 @@ from pathlib import Path
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
-from agentrl.engine.sglang.launch.listener import Listener
-from agentrl.engine.sglang.launch.ports import free_ports
+from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
@@ -46,7 +45,7 @@ async def served_fleet(folder: Path, health: Health = EAGER) -> AsyncIterator[Fl
     save_tiny(folder / "model", context_len=1024)
     process = Served(folder)
     await process.start()
-    policy = SGLangPolicy(process.url, vocab_size=VOCAB, decode=text_of, asks_anew=True, attempts=10)
+    policy = SGLangPolicy(process.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)
     transport = Disk(folder / "weights", model=folder / "model")
     fleet = Fleet([process], None, policy, transport, process.stop, health).watch()
     try:
@@ -76,7 +75,7 @@ async def sglang_fleet(
         python_path=(LOADER_FOLDER,),
     )
     async with Servers(ServerReplicas(settings, count=count)) as servers:
-        policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, asks_anew=True, attempts=10)
+        policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)
         yielded = Fleet(servers.servers, servers.router, policy, SharedMemory(), _nothing, health).watch()
         try:
             yield yielded

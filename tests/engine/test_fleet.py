@@ -59,13 +59,13 @@ async def test_a_server_that_dies_or_hangs_comes_back_with_the_weights_and_no_re
     async with served_fleet(tmp_path) as fleet:
         port = fleet.processes[0].port
         running = [asked(fleet, n) for n in range(3)]
-        await until(lambda: fleet.policy._flights)
+        await until(lambda: fleet.policy._pending)
         await asyncio.sleep(0.05)
         await publish(fleet, 1)
         assert fleet.version == 1
         # Tokens had come when it struck: the update ended all requests, and they went on from their own.
         await until(lambda: fleet.policy.counts["resumed"] >= 1)
-        assert any(flight.draft.ids for flight in fleet.policy._flights.values())
+        assert any(pending.draft.ids for pending in fleet.policy._pending.values())
         strike(pids_at(port), signal.SIGKILL)
         await all_right(running)
         assert fleet.policy.counts["lost"] >= 1
@@ -73,7 +73,7 @@ async def test_a_server_that_dies_or_hangs_comes_back_with_the_weights_and_no_re
         assert "it ended (exit code" in fleet.incidents[0].reason
 
         running = [asked(fleet, n) for n in range(3, 6)]
-        await until(lambda: any(flight.sent for flight in fleet.policy._flights.values()))
+        await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
         strike(pids_at(port), signal.SIGSTOP)
         await all_right(running)
         assert "or did not say so in 1 s" in fleet.incidents[1].reason
@@ -85,7 +85,7 @@ async def test_a_server_that_dies_or_hangs_comes_back_with_the_weights_and_no_re
         await until(lambda: fleet._blocked is not None, 10)
         running = [asked(fleet, 0)]
         await asyncio.sleep(0.3)
-        assert not any(flight.rid for flight in fleet.policy._flights.values()), "nobody is there to ask"
+        assert not any(pending.rid for pending in fleet.policy._pending.values()), "nobody is there to ask"
         await asyncio.wait_for(publish(fleet, 2), 60)
         _, late = asked(fleet, 1)
         await all_right(running)
@@ -112,7 +112,7 @@ class Part:
 async def test_requests_wait_while_a_role_has_no_server():
     """A request needs one that prefills and one that decodes."""
     async with embedded_server() as (url, _), embedded_server() as (other, _):
-        policy = SGLangPolicy(url, asks_anew=True)
+        policy = SGLangPolicy(url, resend_lost=True)
         parts = [Part("prefill", url), Part("decode", url), Part("decode", other)]
         fleet = Fleet(parts, None, policy, SharedMemory(), closed_by_others).watch()
         request = ([1, 2, 3], Sampling(4))
@@ -158,12 +158,12 @@ async def test_one_of_two_real_servers_dies_in_mid_generation_and_is_replaced(tm
         await publish(fleet, 1)
         victim = pids_at(fleet.processes[0].port)
         running = [asked(fleet, n) for n in range(6)]
-        await until(lambda: sum(flight.sent for flight in fleet.policy._flights.values()) == 6)
+        await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == 6)
         await asyncio.sleep(0.05)
         await publish(fleet, 2)
         await until(lambda: fleet.policy.counts["resumed"] >= 1)
         # Tokens had come: what goes on was ended by the update, and keeps what it had.
-        assert any(flight.draft.ids for flight in fleet.policy._flights.values())
+        assert any(pending.draft.ids for pending in fleet.policy._pending.values())
         strike(victim, signal.SIGKILL)
         await all_right(running)
         assert fleet.policy.counts["lost"] >= 1
@@ -175,7 +175,7 @@ async def test_one_of_two_real_servers_dies_in_mid_generation_and_is_replaced(tm
         assert len(await fleet.router.workers()) == 2
 
         running = [asked(fleet, n) for n in range(30, 36)]
-        await until(lambda: sum(flight.sent for flight in fleet.policy._flights.values()) == 6)
+        await until(lambda: sum(pending.sent for pending in fleet.policy._pending.values()) == 6)
         strike(pids_at(fleet.router.port), signal.SIGKILL)
         await all_right(running)
         assert len(await fleet.router.workers()) == 2

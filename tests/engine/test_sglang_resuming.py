@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.engine.sglang import SGLangPolicy, wire
-from agentrl.engine.sglang.draft import Draft
+from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
@@ -135,7 +135,7 @@ async def test_a_pause_of_the_server_by_anyone_is_survived():
 async def test_where_the_policy_may_ask_anew_a_dead_servers_part_is_sampled_again(broken):
     said = Said(generated([4, 5], ENDED), broken, generated([6, 7, 8]))
     async with said.listening() as url:
-        policy = SGLangPolicy(url, asks_anew=True)
+        policy = SGLangPolicy(url, resend_lost=True)
         got = await asyncio.wait_for(policy.generate([1], Sampling(5), session="a"), 20)
         await policy.close()
     assert got.token_ids.tolist() == [4, 5, 6, 7, 8]
@@ -145,7 +145,7 @@ async def test_where_the_policy_may_ask_anew_a_dead_servers_part_is_sampled_agai
 
 async def test_nobody_asks_for_ever():
     async with Said("drop").listening() as url:
-        policy = SGLangPolicy(url, asks_anew=True, attempts=2)
+        policy = SGLangPolicy(url, resend_lost=True, attempts=2)
         with pytest.raises(EngineUnavailableError, match="broke off"):
             await asked(policy)
         await policy.close()

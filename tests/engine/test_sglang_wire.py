@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.engine.sglang import wire
-from agentrl.engine.sglang.draft import Draft
+from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish

@@ -32,7 +32,7 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
         assert sampled[0].token_ids.tolist() != sampled[1].token_ids.tolist()
 
         prompt, running = asked(fleet, 3, LONG)
-        await until(lambda: any(flight.sent for flight in fleet.policy._flights.values()))
+        await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
         await asyncio.sleep(0.5)  # some tokens come, by no means all
         await fleet.abort()
         cut = await asyncio.wait_for(running, 30)

@@ -15,20 +15,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import torch
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.served import replies, requests
-from agentrl.engine.served.disk import update_from_disk
+from agentrl.engine.served import requests
 from agentrl.engine.served.requests import CompletionBatch, CompletionRequest, RefusedError, Words
 from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
 from agentrl.protocols import Sampling
 from agentrl.types import JSON, Completion
+from agentrl.weights import NamedTensors, checksum, deliver, named_weights
 
 _MAX_BODY_BYTES = 64 << 20
 _HEALTH_TIMEOUT_S = 20.0
@@ -163,13 +165,13 @@ class EngineApp:
         try:
             return self._reply(asked, await task, seconds)
         except EngineError as error:
-            return replies.refusal(str(error))
+            return requests.refusal(str(error))
 
     def _reply(
         self, asked: CompletionRequest, completion: Completion, seconds: float, *, ended: bool = True
     ) -> dict[str, JSON]:
         version = self._engine.version
-        return replies.reply(asked, completion, self._words, version=version, seconds=seconds, ended=ended)
+        return requests.reply(asked, completion, self._words, version=version, seconds=seconds, ended=ended)
 
     async def _abort(self, request: Request) -> Response:
         asked = requests.read(requests.Abort, await self._body(request))
@@ -244,7 +246,7 @@ class EngineApp:
                     await self._engine.generate([0], Sampling(1), session=session)
         except (TimeoutError, AgentRLError) as error:
             said = str(error) or "no token came in time."
-            return JSONResponse(replies.refusal(said), 503)
+            return JSONResponse(requests.refusal(said), 503)
         await self._engine.close_session(session)
         return Response()
 
@@ -331,13 +333,31 @@ async def _refused(request: Request, error: Exception) -> Response:
     del request
     # A request that the engine would not begin with is the client's; what broke in it has a cause.
     failed = error.__cause__ is not None
-    return JSONResponse(replies.refusal(str(error)), 500 if failed else 400)
+    return JSONResponse(requests.refusal(str(error)), 500 if failed else 400)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, HTTPException), "it handles nothing else"
-    return JSONResponse(replies.refusal(error.detail), error.status_code)
+    return JSONResponse(requests.refusal(error.detail), error.status_code)
 
 
 _HANDLERS = {HTTPException: _http, RefusedError: _refused, EngineError: _refused}
+
+
+async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int) -> int:
+    """Serve the weights of a directory as `version`; requests that run go on with them. Gives their checksum.
+
+    Raises:
+        ModelLoadError: the directory is missing or broken.
+        EngineError: it holds another model; the old weights serve on.
+    """
+    named, told = await asyncio.to_thread(_loaded, directory)
+    await deliver(named, engine.sink, version)
+    return told
+
+
+def _loaded(directory: str) -> tuple[list[tuple[str, torch.Tensor]], int]:
+    named: NamedTensors = named_weights(open_directory(directory, torch.float32))
+    listed = list(named)
+    return listed, checksum(listed)

@@ -1,8 +1,8 @@
 """The policy behind an address: an SGLang server, the embedded engine over HTTP, or a router before several.
 
-A call of generate waits for room (max_concurrency), then for the server. It is unblocked by the reply, by its
-deadline, by `abort` and `close`, which ask the server to answer with what it has, and by cancellation, which
-tells the server not to go on. Where something else ends it before its end (new weights are about to come), it
+A call of generate waits for a place (max_concurrency), then for the server. The reply unblocks it, or its
+deadline, `abort` and `close`, which ask the server to answer with what it has, or cancellation, which
+aborts it on the server. Where something else ends it before its end (new weights are about to come), it
 is asked for again from the tokens that it has. `close` leaves no request and no connection behind.
 """
 
@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
-from agentrl.engine.sglang.draft import Decode, Draft
-from agentrl.engine.sglang.flight import ABORT_TIMEOUT_S, Flight
+from agentrl.engine.sglang.request import ABORT_AGAIN_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.gate import Gate
 from agentrl.protocols import Sampling, WeightSink
 from agentrl.retrying import Backoff
 from agentrl.types import Completion, Finish
 
-_GOODBYE_AGAIN_S = 0.2
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
 
@@ -35,7 +33,7 @@ class SGLangPolicy:
 
     A request is sent again only where no server has begun with it: the connection was refused, or the answer
     is 429 or 503. Anything else that breaks is an EngineUnavailableError, for its tokens may have been
-    sampled; whoever asked decides. With `asks_anew` the policy decides for them: where a server died over
+    sampled; whoever asked decides. With `resend_lost` the policy sends it again: where a server died over
     a request, what it had not told yet is sampled again. (Nobody has seen those tokens, so nothing is chosen
     by them, as long as servers do not die of what they sample.)
 
@@ -44,7 +42,7 @@ class SGLangPolicy:
     attempts: how often a request is sent, at most, without a token to show for it; the waits between grow.
     timeout_s: for one request from first to last, waiting included.
     vocab_size: what the model knows. SGLang dies of a token beyond it; None = nothing is checked.
-    decode: the text of tokens, for stop strings that a server overlooks (see `draft.Draft`).
+    decode: the text of tokens, for stop strings that a server overlooks (see `request.Draft`).
     counts: `requests`, of them `aborts`; how often one was sent again: `retries` of what nobody had begun
         with, `lost` with their server, `resumed` from their own tokens; `prompt_tokens`, `cached_tokens`.
 
@@ -59,7 +57,7 @@ class SGLangPolicy:
     timeout_s: float = 600.0
     vocab_size: int | None = None
     decode: Decode | None = field(default=None, repr=False)
-    asks_anew: bool = False
+    resend_lost: bool = False
     counts: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
@@ -70,11 +68,11 @@ class SGLangPolicy:
         self._connection = ServerConnection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
         self._backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
-        self._flights: dict[str, Flight] = {}
+        self._pending: dict[str, PendingRequest] = {}
         self._open = asyncio.Event()
         self._open.set()
         self._holds = 0
-        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._aborting: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
         self._version = 0
         self._closed = False
@@ -122,35 +120,35 @@ class SGLangPolicy:
         """
         self._check(prompt_ids, sampling, session)
         deadline = asyncio.timeout(self.timeout_s)
-        flight = self._flights[session] = Flight(Draft(sampling, self.decode), deadline)
+        pending = self._pending[session] = PendingRequest(Draft(sampling, self.decode), deadline)
         try:
             async with deadline:
-                if await self._gate.enter(flight.ticket):
+                if await self._gate.enter(pending.ticket):
                     try:
-                        await self._sample(flight, prompt_ids, session)
+                        await self._sample(pending, prompt_ids, session)
                     finally:
                         self._gate.leave()
-            return self._counted(flight.draft, len(prompt_ids))
+            return self._counted(pending.draft, len(prompt_ids))
         except TimeoutError:
-            self._leave(flight)
-            limit_s = ABORT_TIMEOUT_S if flight.overdue else self.timeout_s
+            self._abandon(pending)
+            limit_s = ABORT_TIMEOUT_S if pending.overdue else self.timeout_s
             raise EngineUnavailableError(f"{self.url} did not answer in {limit_s:g} s.") from None
         except asyncio.CancelledError:
-            self._leave(flight)
+            self._abandon(pending)
             raise
         finally:
-            del self._flights[session]
-            flight.end()
+            del self._pending[session]
+            pending.end()
 
     async def close_session(self, session: str) -> None:
         """End a request that runs in the session. What the server cached it forgets by itself."""
-        flight = self._flights.get(session)
-        if flight is not None:
-            await self._cut(flight)
+        pending = self._pending.get(session)
+        if pending is not None:
+            await self._abort_request(pending)
 
     async def abort(self) -> None:
         """End every request of this policy with what it has, finish = abort. Others' requests go on."""
-        await asyncio.gather(*(self._cut(flight) for flight in self._flights.values()))
+        await asyncio.gather(*(self._abort_request(pending) for pending in self._pending.values()))
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -159,7 +157,9 @@ class SGLangPolicy:
         self._holds += 1
         self._open.clear()
         try:
-            await asyncio.gather(*(flight.ended_by(self._told) for flight in self._flights.values()))
+            await asyncio.gather(
+                *(pending.ended_by(self._abort_on_server) for pending in self._pending.values())
+            )
             yield
         finally:
             self._holds -= 1
@@ -170,9 +170,9 @@ class SGLangPolicy:
         """Abort, wait for the answers, close the connections. A closed policy refuses requests."""
         self._closed = True
         await self.abort()
-        while self._flights:
+        while self._pending:
             await asyncio.sleep(0)
-        await asyncio.gather(*self._goodbyes)
+        await asyncio.gather(*self._aborting)
         await self._connection.close()
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
@@ -187,56 +187,56 @@ class SGLangPolicy:
                 f"the prompt's tokens go from {lowest} to {highest}, the model knows 0 to {most}; encode it "
                 "with the model's own tokenizer."
             )
-        if session in self._flights:
+        if session in self._pending:
             raise EngineError(
                 f"session {session} already runs a request; wait for it or name another session."
             )
 
-    async def _sample(self, flight: Flight, prompt_ids: Sequence[int], session: str) -> None:
-        """Ask until the draft is whole, or the flight is cut."""
+    async def _sample(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
+        """Ask until the draft is whole, or the request is aborted."""
         if not isinstance(prompt_ids, list):
             prompt_ids = [int(token) for token in prompt_ids]
-        fruitless = 0
-        while not (flight.draft.ended or flight.cut.is_set()):
+        failures = 0
+        while not (pending.draft.ended or pending.aborted.is_set()):
             if not self._open.is_set():
-                await _first([self._open.wait(), flight.cut.wait()])
+                await _first([self._open.wait(), pending.aborted.wait()])
                 continue
-            had = len(flight.draft.ids)
+            had = len(pending.draft.ids)
             try:
-                await self._ask(flight, prompt_ids, session)
+                await self._ask(pending, prompt_ids, session)
             except EngineUnavailableError as error:
                 untouched = isinstance(error, UntouchedError)
-                fruitless += 1
-                if self._backoff.is_last(fruitless) or not (untouched or self.asks_anew):
+                failures += 1
+                if self._backoff.is_last(failures) or not (untouched or self.resend_lost):
                     raise
                 self.counts["retries" if untouched else "lost"] += 1
-                await self._backoff.wait(fruitless)
+                await self._backoff.wait(failures)
                 continue
-            if flight.draft.ended or flight.cut.is_set():
+            if pending.draft.ended or pending.aborted.is_set():
                 return
-            fruitless = 0 if len(flight.draft.ids) > had else fruitless + 1
-            if self._backoff.is_last(fruitless):
+            failures = 0 if len(pending.draft.ids) > had else failures + 1
+            if self._backoff.is_last(failures):
                 raise EngineUnavailableError(
-                    f"{self.url} ended a request {fruitless} times before it sampled a token; see its log."
+                    f"{self.url} ended a request {failures} times before it sampled a token; see its log."
                 )
             self.counts["resumed"] += 1
 
-    async def _ask(self, flight: Flight, prompt_ids: Sequence[int], session: str) -> None:
+    async def _ask(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
         """Send the request once, and append what comes to the draft."""
-        draft = flight.draft
+        draft = pending.draft
         capacity = self._connection.capacity or await self._connected()
         ids = [*prompt_ids, *draft.ids]
         capacity.check(len(ids), draft.rest.max_new_tokens)
-        flight.take_off()
+        pending.mark_sent()
         unknown = True
         try:
-            reply = await self._connection.generate(wire.written(flight.rid, ids, draft.rest), session)
+            reply = await self._connection.generate(wire.written(pending.rid, ids, draft.rest), session)
             unknown = False
         except UntouchedError:
             unknown = False
             raise
         finally:
-            flight.land(sent=unknown)
+            pending.mark_returned(unknown=unknown)
         draft.add(reply)
         self._version = draft.version
 
@@ -254,29 +254,29 @@ class SGLangPolicy:
         async with self._connecting:
             return self._connection.capacity or await self.connect()
 
-    async def _cut(self, flight: Flight) -> None:
+    async def _abort_request(self, pending: PendingRequest) -> None:
         """End a request, wherever it is, and see that it left."""
-        flight.cut.set()
-        if not flight.ticket.done():
-            flight.ticket.set_result(False)
-        await flight.ended_by(self._told)
-        await asyncio.wait([flight.done])
+        pending.aborted.set()
+        if not pending.ticket.done():
+            pending.ticket.set_result(False)
+        await pending.ended_by(self._abort_on_server)
+        await asyncio.wait([pending.done])
 
-    def _leave(self, flight: Flight) -> None:
+    def _abandon(self, pending: PendingRequest) -> None:
         """Nobody waits for the request any longer: the server need not go on."""
-        if flight.sent:
-            task = asyncio.create_task(self._say_goodbye(flight.rid))
-            self._goodbyes.add(task)
-            task.add_done_callback(self._goodbyes.discard)
+        if pending.sent:
+            task = asyncio.create_task(self._abort_abandoned(pending.rid))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
 
-    async def _say_goodbye(self, rid: str) -> None:
-        await self._told(rid)
+    async def _abort_abandoned(self, rid: str) -> None:
+        await self._abort_on_server(rid)
         # Twice: the first may have overtaken the request. What then still runs ends when the server sees that
         # the connection is closed, up to 4 s later.
-        await asyncio.sleep(_GOODBYE_AGAIN_S)
-        await self._told(rid)
+        await asyncio.sleep(ABORT_AGAIN_S)
+        await self._abort_on_server(rid)
 
-    async def _told(self, rid: str) -> None:
+    async def _abort_on_server(self, rid: str) -> None:
         # A server that is not there does not go on either.
         with suppress(EngineError):
             await self._connection.abort(rid)

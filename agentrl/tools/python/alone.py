@@ -19,9 +19,7 @@ from pathlib import Path
 
 from agentrl.errors import ToolError
 from agentrl.tools.python import installation
-from agentrl.tools.python.inside.limits import SessionLimits
-from agentrl.tools.python.inside.plan import DEVICES, SandboxPlan
-from agentrl.tools.python.inside.wire import pack
+from agentrl.tools.python.inside.wire import DEVICES, SandboxPlan, SessionLimits, pack
 from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
 from agentrl.tools.running import run
 

@@ -10,8 +10,7 @@ from typing import Literal
 from agentrl.errors import ToolError
 from agentrl.tools.python import alone, installation, namespaces
 from agentrl.tools.python.inside.kernel import MACHINE, SUPPORTED
-from agentrl.tools.python.inside.limits import SessionLimits
-from agentrl.tools.python.inside.plan import SandboxPlan
+from agentrl.tools.python.inside.wire import SandboxPlan, SessionLimits
 from agentrl.tools.python.namespaces import SandboxRefusedError
 from agentrl.tools.python.sessions import Backend
 

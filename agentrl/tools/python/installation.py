@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from agentrl.errors import UserError
-from agentrl.tools.python.inside.plan import SandboxPlan
+from agentrl.tools.python.inside.wire import SandboxPlan
 
 PACKAGES = "/packages"
 FLAGS = ("-s", "-P", "-S")

@@ -22,9 +22,7 @@ from pathlib import Path
 
 from agentrl.errors import ToolError, UserError
 from agentrl.tools.python import installation
-from agentrl.tools.python.inside.limits import SessionLimits
-from agentrl.tools.python.inside.plan import SandboxPlan
-from agentrl.tools.python.inside.wire import pack
+from agentrl.tools.python.inside.wire import SandboxPlan, SessionLimits, pack
 from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
 
 _HERE = str(Path(__file__).parent)

@@ -13,8 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from agentrl.errors import ToolError
-from agentrl.tools.python.inside.limits import SessionLimits
-from agentrl.tools.python.inside.wire import MOST_BYTES, pack
+from agentrl.tools.python.inside.wire import MOST_BYTES, SessionLimits, pack
 
 _LENGTH = struct.Struct("!I")
 _GRACE_S = 30.0  # a supervisor among hundreds of busy processes is late, not dead

@@ -15,7 +15,7 @@ from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
 from agentrl.tools.python.choice import Sandboxing, backend
-from agentrl.tools.python.inside.limits import SessionLimits
+from agentrl.tools.python.inside.wire import SessionLimits
 from agentrl.tools.python.sessions import Backend, PythonResult, PythonSession
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit

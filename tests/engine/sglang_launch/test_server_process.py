@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from agentrl.engine.sglang.launch import ServerProcess
-from agentrl.engine.sglang.launch.ports import ABOVE, free_ports
+from agentrl.engine.sglang.launch.listener import ABOVE, free_ports
 from agentrl.errors import ConfigError, EngineUnavailableError
 from tests.engine.sglang_launch.starting import about, logged_pids, settings
 from tests.tools.mcp.watching import alive, until

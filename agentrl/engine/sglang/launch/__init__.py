@@ -6,13 +6,11 @@
 
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, from_flags
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
-from agentrl.engine.sglang.launch.roles import Role
 from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.engine.sglang.launch.servers import ServerReplicas, Servers
 
 __all__ = [
     "Arguments",
-    "Role",
     "RouterProcess",
     "ServerProcess",
     "ServerReplicas",

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from agentrl.engine.config import Role
 from agentrl.engine.sglang.launch.arguments import Value, installed
-from agentrl.engine.sglang.launch.listener import Listener
-from agentrl.engine.sglang.launch.ports import ABOVE, HOST, free_ports
-from agentrl.engine.sglang.launch.roles import Role
+from agentrl.engine.sglang.launch.listener import ABOVE, HOST, Listener, free_ports
 from agentrl.errors import ConfigError
 
 # Asked to end, SGLang waits for its requests, which nobody wants any more, and then 5 s for its GPUs.

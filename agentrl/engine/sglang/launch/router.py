@@ -17,8 +17,7 @@ from contextlib import asynccontextmanager
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection
-from agentrl.engine.sglang.launch.listener import Listener
-from agentrl.engine.sglang.launch.ports import HOST, free_ports
+from agentrl.engine.sglang.launch.listener import HOST, Listener, free_ports
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.types import JSON

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from agentrl.engine.sglang.launch.listener import Listener
-from agentrl.engine.sglang.launch.ports import free_ports
+from agentrl.engine.config import incomplete
+from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.launch.process import ServerProcess, ServerSettings
-from agentrl.engine.sglang.launch.roles import incomplete
 from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.errors import ConfigError
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import NoReturn, cast
 
 from . import kernel, runner, seccomp, wire
-from .limits import SessionLimits
 from .session import MOST_DESCRIPTORS, Confined, interpret
 from .supervisor import Everybody, Supervisor
 from .usage import ProcessTable
+from .wire import SessionLimits
 from .zygote import end_with
 
 

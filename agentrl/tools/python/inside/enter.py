@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
 from . import kernel, wire, zygote
-from .plan import DEVICES, SandboxPlan
+from .wire import DEVICES, SandboxPlan
 
 _ROOT = "/sys"  # any folder that nothing needs: the new root is built on top of it
 _NAMESPACES = (

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from . import kernel, seccomp, wire
-from .limits import SessionLimits
+from .wire import SessionLimits
 
 READY = b"r"
 _FILE = "<python>"

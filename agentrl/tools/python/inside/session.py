@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import NoReturn, cast
 
 from . import kernel, runner, wire
-from .limits import SessionLimits
 from .supervisor import Everybody, Supervisor
 from .usage import ProcessTable
+from .wire import SessionLimits
 
 WORK = "/tmp"
 CELLS, STATUS = 3, 4

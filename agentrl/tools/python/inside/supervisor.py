@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from . import runner, wire
-from .limits import SessionLimits
 from .usage import ProcessTable
+from .wire import SessionLimits
 
 _LOOK_S = 0.05
 _SOON_S = 0.002

@@ -5,6 +5,40 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class SessionLimits(TypedDict):
+    """Seconds, bytes and counts; the fields of PythonTool say what each means."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    files_bytes: int
+    processes: int
+    output_bytes: int
+    stateful: bool
+
+
+# No /dev/zero: a mapping of it is memory that processes share and that is counted nowhere.
+DEVICES = ("null", "full", "random", "urandom")
+
+
+class SandboxPlan(TypedDict):
+    """What the sandbox is made of. All paths are absolute.
+
+    seen: [path outside, path inside], read-only. hidden: folders inside that are made empty.
+    links: [path inside, where it points]. packages: the folder inside that is searched for packages.
+    """
+
+    seen: Sequence[Sequence[str]]
+    hidden: Sequence[str]
+    links: Sequence[Sequence[str]]
+    packages: str
+    preload: Sequence[str]
+    environment: Mapping[str, str]
+
 
 _LENGTH = struct.Struct("!I")
 MOST_BYTES = 64 * 2**20

@@ -1,4 +1,4 @@
-"""A completion as it comes in: in one reply, or in several where the request was ended and went on.
+"""A request in progress and what it has so far: in one reply, or in several where it was ended and went on.
 
 A server reports one version for a whole reply, the one that serves when it ends. So before new weights come
 every request is ended with what it has; asking again with the prompt and those tokens goes on from there, and
@@ -7,8 +7,10 @@ each part is of one version.
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -144,3 +146,62 @@ class Draft:
 
 def _holds(text: str, stops: Sequence[str]) -> bool:
     return any(stop in text for stop in stops)
+
+
+ABORT_TIMEOUT_S = 30.0
+ABORT_AGAIN_S = 0.2
+
+
+class PendingRequest:
+    """A request from when it is asked until it is answered.
+
+    rid: names what was sent last. ticket: admits it, or, False, ends its waiting. aborted: it is to end with
+    what it has. sent: a server may be working on it. idle: nothing is on its way. overdue: no server answered
+    the request to end it.
+    """
+
+    def __init__(self, draft: Draft, deadline: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        self.draft, self.deadline = draft, deadline
+        self.rid = ""
+        self.ticket: asyncio.Future[bool] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.sent = False
+        self.aborted = asyncio.Event()
+        self.overdue = False
+
+    def mark_sent(self) -> None:
+        """It is about to be sent, under a name that no server has seen."""
+        # An abort ends every rid that begins with its own: none is the beginning of another.
+        self.rid = uuid.uuid4().hex
+        self.sent = True
+        self.idle.clear()
+
+    def mark_returned(self, *, unknown: bool) -> None:
+        """Nothing is on its way any longer. unknown: a server may still be working on it."""
+        self.sent = unknown
+        self.idle.set()
+
+    def end(self) -> None:
+        """It is answered."""
+        self.idle.set()
+        self.done.set_result(None)
+
+    async def ended_by(self, abort: Callable[[str], Awaitable[None]]) -> None:
+        """Ask for its end, again and again, until nothing of it is on its way.
+
+        What ends a request may overtake the request itself. A server that does not answer in
+        ABORT_TIMEOUT_S has lost it.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ABORT_TIMEOUT_S
+        while not self.idle.is_set():
+            if loop.time() > until and not self.deadline.expired():
+                self.overdue = True
+                self.deadline.reschedule(loop.time())
+            await abort(self.rid)
+            idle = asyncio.ensure_future(self.idle.wait())
+            await asyncio.wait([idle], timeout=ABORT_AGAIN_S)
+            idle.cancel()
