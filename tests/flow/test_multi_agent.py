@@ -71,7 +71,7 @@ def test_the_contributed_games_pass_their_check_for_every_agent(env):
     assert {name.split("/")[0] for name in checked.figures} == set(agents)
 
 
-@pytest.mark.full
+@pytest.mark.learning
 def test_one_model_learns_two_roles(tmp_path):
     learned = run("SolverCritic-v0", tmp_path, "learned", **LEARNING)
     rows = [row for row in metrics_of(learned.folder) if "rollout/raw_reward" in row]
