@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 
-class _Places:
+class _LoopState:
     """The free places of one event loop, and the tickets of those that wait for one."""
 
     def __init__(self, free: int) -> None:
@@ -28,7 +28,7 @@ class Gate:
         if limit is not None and limit < 1:
             raise ValueError(f"max_concurrency must be at least 1, got {limit}; None means no limit")
         self._limit = limit
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Places] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
@@ -70,9 +70,9 @@ class Gate:
                 return
         places.free += 1
 
-    def _places(self, limit: int) -> _Places:
+    def _places(self, limit: int) -> _LoopState:
         loop = asyncio.get_running_loop()
         places = self._by_loop.get(loop)
         if places is None:
-            places = self._by_loop[loop] = _Places(limit)
+            places = self._by_loop[loop] = _LoopState(limit)
         return places

@@ -174,7 +174,7 @@ class EngineApp:
         return requests.reply(asked, completion, self._words, version=version, seconds=seconds, ended=ended)
 
     async def _abort(self, request: Request) -> Response:
-        asked = requests.read(requests.Abort, await self._body(request))
+        asked = requests.read(requests.AbortRequest, await self._body(request))
         if asked.abort_all:
             await self._engine.abort()
         elif asked.rid:

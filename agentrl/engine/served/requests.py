@@ -99,7 +99,7 @@ class _Generate(_Body):
     stream: bool = False
 
 
-class Abort(_Body):
+class AbortRequest(_Body):
     """A request to end others: those whose rid begins so, or all."""
 
     rid: str = ""

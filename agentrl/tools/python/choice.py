@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
 from agentrl.errors import ToolError
-from agentrl.tools.python import alone, installation, namespaces
+from agentrl.tools.python import installation, namespaces, one_process
 from agentrl.tools.python.inside.kernel import MACHINE, SUPPORTED
 from agentrl.tools.python.inside.wire import SandboxPlan, SessionLimits
 from agentrl.tools.python.namespaces import SandboxRefusedError
@@ -28,7 +28,7 @@ async def backend(
         UserError: a package is missing.
     """
     if sandboxing == "none":
-        async with alone.unprotected() as running:
+        async with one_process.unprotected() as running:
             yield running
         return
     plan = installation.plan(packages, preload)
@@ -58,10 +58,10 @@ def _check_platform() -> None:
 async def _bubblewrapped(
     plan: SandboxPlan, limits: SessionLimits, stack: AsyncExitStack, before: str
 ) -> Backend:
-    program = alone.bubblewrap()
+    program = one_process.bubblewrap()
     if program is None:
         raise _no_sandbox(f"{before}bubblewrap is not installed")
-    found = await stack.enter_async_context(alone.in_bubblewrap(program, plan))
+    found = await stack.enter_async_context(one_process.in_bubblewrap(program, plan))
     try:
         async with await found.session(limits) as session:
             await session.run("")

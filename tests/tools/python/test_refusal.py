@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.tools.python import SandboxRefusedError
-from agentrl.tools.python.alone import bubblewrap
 from agentrl.tools.python.inside import seccomp
+from agentrl.tools.python.one_process import bubblewrap
 from tests.tools.python.sandboxed import gone, result
 
 REFUSED = """

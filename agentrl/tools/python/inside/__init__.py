@@ -4,7 +4,7 @@
     zygote.py       the warm parent: forks one supervisor for every session
     supervisor.py   pid 1 of a session: limits, output, the end of everything in it
     runner.py       the interpreter that runs a model's code, with every privilege gone
-    alone.py        supervisor and runner without a warm parent: in bubblewrap, or unprotected
+    one_process.py  supervisor and runner without a warm parent: in bubblewrap, or unprotected
 
 They import each other relatively: from outside this is `agentrl.tools.python.inside`, from inside it is
 `inside`, and nothing else of ours is there.

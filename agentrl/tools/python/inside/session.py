@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NoReturn, cast
 
 from . import kernel, runner, wire
-from .supervisor import Everybody, Supervisor
+from .supervisor import SessionProcesses, Supervisor
 from .usage import ProcessTable
 from .wire import SessionLimits
 
@@ -46,12 +46,12 @@ class Confined:
                 return pid
             interpret((cells, status, output), confine, limits, self._environment, proc)
 
-        everybody = Everybody()
+        session_processes = SessionProcesses()
         try:
-            Supervisor(self._host, limits, processes, everybody, start).serve()
+            Supervisor(self._host, limits, processes, session_processes, start).serve()
         finally:
-            everybody.signal(signal.SIGKILL)
-            everybody.reap()
+            session_processes.signal(signal.SIGKILL)
+            session_processes.reap()
 
 
 def _own_file_system(limits: SessionLimits) -> int | None:

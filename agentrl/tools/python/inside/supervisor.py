@@ -46,7 +46,7 @@ class Result(TypedDict):
     over: bool
 
 
-class Everybody:
+class SessionProcesses:
     """All processes of a session but this one, as pid 1 of their namespace sees them."""
 
     def signal(self, number: int) -> None:
@@ -79,10 +79,15 @@ class Supervisor:
         host: int,
         limits: SessionLimits,
         processes: ProcessTable,
-        everybody: Everybody,
+        session_processes: SessionProcesses,
         start: Callable[[int, int, int], int],
     ) -> None:
-        self._host, self._limits, self._processes, self._everybody = host, limits, processes, everybody
+        self._host, self._limits, self._processes, self._session_processes = (
+            host,
+            limits,
+            processes,
+            session_processes,
+        )
         cells, self._cells = os.pipe()
         self._status, status = os.pipe()
         self._output, output = os.pipe()
@@ -119,7 +124,7 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._host, select.POLLIN)
         while not poll.poll(_IDLE_LOOK_S * 1e3):
-            self._everybody.signal(signal.SIGKILL if self._broken() else signal.SIGSTOP)
+            self._session_processes.signal(signal.SIGKILL if self._broken() else signal.SIGSTOP)
         return wire.read(self._host)
 
     def _run(self, cell: object) -> Result | None:
@@ -128,13 +133,13 @@ class Supervisor:
         self._dropped = 0
         self._forget_reports()
         self._untaken = memoryview(wire.pack(cell))
-        self._everybody.signal(signal.SIGCONT)
+        self._session_processes.signal(signal.SIGCONT)
         outcome = self._watched()
         if outcome is None:
             return None
         over = not (self._limits["stateful"] and outcome in ("done", "error"))
         # Whatever is still running is stopped first: then the output ends.
-        self._everybody.signal(signal.SIGKILL if over else signal.SIGSTOP)
+        self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
         self._drain()
         kind, _, detail = outcome.partition(":")
         before, self._used = self._used, self._cpu_s()

@@ -24,7 +24,7 @@ from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
 from agentrl.tools.running import run
 
 _INSIDE = "/agentrl"
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[2]); from inside import alone; alone.main()"
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[2]); from inside import one_process; one_process.main()"
 _END_S = 2.0
 
 

@@ -15,13 +15,13 @@ from typing import NoReturn, cast
 
 from . import kernel, runner, seccomp, wire
 from .session import MOST_DESCRIPTORS, Confined, interpret
-from .supervisor import Everybody, Supervisor
+from .supervisor import SessionProcesses, Supervisor
 from .usage import ProcessTable
 from .wire import SessionLimits
 from .zygote import end_with
 
 
-class InterpreterGroup(Everybody):
+class InterpreterGroup(SessionProcesses):
     """The interpreter and what it started, as far as that stays in its process group."""
 
     leader = 0
