@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 import httpx2
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 BUSY = frozenset({429, 502, 503, 504})
 _SHOWN_CHARACTERS = 200
@@ -47,13 +48,16 @@ class Backoff:
         """Whether no attempt is left after so many failures."""
         return failures >= self.attempts
 
-    async def wait(self, failures: int, asked_s: float | None = None) -> None:
-        """Wait before the next attempt. failures: so far. asked_s: what the server asks for."""
+    def seconds(self, failures: int, asked_s: float | None = None) -> float:
+        """How long to wait before the next attempt. failures: so far. asked_s: what the server asks for."""
         if asked_s is not None:
-            await asyncio.sleep(min(asked_s, self.longest_wait_s))
-            return
+            return min(asked_s, self.longest_wait_s)
         longest_s = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
-        await asyncio.sleep(random.uniform(longest_s / 2, longest_s))
+        return random.uniform(longest_s / 2, longest_s)
+
+    async def wait(self, failures: int, asked_s: float | None = None) -> None:
+        """Wait as long as `seconds` says."""
+        await asyncio.sleep(self.seconds(failures, asked_s))
 
 
 def is_busy(error: StatusError) -> bool:
@@ -76,20 +80,35 @@ class Retrying:
         Raises:
             StatusError, httpx2.HTTPError: the last attempt failed so, or another would be of no use.
         """
-        failures = 0
-        while True:
-            try:
-                return await send()
-            except (httpx2.TransportError, StatusError) as error:
-                failures += 1
-                if self.backoff.is_last(failures) or not self._passes(error):
-                    raise
-                on_retry(error)
-                asked_s = error.retry_after_s if isinstance(error, StatusError) else None
-            await self.backoff.wait(failures, asked_s)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(self._passes),
+            stop=stop_after_attempt(self.backoff.attempts),
+            wait=self._seconds,
+            before_sleep=lambda state: on_retry(_error_of(state)),
+            reraise=True,
+        )
 
-    def _passes(self, error: Exception) -> bool:
-        return not isinstance(error, StatusError) or self.is_passing(error)
+        async def once() -> bytes:
+            return await send()  # tenacity awaits only what it knows for a coroutine function
+
+        body: bytes = await retrying(once)
+        return body
+
+    def _seconds(self, state: RetryCallState) -> float:
+        error = _error_of(state)
+        asked_s = error.retry_after_s if isinstance(error, StatusError) else None
+        return self.backoff.seconds(state.attempt_number, asked_s)
+
+    def _passes(self, error: BaseException) -> bool:
+        if isinstance(error, StatusError):
+            return self.is_passing(error)
+        return isinstance(error, httpx2.TransportError)
+
+
+def _error_of(state: RetryCallState) -> Exception:
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(error, Exception), "only errors are followed by another attempt"
+    return error
 
 
 async def body_of(
