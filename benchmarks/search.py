@@ -25,7 +25,7 @@ import bm25s
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.build.search import sentence_encoder
+from agentrl.assembly.search import sentence_encoder
 from agentrl.errors import UserError
 from agentrl.tools import Bm25Index, DenseIndex, RemoteSearchTool, SearchTool, Toolkit, release_shared
 from agentrl.tools.search import Encoder, words

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 import agentrl
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.samples import samples_of
-from agentrl.build.algorithm import build_algorithm, build_loss
+from agentrl.assembly.algorithm import build_algorithm, build_loss
 from agentrl.engine.fake import FakeEngine
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import LossOutput, TokenOutputs, check_loss

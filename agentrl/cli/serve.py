@@ -27,7 +27,7 @@ def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None
     Or POST {"text": "Once", "sampling_params": {"max_new_tokens": 8}} to /generate. Ctrl-C ends it.
     """
     require("serving a model", *TRAINING)
-    from agentrl.build.serve import serve_model
+    from agentrl.assembly.serve import serve_model
 
     def ready(url: str, max_context_len: int) -> None:
         line = f"{model} at {url}/generate, up to {max_context_len:,} tokens a request; Ctrl-C ends it."

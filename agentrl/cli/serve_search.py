@@ -32,7 +32,7 @@ def serve_search_command(corpus: str, as_json: bool, **flags: str | bool | None)
     `agentrl.tools.RemoteSearchTool`, or POST {"queries": ["who wrote Faust"], "topk": 3} to /retrieve.
     Ctrl-C ends it.
     """
-    from agentrl.build.search import serve_search
+    from agentrl.assembly.search import serve_search
 
     def ready(url: str, passages: int) -> None:
         line = f"{passages:,} passages at {url}/retrieve; Ctrl-C ends it."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import rich_click as click
 
 import agentrl
-from agentrl.build.config import RunConfig
-from agentrl.build.load import load_config
-from agentrl.build.ranks import be_rank, seat_of
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.load import load_config
+from agentrl.assembly.ranks import be_rank, seat_of
 from agentrl.cli.flags import EngineFlags, config_flags, given
 from agentrl.extras import TRAINING, require
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from agentrl.build.addresses import Addresses
-from agentrl.build.env import env_factory
-from agentrl.build.opponents import OpponentPlace, opened_opponents
+from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.env import env_factory
+from agentrl.assembly.opponents import OpponentPlace, opened_opponents
 from agentrl.config import parse, place, refuse_inactive
 from agentrl.envs import Scorer, tasks_of
 from agentrl.errors import ConfigError

@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from agentrl.build.addresses import Addresses
-from agentrl.build.env import EnvFactory
+from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.env import EnvFactory
 from agentrl.envs import AnyEnv, BaseEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
@@ -47,8 +47,8 @@ async def model_players(
     """
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
-    from agentrl.build.model import threads_for
-    from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
+    from agentrl.assembly.model import threads_for
+    from agentrl.assembly.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
 
     source = open_source(directory)
@@ -71,7 +71,7 @@ async def models_beside(config: EvalConfig, on_event: Callable[[str], None]) -> 
         yield {}
         return
     require("serving models beside the one that is scored", *TRAINING)
-    from agentrl.build.fleet import served_models
+    from agentrl.assembly.fleet import served_models
 
     with _engine_folder(config) as folder:
         async with served_models(config.engine, folder, on_event) as addresses:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.build.addresses import Addresses
-from agentrl.build.config import RunConfig
-from agentrl.build.fleet import served_models
-from agentrl.build.load import listed_inactive, load_config
-from agentrl.build.opponents import OpponentPlace, opened_opponents
-from agentrl.build.processes import Start, launched_processes
+from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.fleet import served_models
+from agentrl.assembly.load import listed_inactive, load_config
+from agentrl.assembly.opponents import OpponentPlace, opened_opponents
+from agentrl.assembly.processes import Start, launched_processes
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
 from agentrl.run.session import Session

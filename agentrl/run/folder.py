@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.build.config import RunConfig
+from agentrl.assembly.config import RunConfig
 from agentrl.config import write_toml
 from agentrl.errors import ConfigError, RunExistsError
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.off_policy import mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
-from agentrl.build.algorithm import Algorithm
+from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import UserError
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentrl.build.env import EnvFactory
+from agentrl.assembly.env import EnvFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import Scorer
 from agentrl.envs.opponents import Opponent

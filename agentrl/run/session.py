@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agentrl.algorithms.corrections import CorrectionWatch
-from agentrl.build.addresses import Addresses
-from agentrl.build.algorithm import Algorithm, build_algorithm
-from agentrl.build.config import RunConfig
-from agentrl.build.env import EnvFactory, env_factory
-from agentrl.build.model import model_source, threads_for
-from agentrl.build.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
-from agentrl.build.processes import RunProcesses
-from agentrl.build.trainer import TrainerFactory
+from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.algorithm import Algorithm, build_algorithm
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.env import EnvFactory, env_factory
+from agentrl.assembly.model import model_source, threads_for
+from agentrl.assembly.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
+from agentrl.assembly.processes import RunProcesses
+from agentrl.assembly.trainer import TrainerFactory
 from agentrl.envs import BaseEnv, Scorer, tasks_of
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.observe import Journal, MetricLog

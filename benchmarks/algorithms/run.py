@@ -88,8 +88,8 @@ def _warmed(job: Job) -> str:
 
 async def _reinforced(job: Job) -> str:
     """RL alone, with weights that come as late as the arm says; gives the environment's id."""
-    from agentrl.build.load import load_config
-    from agentrl.build.processes import run_processes
+    from agentrl.assembly.load import load_config
+    from agentrl.assembly.processes import run_processes
     from agentrl.run.folder import RunFolder
     from agentrl.run.session import Session
     from agentrl.view.console import RunConsole

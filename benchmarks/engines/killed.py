@@ -22,8 +22,8 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedModel
 
-from agentrl.build.policy import Place as Whereabouts
-from agentrl.build.policy import build_engine
+from agentrl.assembly.policy import Place as Whereabouts
+from agentrl.assembly.policy import build_engine
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.fleet import Fleet

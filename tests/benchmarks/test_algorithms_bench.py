@@ -14,7 +14,7 @@ import tomli_w
 from scipy import stats
 
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
-from agentrl.build.load import load_config
+from agentrl.assembly.load import load_config
 from agentrl.errors import EngineError, RunExistsError, UserError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.view.console import RunConsole

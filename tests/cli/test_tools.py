@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl import ScriptedAgent, UserError, call, play, say
-from agentrl.build.config import RunConfig
-from agentrl.build.env import env_factory
-from agentrl.build.load import load_config
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.env import env_factory
+from agentrl.assembly.load import load_config
 from agentrl.cli import main
 from agentrl.config import ConfigError, read_toml, write_toml
 from agentrl.errors import UnknownToolError

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from agentrl import UserError, evaluate, make
-from agentrl.build.config import ModelSection
-from agentrl.build.model import fresh_source
-from agentrl.build.serve import words_of
+from agentrl.assembly.config import ModelSection
+from agentrl.assembly.model import fresh_source
+from agentrl.assembly.serve import words_of
 from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import agentrl
-from agentrl.build.load import load_config
+from agentrl.assembly.load import load_config
 from tests.flow.runs import TINY, WARM
 from tests.tools.mcp.watching import RAW, servers
 

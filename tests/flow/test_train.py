@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentrl
-from agentrl.build.config import RunConfig
+from agentrl.assembly.config import RunConfig
 from agentrl.config import effective_values, parse, read_toml
 from agentrl.errors import WorldBrokenError
 from agentrl.observe import reconcile

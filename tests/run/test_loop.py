@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.build.algorithm import build_algorithm
+from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import EngineError
 from agentrl.observe import Journal, Outcome, reconcile
 from agentrl.protocols import StepReport

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
-from agentrl.build.config import ModelSection
+from agentrl.assembly.config import ModelSection
 from agentrl.checkpoints.fresh import write_untrained
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.checkpoints.tensors import num_parameters

@@ -15,10 +15,10 @@ import torch
 
 import agentrl
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.build.algorithm import build_algorithm
-from agentrl.build.config import RunConfig
-from agentrl.build.load import listed_inactive, load_config
-from agentrl.build.trainer import TrainerFactory, check_auxiliary_models
+from agentrl.assembly.algorithm import build_algorithm
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.load import listed_inactive, load_config
+from agentrl.assembly.trainer import TrainerFactory, check_auxiliary_models
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import effective_values, leaves, parse, place, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.build.search import encoder_named, search_tool
+from agentrl.assembly.search import encoder_named, search_tool
 from agentrl.errors import UserError
 from agentrl.tools import DenseIndex, HybridIndex, release_shared
 from tests.tools.search.corpora import jsonl, texts

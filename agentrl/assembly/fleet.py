@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.build.addresses import Addresses
+from agentrl.assembly.addresses import Addresses
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.sglang import SGLangPolicy

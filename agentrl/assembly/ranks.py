@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from agentrl.build.config import RunConfig
+from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.trainer.launch.seats import Seat, taken_seat
 

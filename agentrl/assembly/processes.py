@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from agentrl.build.config import RunConfig
-from agentrl.build.ranks import gathered_ranks
-from agentrl.build.trainer import TrainerFactory
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.ranks import gathered_ranks
+from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
 from agentrl.trainer.launch.launched import LaunchedRanks
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.build.addresses import Addresses, with_addresses
+from agentrl.assembly.addresses import Addresses, with_addresses
 from agentrl.engine.config import EngineConfig
 from agentrl.envs import AnyEnv, MultiAgentEnv
 from agentrl.envs.config import SCRIPT
@@ -80,8 +80,8 @@ async def _at_endpoint(stack: AsyncExitStack, url: str) -> Opponent:
 
 async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, place: OpponentPlace) -> Opponent:
     require("an opponent from a model directory", *TRAINING)
-    from agentrl.build.model import threads_for
-    from agentrl.build.policy import Place, build_engine, build_renderer, dialect_of
+    from agentrl.assembly.model import threads_for
+    from agentrl.assembly.policy import Place, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
     from agentrl.engine.embedded.process import EngineProcess
 

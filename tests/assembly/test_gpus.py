@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agentrl.build.fleet import FleetPlan
+from agentrl.assembly.fleet import FleetPlan
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.errors import ConfigError
 from agentrl.gpus import own_gpus

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
 
-from agentrl.build.addresses import Addresses, with_addresses
+from agentrl.assembly.addresses import Addresses, with_addresses
 from agentrl.envs import AnyEnv, ToolEnv, find
 from agentrl.errors import UserError
 from agentrl.tools.config import ToolChoice

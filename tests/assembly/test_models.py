@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 import agentrl
-from agentrl.build.addresses import with_addresses
-from agentrl.build.fleet import served_models
+from agentrl.assembly.addresses import with_addresses
+from agentrl.assembly.fleet import served_models
 from agentrl.engine.config import EngineConfig, ServerGroup
 from agentrl.errors import ConfigError, UserError
 from tests.engine.sglang_launch.starting import STAND_IN

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from agentrl.build.fleet import FleetPlan
+from agentrl.assembly.fleet import FleetPlan
 from agentrl.checkpoints.fresh import draw_elsewhere, draw_weights
 from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.config import EngineConfig

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.build.config import RunConfig
-from agentrl.build.model import threads_for
-from agentrl.build.ranks import seat_of
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.model import threads_for
+from agentrl.assembly.ranks import seat_of
 from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.build.fleet import _transport
+from agentrl.assembly.fleet import _transport
 from agentrl.engine.config import EngineConfig, ServerGroup
 from tests.engine.feeding import rig
 from tests.engine.scheduling import Scheduler

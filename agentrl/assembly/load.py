@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agentrl.build.config import RunConfig
+from agentrl.assembly.config import RunConfig
 from agentrl.config import Section, merge, parse, place, read_toml, refuse_inactive
 from agentrl.types import JSON
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl import ScriptedAgent, Task, call, play, say
-from agentrl.build.config import RunConfig
-from agentrl.build.env import env_factory
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.env import env_factory
 from agentrl.config import parse
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig

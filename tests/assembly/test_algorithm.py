@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
-from agentrl.build.algorithm import (
+from agentrl.assembly.algorithm import (
     build_algorithm,
     build_estimator,
     build_is_idle,
