@@ -15,9 +15,9 @@ from agentrl.assembly.opponents import OpponentPlace, opened_opponents
 from agentrl.assembly.processes import Start, launched_processes
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
-from agentrl.run.session import Session
 from agentrl.run.stages import Stage
 from agentrl.run.summary import show, write_page, write_summary
+from agentrl.run.training import TrainingRun
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
@@ -49,37 +49,37 @@ def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings
         for line in listed_inactive(config):
             console.line(line)
         try:
-            session = asyncio.run(_stages(config, folder, console, start))
+            run = asyncio.run(_stages(config, folder, console, start))
         except KeyboardInterrupt:
             console.line(f"Stopped. What was finished is in {folder.path}.")
             raise
-    write_summary(session)
-    write_page(session)
-    show(session)
+    write_summary(run)
+    write_page(run)
+    show(run)
     reports = {
         milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
-        for milestone in session.progress.milestones
+        for milestone in run.progress.milestones
     }
-    return TrainResult(folder.path, config.env.env, reports, session.records.watch.stages)
+    return TrainResult(folder.path, config.env.env, reports, run.records.watch.stages)
 
 
-async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole, start: Start) -> Session:
+async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole, start: Start) -> TrainingRun:
     async with (
         served_models(config.engine, folder.engine, console.line) as addresses,
         start(folder.engine, folder.trainer) as processes,
     ):
-        session = await Session.build(config, folder, console, addresses, processes)
-        await _play(session, config, addresses)
-    return session
+        run = await TrainingRun.build(config, folder, console, addresses, processes)
+        await _play(run, config, addresses)
+    return run
 
 
-async def _play(session: Session, config: RunConfig, addresses: Addresses) -> None:
-    chosen, env = config.env.opponents, session.world.make_env()
-    folder = None if config.run.inline else session.records.folder.engine / "opponents"
+async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> None:
+    chosen, env = config.env.opponents, run.world.make_env()
+    folder = None if config.run.inline else run.records.folder.engine / "opponents"
     place = OpponentPlace(config.rendering, folder)
     try:
         async with opened_opponents(chosen, env, addresses, place) as opponents:
-            playing = session.against(opponents)
+            playing = run.against(opponents)
             await playing.evaluate("before")
             if config.warm_start.warm_start_steps:
                 await playing.warm_start()
@@ -88,4 +88,4 @@ async def _play(session: Session, config: RunConfig, addresses: Addresses) -> No
                 await playing.reinforce()
                 await playing.evaluate("after RL")
     finally:
-        await session.close()
+        await run.close()

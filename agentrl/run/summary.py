@@ -11,7 +11,7 @@ from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_metrics
 from agentrl.run.held_out import GREEDY, SAMPLED
 from agentrl.run.parts import Milestone
-from agentrl.run.session import Session
+from agentrl.run.training import TrainingRun
 from agentrl.types import JSON, Episode, Verdict
 from agentrl.view.report import ReportData, ShownEpisode, write_report
 from agentrl.view.scores import ScoreRow
@@ -19,63 +19,63 @@ from agentrl.view.scores import ScoreRow
 _NUM_SHOWN = 3
 
 
-def write_summary(session: Session) -> None:
+def write_summary(run: TrainingRun) -> None:
     """summary.json: the table's numbers and what each stage took."""
     summary: dict[str, JSON] = {
-        "env": session.config.env.env,
+        "env": run.config.env.env,
         "milestones": [
             {
                 "name": milestone.name,
                 "step": milestone.step,
                 **{mode: found.report.as_json() for mode, found in milestone.evaluations.items()},
             }
-            for milestone in session.progress.milestones
+            for milestone in run.progress.milestones
         ],
-        "stages": [stage._asdict() for stage in session.records.watch.stages],
+        "stages": [stage._asdict() for stage in run.records.watch.stages],
     }
-    path = session.records.folder.path / "summary.json"
+    path = run.records.folder.path / "summary.json"
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
 
 
-def write_page(session: Session) -> None:
+def write_page(run: TrainingRun) -> None:
     """report.html: the table, the curves, and a few episodes token by token."""
     write_report(
         ReportData(
-            title=session.config.run_name,
-            facts=_facts(session),
-            rows=_rows(session),
-            records=read_metrics(session.records.folder.path / "metrics.jsonl"),
+            title=run.config.run_name,
+            facts=_facts(run),
+            rows=_rows(run),
+            records=read_metrics(run.records.folder.path / "metrics.jsonl"),
             episodes=[
                 ShownEpisode(milestone.name, episode, verdict)
-                for milestone in reversed(_told(session))
+                for milestone in reversed(_in_table(run))
                 for episode, verdict in _samples_of(milestone)
             ],
-            decode_token=lambda token: session.world.renderer.decode([token]),
-            config=effective_values(session.config),
+            decode_token=lambda token: run.world.renderer.decode([token]),
+            config=effective_values(run.config),
         ),
-        session.records.folder.report,
+        run.records.folder.report,
     )
 
 
-def show(session: Session) -> None:
+def show(run: TrainingRun) -> None:
     """The table, some episodes of the trained agent, and where everything lies."""
-    console = session.records.console
-    console.table(_rows(session), title=f"{session.config.env.env}, held-out tasks")
-    for episode, verdict in _samples_of(_told(session)[-1]):
-        console.episode(episode, verdict, title=_told(session)[-1].name)
-    for stage in session.records.watch.stages:
+    console = run.records.console
+    console.table(_rows(run), title=f"{run.config.env.env}, held-out tasks")
+    for episode, verdict in _samples_of(_in_table(run)[-1]):
+        console.episode(episode, verdict, title=_in_table(run)[-1].name)
+    for stage in run.records.watch.stages:
         console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
-    console.line(f"Run:    {session.records.folder.path}")
-    console.line(f"Report: {session.records.folder.report}")
+    console.line(f"Run:    {run.records.folder.path}")
+    console.line(f"Report: {run.records.folder.report}")
 
 
-def _told(session: Session) -> list[Milestone]:
+def _in_table(run: TrainingRun) -> list[Milestone]:
     """The milestones that the table tells of: all but those in the middle of RL."""
-    return [milestone for milestone in session.progress.milestones if milestone.in_table]
+    return [milestone for milestone in run.progress.milestones if milestone.in_table]
 
 
-def _rows(session: Session) -> list[ScoreRow]:
-    return [ScoreRow(milestone.name, dict(_scores(milestone.evaluations))) for milestone in _told(session)]
+def _rows(run: TrainingRun) -> list[ScoreRow]:
+    return [ScoreRow(milestone.name, dict(_scores(milestone.evaluations))) for milestone in _in_table(run)]
 
 
 def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]]:
@@ -98,9 +98,9 @@ def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
     return (picked + [pair for pair in pairs if pair not in picked])[:_NUM_SHOWN]
 
 
-def _facts(session: Session) -> dict[str, str]:
-    config = session.config
-    size = num_parameters(session.progress.source.config)
+def _facts(run: TrainingRun) -> dict[str, str]:
+    config = run.config
+    size = num_parameters(run.progress.source.config)
     return {
         "environment": config.env.env,
         "model": config.model.hf_checkpoint or f"fresh, {size:,} parameters",

@@ -91,7 +91,7 @@ async def _reinforced(job: Job) -> str:
     from agentrl.assembly.load import load_config
     from agentrl.assembly.processes import run_processes
     from agentrl.run.folder import RunFolder
-    from agentrl.run.session import Session
+    from agentrl.run.training import TrainingRun
     from agentrl.view.console import RunConsole
 
     settings: dict[str, JSON] = {
@@ -106,12 +106,12 @@ async def _reinforced(job: Job) -> str:
     config = load_config(job.bench.run_file, {**_QUIET, **settings})
     folder = RunFolder.create(config)
     async with run_processes(config, folder.engine, folder.trainer) as processes:
-        session = await Session.build(config, folder, RunConsole(quiet=True), {}, processes)
-        session = replace(session, sink=LateSink(session.sink, job.arm.lag))
+        run = await TrainingRun.build(config, folder, RunConsole(quiet=True), {}, processes)
+        run = replace(run, sink=LateSink(run.sink, job.arm.lag))
         try:
-            await session.reinforce()
+            await run.reinforce()
         finally:
-            await session.close()
+            await run.close()
     return config.env.env
 
 

@@ -13,19 +13,19 @@ from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.loss_inputs import loss_inputs
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import Ask
-from agentrl.trainer.megatron.optimizer import Optimizer
+from agentrl.trainer.megatron.optimizer import MegatronOptimizer
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.plan import Learning, StepSums
 from agentrl.types import TrainBatch
 
 
-class Learner:
+class MegatronLearner:
     """Trains `network` in place. ask: what it says of a row."""
 
     def __init__(self, network: Network, ask: Ask, learning: Learning) -> None:
         self._loss = learning.loss
         self.passes = Passes(network, ask)
-        self.optimizer = Optimizer(
+        self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
         )
 

@@ -16,7 +16,7 @@ from agentrl.trainer.plan import Done
 from agentrl.trainer.schedule import learning_rate
 
 
-class Optimizer:
+class MegatronOptimizer:
     """AdamW over every parameter of the stages, with the norm of the gradient over all ranks.
 
     total_steps: that a decay of the learning rate is spread over.

@@ -20,7 +20,7 @@ from agentrl.trainer.megatron.device import here
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.gather import gathered
-from agentrl.trainer.megatron.learner import Learner, is_reporting_rank
+from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
@@ -46,12 +46,14 @@ class MegatronWorker:
         self._step = 0
         self._neighbours: Neighbours | None = None
         self._passes: dict[ScoreRole, Passes] = {}
-        self._learners: dict[ScoreRole, Learner] = {}
+        self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._resting: dict[ScoreRole, Resting] = {}
         bonus = bool(getattr(plan.policy.loss, "entropy_coef", 0.0))
-        self._learn("old", Learner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy))
+        self._learn(
+            "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
+        )
         if plan.critic is not None:
-            self._learn("values", Learner(_critic(plan), values_of, plan.critic))
+            self._learn("values", MegatronLearner(_critic(plan), values_of, plan.critic))
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
             self._add(role, passes, passes.tensors)
@@ -112,7 +114,7 @@ class MegatronWorker:
             with self._awake(role):
                 saving.read(folder / FOLDERS[role], learner, done[role])
 
-    def _learn(self, role: ScoreRole, learner: Learner) -> None:
+    def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:
         self._learners[role] = learner
         self._add(role, learner.passes, learner.tensors)
 

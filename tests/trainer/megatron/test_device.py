@@ -56,14 +56,14 @@ def test_only_megatron_is_told_of_a_gpu():
 def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
     """Runs in a rank: a step of the optimizer; whom it needed an answer for."""
     from agentrl.trainer.megatron.device import asked
-    from agentrl.trainer.megatron.learner import Learner
+    from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
 
     model, told = model_of("glm4"), batch("token mean")
     network = Network(shape_of(model.config), layout, bf16=bf16)
     network.load(model.state_dict().__getitem__)
-    learner = Learner(network, logprobs_of, Learning(LOSSES["grpo"], settings(bf16=bf16), 10))
+    learner = MegatronLearner(network, logprobs_of, Learning(LOSSES["grpo"], settings(bf16=bf16), 10))
     learner.learn(share_of(layout, told.samples), told)
     return dict(asked)
 

@@ -16,7 +16,7 @@ from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning, critic_metrics, step_metrics
 from agentrl.trainer.torch import Critic, critic_over
 from agentrl.trainer.torch.forward import token_outputs
-from agentrl.trainer.torch.learner import Learner as TorchLearner
+from agentrl.trainer.torch.learner import MegatronLearner as TorchLearner
 from agentrl.types import Credit, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
@@ -72,7 +72,7 @@ def head_weight() -> torch.Tensor:
 
 def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, told: TrainBatch):
     """Runs in a rank: the gradients of policy and critic, and what they say."""
-    from agentrl.trainer.megatron.learner import Learner
+    from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.families import VALUE_HEAD
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
@@ -85,7 +85,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, told: Trai
         network = Network(shape if name == "policy" else shape.of_a_critic, layout, bf16=False)
         network.load(weights.__getitem__)
         used = LOSSES[loss] if name == "policy" else VALUE_LOSS
-        learner = Learner(network, ask, Learning(used, settings(), 10))
+        learner = MegatronLearner(network, ask, Learning(used, settings(), 10))
         sums = learner.backward(equality.share_of(layout, told.samples), told)
         gradients = equality.gradients_in(network)
         found[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums

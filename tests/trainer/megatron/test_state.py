@@ -112,7 +112,7 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
     from megatron.core import optimizer as megatron
 
     from agentrl.trainer.megatron.files import saving
-    from agentrl.trainer.megatron.learner import Learner
+    from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
 
@@ -120,7 +120,7 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
         model = model_of("qwen3")
         network = Network(shape_of(model.config), layout, bf16=False)
         network.load(model.state_dict().__getitem__)
-        return Learner(network, logprobs_of, Learning(PolicyLoss(), learns(), 10))
+        return MegatronLearner(network, logprobs_of, Learning(PolicyLoss(), learns(), 10))
 
     megatron.Adam, megatron.USING_PYTORCH_OPTIMIZER = CountsByGroup, False
     learner = begun()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentrl.checkpoints.tensors import open_tensors
 from agentrl.errors import ModelLoadError
-from agentrl.trainer.megatron.learner import Learner
+from agentrl.trainer.megatron.learner import MegatronLearner
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.state import Part
@@ -33,7 +33,7 @@ from agentrl.weights.streamed import SafetensorsFile
 
 
 @torch.no_grad()
-def write(folder: Path, learner: Learner) -> None:
+def write(folder: Path, learner: MegatronLearner) -> None:
     """Write what no rank before this one writes."""
     network = learner.passes.network
     first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
@@ -50,7 +50,7 @@ def write(folder: Path, learner: Learner) -> None:
 
 
 @torch.no_grad()
-def read(folder: Path, learner: Learner, done: Done) -> None:
+def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
     """Have parameters and optimizer be what they were.
 
     Raises:

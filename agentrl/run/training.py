@@ -41,7 +41,7 @@ _UNTRAINED_EPISODES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TrainingRun:
     """The stages of a run, over parts that stay as they are; `progress` is all that changes.
 
     sink: where new weights go: the engine's own, unless someone put another before it.
@@ -65,7 +65,7 @@ class Session:
         console: RunConsole,
         addresses: Addresses,
         processes: RunProcesses,
-    ) -> Session:
+    ) -> TrainingRun:
         """All parts. addresses: of the models that are served beside the policy.
 
         Raises:
@@ -105,7 +105,7 @@ class Session:
             progress=Progress(replace(source, seed=None)),
         )
 
-    def against(self, opponents: Mapping[str, Opponent]) -> Session:
+    def against(self, opponents: Mapping[str, Opponent]) -> TrainingRun:
         """The same run, in which these play the agents that are not trained."""
         world = replace(self.world, opponents=opponents)
         return replace(self, world=world, held_out=replace(self.held_out, world=world))
