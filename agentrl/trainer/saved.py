@@ -55,8 +55,12 @@ class SavedTrainer(Section):
 
 def finish(folder: Path, plan: Plan, steps: int, done: Mapping[ScoreRole, Done]) -> None:
     """Write what the ranks have not: what all of it is."""
-    told = {FOLDERS[role]: SavedDone(steps=one.steps, skipped=one.skipped) for role, one in done.items()}
-    saved = SavedTrainer(dtype=dtype_of(plan), layout=dict(plan.layout_facts), steps=steps, done=told)
+    done_by_folder = {
+        FOLDERS[role]: SavedDone(steps=one.steps, skipped=one.skipped) for role, one in done.items()
+    }
+    saved = SavedTrainer(
+        dtype=dtype_of(plan), layout=dict(plan.layout_facts), steps=steps, done=done_by_folder
+    )
     (folder / ABOUT).write_text(json.dumps(saved.model_dump(), indent=2) + "\n", encoding="utf-8")
 
 

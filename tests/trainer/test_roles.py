@@ -32,7 +32,7 @@ def critic_of(model, loss=None, warmup=0, **changes):
     return Critic(network, Learning(loss or ValueLoss(), settings(**changes), 10), warmup=warmup)
 
 
-def awake(critic):
+def onloaded(critic):
     """A critic that expects something."""
     with torch.no_grad():
         torch.manual_seed(5)
@@ -57,7 +57,7 @@ async def test_a_critic_begins_with_zero_and_shares_nothing(make):
     assert [old.tolist() for old in scores.old] == [s.logprobs.tolist() for s in told.samples]
     before = [p.clone() for p in model.parameters()]
     critic.learn(with_returns(told))
-    assert any((awake(critic).network.get_output_embeddings().weight != 0).flatten())
+    assert any((onloaded(critic).network.get_output_embeddings().weight != 0).flatten())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not {p.data_ptr() for p in model.parameters()} & {
         p.data_ptr() for p in critic.network.parameters()
@@ -68,7 +68,7 @@ async def test_a_critic_begins_with_zero_and_shares_nothing(make):
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 async def test_values_are_read_from_the_state_before_each_token(make, max_tokens):
     model, told = make(), batch()
-    critic = awake(critic_of(model))
+    critic = onloaded(critic_of(model))
     one = trainer(model, max_tokens_per_gpu=max_tokens, auxiliary=AuxiliaryModels(critic=critic))
     scores = await one.score(told.samples, ["values"])
     for sample, values in zip(told.samples, scores.values, strict=True):
@@ -82,7 +82,7 @@ async def test_values_are_read_from_the_state_before_each_token(make, max_tokens
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 async def test_the_critics_gradient_is_that_of_single_sequences(make, max_tokens):
     told = with_returns(batch())
-    critic = awake(critic_of(make(), ValueLoss(value_clip=0.3), max_tokens_per_gpu=max_tokens))
+    critic = onloaded(critic_of(make(), ValueLoss(value_clip=0.3), max_tokens_per_gpu=max_tokens))
     network, total = critic.network, torch.zeros((), dtype=torch.float64)
     for index, sample in enumerate(told.samples):
         if len(sample) < 2:

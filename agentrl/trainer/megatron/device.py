@@ -1,8 +1,8 @@
-"""Megatron-Core on a machine without CUDA: the one place where it is told that the CPU is a GPU.
+"""Megatron-Core on a machine without CUDA: the one place where CUDA is emulated on the CPU.
 
 Megatron writes `device="cuda"`, `.cuda()` and `torch.cuda.current_device()` into its code. Where CUDA is
-absent, `pretend()` answers those questions with the CPU, and it answers them so to Megatron alone: others who
-call the same functions of torch get what torch says. Every place that needed the answer is in `asked`.
+absent, `emulate_cuda()` has those calls answered with the CPU, for Megatron alone: others who call the same
+functions of torch get torch's own answer. Every place that needed an answer is in `queries`.
 
 What a run on the CPU shows: mathematics, sharding, control flow, files. What it does not show: streams and
 their order, overlap of communication and computation, NCCL, fused kernels, pinned memory, GPU memory.
@@ -27,7 +27,7 @@ _FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "tensor", "zeros"
 
 R = TypeVar("R")
 
-asked: Counter[str] = Counter()
+queries: Counter[str] = Counter()
 """What was answered for whom, and how often: {"torch.cuda.current_device in megatron.core.utils": 3}."""
 
 
@@ -40,7 +40,7 @@ class _Nothing:
     """A stream or an event of a machine that does one thing after the other."""
 
     def wait_stream(self, other: object) -> None:
-        """All that was asked before is done."""
+        """All that was queries before is done."""
 
     def record(self, stream: object = None) -> None:
         """Nothing to remember."""
@@ -67,13 +67,13 @@ class _NoLuck:
         """Nothing to restore."""
 
 
-def pretend() -> bool:
+def emulate_cuda() -> bool:
     """Answer Megatron's questions for a GPU with the CPU; False where there is CUDA, and nothing is done."""
     if torch.cuda.is_available():
         return False
-    if asked["pretending"]:
+    if queries["emulating"]:
         return True
-    asked["pretending"] = 1
+    queries["emulating"] = 1
     _answer(torch.cuda, "current_device", lambda: _CPU)
     _answer(torch.cuda, "synchronize", lambda *_: None)
     _answer(torch.cuda, "set_device", lambda *_: None)
@@ -107,14 +107,14 @@ def _answer(
     original: Callable[..., object] = getattr(owner, name)
 
     @wraps(original)
-    def told(*args: object, **kwargs: object) -> object:
+    def emulated(*args: object, **kwargs: object) -> object:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if not (caller.startswith("megatron.") and where(kwargs)):
             return original(*args, **kwargs)
-        asked[f"{getattr(owner, '__name__', '?')}.{name} in {caller}"] += 1
+        queries[f"{getattr(owner, '__name__', '?')}.{name} in {caller}"] += 1
         return answer(*args, **kwargs)
 
-    setattr(owner, name, told)
+    setattr(owner, name, emulated)
 
 
 def _wants_a_gpu(kwargs: Mapping[str, object]) -> bool:
@@ -133,9 +133,9 @@ def _on_the_cpu(make: Callable[..., R]) -> Callable[..., R]:
 def _type_of(original: Callable[..., object]) -> Callable[..., object]:
     """`tensor.type()` as a GPU would say it; conversions are left alone."""
 
-    def told(tensor: Tensor, *args: object, **kwargs: object) -> object:
+    def emulated(tensor: Tensor, *args: object, **kwargs: object) -> object:
         if args or kwargs:
             return original(tensor, *args, **kwargs)
         return str(original(tensor)).replace("torch.", "torch.cuda.", 1)
 
-    return told
+    return emulated

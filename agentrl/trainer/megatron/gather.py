@@ -14,10 +14,10 @@ from torch import Tensor
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.trainer.launch.shared_buffers import AHEAD, Filled
 from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rules import Run
-from agentrl.trainer.megatron.neighbours import Neighbours
 from agentrl.weights.checksum import added_up, digests_of
 from agentrl.weights.codec import dtype_named, size_of
 
@@ -37,7 +37,7 @@ _Load = tuple[_Wanted, ...]
 
 @torch.no_grad()
 def gathered(
-    network: Network, manifest: Sequence[TensorSpec], neighbours: Neighbours
+    network: Network, manifest: Sequence[TensorSpec], local_ranks: LocalRanks
 ) -> Generator[Filled, None, int]:
     """Every tensor of the manifest, in its order; every rank calls it, rank 0 alone is given buckets.
 
@@ -49,11 +49,11 @@ def gathered(
         the checksum of all tensors; 0 on the other ranks.
     """
     mine = {piece.placed: piece.parameter.detach() for piece in network.pieces()}
-    loads = _loads(network, manifest, neighbours.pool.bucket_bytes)
+    loads = _loads(network, manifest, local_ranks.pool.bucket_bytes)
     if dist.get_rank() == 0:
-        return (yield from _filled(loads, network, mine, neighbours))
+        return (yield from _filled(loads, network, mine, local_ranks))
     for load in loads:
-        bytes_B = neighbours.open(None)
+        bytes_B = local_ranks.open(None)
         if bytes_B is None:
             _send(load, network, mine)
         else:
@@ -63,21 +63,21 @@ def gathered(
 
 
 def _filled(
-    loads: Iterable[_Load], network: Network, mine: _Mine, neighbours: Neighbours
+    loads: Iterable[_Load], network: Network, mine: _Mine, local_ranks: LocalRanks
 ) -> Generator[Filled, None, int]:
     """On rank 0: the buckets, and their checksum."""
     sums: list[Future[list[int]]] = []
     # A checksum leaves this thread to fill the next buffer.
-    with ThreadPoolExecutor(AHEAD) as beside:
+    with ThreadPoolExecutor(AHEAD) as pool:
         for load in loads:
-            buffer, tensors = neighbours.pool.take(_size(load)), _tensors(load)
-            neighbours.open(buffer)
+            buffer, tensors = local_ranks.pool.take(_size(load)), _tensors(load)
+            local_ranks.open(buffer)
             _lay(load, network, mine, buffer.bytes_B)
-            _receive(load, network, neighbours.far, buffer.bytes_B)
+            _receive(load, network, local_ranks.far, buffer.bytes_B)
             dist.barrier()
-            buffer.summed = beside.submit(digests_of, Bucket(tensors, buffer.bytes_B[: _size(load)].numpy()))
+            buffer.summed = pool.submit(digests_of, Bucket(tensors, buffer.bytes_B[: _size(load)].numpy()))
             sums.append(buffer.summed)
-            yield Filled(tensors, buffer, neighbours.pool)
+            yield Filled(tensors, buffer, local_ranks.pool)
         return added_up(digest for found in sums for digest in found.result())
 
 
@@ -143,7 +143,7 @@ def _receive(load: _Load, network: Network, far: Collection[int], bytes_B: Tenso
 
 def _write(shard: Tensor, number: int, wanted: _Wanted, places: list[Tensor], network: Network) -> None:
     ranks = network.layout.tensor_model_parallel_size
-    wanted.placed.rule.lay(shard, Run(number, ranks), places, network.shape.dims(ranks))
+    wanted.placed.rule.unshard(shard, Run(number, ranks), places, network.shape.dims(ranks))
 
 
 def _givers(placed: Placed, network: Network) -> range:

@@ -40,8 +40,8 @@ class MegatronLearner:
             found = self._loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
             return LossOutput(found.sum, {"loss": found.sum.detach(), **found.metrics})
 
-        told = self.passes.learn(rows, loss)
-        return _summed(told) if is_reporting_rank() else {}
+        reports = self.passes.learn(rows, loss)
+        return _summed(reports) if is_reporting_rank() else {}
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it keeps between two steps."""
@@ -62,5 +62,5 @@ def is_reporting_rank() -> bool:
     return place == (last, 0, 0)
 
 
-def _summed(told: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    return {name: float(torch.stack([one[name] for one in told]).double().sum()) for name in told[0]}
+def _summed(reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    return {name: float(torch.stack([one[name] for one in reports]).double().sum()) for name in reports[0]}

@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch._C._distributed_c10d import Store
 
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.device import pretend
+from agentrl.trainer.megatron.device import emulate_cuda
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def joined(
     store: where all ranks meet. local: its number among the ranks of its machine.
     timeout_s: for one collective; a rank that waits longer for another one fails.
     """
-    on_the_cpu = pretend()
+    on_the_cpu = emulate_cuda()
     dist.init_process_group(
         "gloo" if on_the_cpu else "nccl",
         store=store,

@@ -21,15 +21,15 @@ from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.gather import gathered
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
+from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import filled_up
-from agentrl.trainer.megatron.neighbours import Neighbours
+from agentrl.trainer.megatron.offload import Offloaded
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
-from agentrl.trainer.megatron.resting import Resting
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.plan import Done, StepSums, scored_tokens
 from agentrl.trainer.saved import FOLDERS
@@ -44,10 +44,10 @@ class MegatronWorker:
     def __init__(self, plan: MegatronPlan) -> None:
         self._plan = plan
         self._step = 0
-        self._neighbours: Neighbours | None = None
+        self._local_ranks: LocalRanks | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
-        self._resting: dict[ScoreRole, Resting] = {}
+        self._offloaded: dict[ScoreRole, Offloaded] = {}
         bonus = bool(getattr(plan.policy.loss, "entropy_coef", 0.0))
         self._learn(
             "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
@@ -94,11 +94,11 @@ class MegatronWorker:
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; rank 0 alone has any, and all must come along."""
-        if self._neighbours is None or self._neighbours.pool.bucket_bytes != bucket_bytes:
-            self._neighbours = Neighbours(bucket_bytes)
+        if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
+            self._local_ranks = LocalRanks(bucket_bytes)
         with self._awake("old"):
             network = self._passes["old"].network
-            return (yield from gathered(network, manifest, self._neighbours))
+            return (yield from gathered(network, manifest, self._local_ranks))
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Write this rank's part of all that the trainer knows; its updates, and what the optimizers did."""
@@ -121,10 +121,10 @@ class MegatronWorker:
     def _add(self, role: ScoreRole, passes: Passes, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._passes[role] = passes
         if self._plan.layout.offload:
-            self._resting[role] = Resting(tensors, passes.gradients)
+            self._offloaded[role] = Offloaded(tensors, passes.gradients)
 
     def _awake(self, role: ScoreRole) -> AbstractContextManager[None]:
-        return self._resting[role].awake() if role in self._resting else nullcontext()
+        return self._offloaded[role].onloaded() if role in self._offloaded else nullcontext()
 
     def _rows(self, samples: Sequence[Sample], masks: Sequence[BoolArray]) -> tuple[MicroBatch, ...]:
         layout, width = self._plan.layout, self._passes["old"].network.config.hidden_size

@@ -168,7 +168,7 @@ def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Pa
         tensors = [torch.full(sizes[name], torch.nan) for name in placed.hf]
         for rank in range(ranks):
             shard = _agreed(parts, placed.megatron, rank)
-            placed.rule.lay(shard, Run(rank, ranks), tensors, shape.dims(ranks))
+            placed.rule.unshard(shard, Run(rank, ranks), tensors, shape.dims(ranks))
         gradients |= dict(zip(placed.hf, tensors, strict=True))
     return gradients
 

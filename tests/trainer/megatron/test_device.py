@@ -17,16 +17,16 @@ from tests.trainer.megatron.test_losses import LOSSES, batch
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import settings
 
-KNOWN = Path(__file__).parent / "asked.txt"
+KNOWN = Path(__file__).parent / "queries.txt"
 
 SCRIPT = """
 import torch
-from agentrl.trainer.megatron.device import asked, pretend
+from agentrl.trainer.megatron.device import queries, emulate_cuda
 before = torch.ones
-assert pretend() is not torch.cuda.is_available()
-assert pretend() is not torch.cuda.is_available(), "twice is once"
+assert emulate_cuda() is not torch.cuda.is_available()
+assert emulate_cuda() is not torch.cuda.is_available(), "twice is once"
 if torch.cuda.is_available():
-    assert torch.ones is before and not asked
+    assert torch.ones is before and not queries
     raise SystemExit
 told = {"__name__": "megatron.core.somewhere", "torch": torch}
 asking = "device, ones = torch.cuda.current_device(), torch.ones(2, device='cuda', pin_memory=True)"
@@ -41,7 +41,7 @@ for question in ("torch.cuda.current_device()", "torch.ones(2, device='cuda')", 
         continue
     raise SystemExit(f"{question} was answered for a stranger")
 assert torch.ones(2).type() == "torch.FloatTensor"
-print(sorted(key for key in asked if "somewhere" in key))
+print(sorted(key for key in queries if "somewhere" in key))
 """
 
 
@@ -55,7 +55,7 @@ def test_only_megatron_is_told_of_a_gpu():
 
 def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
     """Runs in a rank: a step of the optimizer; whom it needed an answer for."""
-    from agentrl.trainer.megatron.device import asked
+    from agentrl.trainer.megatron.device import queries
     from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
@@ -65,7 +65,7 @@ def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
     network.load(model.state_dict().__getitem__)
     learner = MegatronLearner(network, logprobs_of, Learning(LOSSES["grpo"], settings(bf16=bf16), 10))
     learner.learn(share_of(layout, told.samples), told)
-    return dict(asked)
+    return dict(queries)
 
 
 def test_no_place_in_megatron_needs_an_answer_that_is_not_known():
@@ -74,16 +74,16 @@ def test_no_place_in_megatron_needs_an_answer_that_is_not_known():
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
         {"context_parallel_size": 2},
     ]
-    asked: set[str] = set()
+    queries: set[str] = set()
     with Ranks(2) as ranks:
         for sizes in layouts:
             parts = ranks.run(part_of, MegatronConfig(actor_num_gpus_per_node=2, **sizes), "glm4")
-            asked |= {key for part in parts for key in part.asked}
+            queries |= {key for part in parts for key in part.queries}
         for distributed, bf16 in ((True, True), (False, True), (True, False), (False, False)):
             layout = MegatronConfig(actor_num_gpus_per_node=2, use_distributed_optimizer=distributed)
-            asked |= {key for one in ranks.run(step_of, layout, bf16) for key in one}
-    asked -= {"pretending"}
+            queries |= {key for one in ranks.run(step_of, layout, bf16) for key in one}
+    queries -= {"emulating"}
     known = (
         set(KNOWN.read_text(encoding="utf-8").split("\n")) - {""} if not torch.cuda.is_available() else set()
     )
-    assert asked == known, "read what is new in Megatron, then write it into asked.txt"
+    assert queries == known, "read what is new in Megatron, then write it into queries.txt"

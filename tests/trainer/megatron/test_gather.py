@@ -37,7 +37,7 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     elsewhere: what the last rank finds where it looks for rank 0's rooms.
     """
-    from agentrl.trainer.megatron import neighbours
+    from agentrl.trainer.megatron import local_ranks
     from agentrl.trainer.megatron.gather import gathered
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.shape import shape_of
@@ -49,8 +49,8 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
 
     told, kept = [], []
     moved = elsewhere and rank == layout.world_size - 1
-    with mock.patch.object(neighbours._Whereabouts, "path", elsewhere) if moved else nullcontext():
-        ours = neighbours.Neighbours(BUCKET_BYTES)
+    with mock.patch.object(local_ranks._Location, "path", elsewhere) if moved else nullcontext():
+        ours = local_ranks.LocalRanks(BUCKET_BYTES)
         for _ in range(2):
             arrived, right = taken(gathered(network, manifest_of(named), ours), keeps, kept)
             told.append((rank > 0 or (right and same(arrived, named)), rooms()))

@@ -26,7 +26,7 @@ def test_there_and_back_is_the_same_bits(kind, ranks, dtype):
         tensors = [torch.full_like(tensor, torch.nan) for tensor in wanted]
         for number, shard in enumerate(shards):
             assert shard.dtype == dtype
-            placed.rule.lay(shard, Run(number, ranks), tensors, dims)
+            placed.rule.unshard(shard, Run(number, ranks), tensors, dims)
         assert all(map(torch.equal, tensors, wanted)), placed.hf
         seen |= set(placed.hf)
     assert seen == state.keys()
@@ -62,7 +62,7 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():
         tensor = torch.zeros(3, 2)
         padded = Dims(1, 1, 1, padded_vocab=rows)
         for number, shard in enumerate(rule.cut(rule.join([numbered(3, 2)], padded), ranks)):
-            rule.lay(shard, Run(number, ranks), [tensor], padded)
+            rule.unshard(shard, Run(number, ranks), [tensor], padded)
         assert torch.equal(tensor, numbered(3, 2))
 
 

@@ -157,7 +157,7 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
         "bf16": bf16,
         # A loss here is a sum of weights x terms: nothing below may average it.
         "calculate_per_token_loss": True,
-        # With two stages before and behind each other, a rank's neighbours are one and the same: sent in one
+        # With two stages before and behind each other, a rank's local_ranks are one and the same: sent in one
         # batch, what goes forward and what goes back would be mixed up, and so would the shapes of both.
         "variable_seq_lengths": virtual == 1,
         "overlap_p2p_comm": virtual > 1,

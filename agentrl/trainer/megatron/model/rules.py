@@ -1,7 +1,7 @@
 """How one parameter of Megatron is made of tensors of a Hugging Face checkpoint, and cut over tensor ranks.
 
     checkpoint's tensors  --join-->  whole parameter  --cut-->  one shard a rank
-    checkpoint's tensors  <------------------lay-------------   one shard a rank
+    checkpoint's tensors  <------------------unshard---------   one shard a rank
 
 All of it moves values and rounds none, so there and back gives the same bits.
 """
@@ -57,7 +57,7 @@ class Rule(Protocol):
     def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
         """One shard for each tensor rank."""
 
-    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
         """Write a shard where it belongs in the tensors `hf`."""
 
 
@@ -87,7 +87,7 @@ class Same:
         """Equal runs of rows (0) or columns (1)."""
         return [whole] * ranks if self.along is None else _equal(whole, ranks, self.along)
 
-    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its run of the tensor, or all of it."""
         (tensor,) = tensors
         (tensor if self.along is None else run.of(tensor, self.along)).copy_(shard)
@@ -106,7 +106,7 @@ class Vocabulary(Same):
         missing = dims.padded_vocab - len(rows)
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
-    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its rows, without those that were added."""
         place = tensors[0][run.number * len(shard) :][: len(shard)]
         place.copy_(shard[: len(place)])
@@ -142,7 +142,7 @@ class Qkv:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
         return _equal(whole, ranks, 0)
 
-    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
         """Queries, keys and values of its groups, of which ranks have whole ones."""
         pieces = _pieces(shard, dims.query_groups // run.ranks, dims)
         for tensor, piece in zip(tensors, pieces, strict=True):
@@ -178,7 +178,7 @@ class GateUp:
         gate, up = (_equal(half, ranks, 0) for half in whole.chunk(2))
         return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
 
-    def lay(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
+    def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its run of the gate and its run of the other."""
         halves = tensors if len(tensors) > 1 else tensors[0].chunk(2)
         for half, piece in zip(halves, shard.chunk(2), strict=True):

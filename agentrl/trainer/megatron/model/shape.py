@@ -73,26 +73,26 @@ def shape_of(config: PretrainedConfig) -> Shape:
         ModelLoadError: there is no table for its family, or it does what Megatron does not.
     """
     family = family_of(config.model_type)
-    told = config.to_dict()
-    hidden, heads = int(told["hidden_size"]), int(told["num_attention_heads"])
-    _refuse_the_unknown(config.model_type, told)
+    fields = config.to_dict()
+    hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
+    _refuse_the_unknown(config.model_type, fields)
     return Shape(
         family=family,
         sizes={
-            "num_layers": int(told["num_hidden_layers"]),
+            "num_layers": int(fields["num_hidden_layers"]),
             "hidden_size": hidden,
-            "ffn_hidden_size": int(told["intermediate_size"]),
+            "ffn_hidden_size": int(fields["intermediate_size"]),
             "num_attention_heads": heads,
-            "num_query_groups": int(told.get("num_key_value_heads") or heads),
-            "kv_channels": int(told.get("head_dim") or hidden // heads),
-            "layernorm_epsilon": float(told["rms_norm_eps"]),
+            "num_query_groups": int(fields.get("num_key_value_heads") or heads),
+            "kv_channels": int(fields.get("head_dim") or hidden // heads),
+            "layernorm_epsilon": float(fields["rms_norm_eps"]),
             "rotary_interleaved": family.rotates_pairs,
             **family.settings,
         },
-        rotary=_rotary(config.model_type, told["rope_parameters"]),
-        vocab=int(told["vocab_size"]),
-        max_length=int(told["max_position_embeddings"]),
-        tied=bool(told["tie_word_embeddings"]),
+        rotary=_rotary(config.model_type, fields["rope_parameters"]),
+        vocab=int(fields["vocab_size"]),
+        max_length=int(fields["max_position_embeddings"]),
+        tied=bool(fields["tie_word_embeddings"]),
     )
 
 
@@ -175,14 +175,14 @@ def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float
     )
 
 
-def _refuse_the_unknown(model_type: str, told: Mapping[str, JSON]) -> None:
-    kinds = told.get("layer_types") or ["full_attention"]
+def _refuse_the_unknown(model_type: str, fields: Mapping[str, JSON]) -> None:
+    kinds = fields.get("layer_types") or ["full_attention"]
     windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
-    biases = model_type in ("llama", "qwen3") and bool(told.get("attention_bias") or told.get("mlp_bias"))
+    biases = model_type in ("llama", "qwen3") and bool(fields.get("attention_bias") or fields.get("mlp_bias"))
     for found, what in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),
-        (told.get("hidden_act") != "silu", f"the activation {told.get('hidden_act')}"),
+        (fields.get("hidden_act") != "silu", f"the activation {fields.get('hidden_act')}"),
     ):
         if found:
             raise ModelLoadError(

@@ -22,7 +22,7 @@ from agentrl.weights.shared import KEPT, BufferPool, SharedBuffer, mapped
 _WORDS = 2
 
 
-class _Whereabouts(NamedTuple):
+class _Location(NamedTuple):
     """Where a buffer is. pid, descriptor: whose, and which of its files. number: of the buffer."""
 
     pid: int
@@ -35,7 +35,7 @@ class _Whereabouts(NamedTuple):
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
 
-class Neighbours:
+class LocalRanks:
     """The buffers of rank 0, as one rank can reach them.
 
     pool: on rank 0, those that can be filled again. far: the ranks that cannot reach them, and have to send.
@@ -47,53 +47,55 @@ class Neighbours:
         token = np.frombuffer(os.urandom(8 * _WORDS), np.uint8)
         probe = SharedBuffer(len(token))
         probe.bytes_B.numpy()[:] = token
-        told = _broadcast([*_whereabouts(probe), *token.view(np.int64).tolist()])
-        near = torch.tensor([self._holds(_Whereabouts(*told[:-_WORDS]), told[-_WORDS:])], device=here())
+        location = _broadcast([*_location_of(probe), *token.view(np.int64).tolist()])
+        near = torch.tensor([self._holds(_Location(*location[:-_WORDS]), location[-_WORDS:])], device=here())
         found = [torch.empty_like(near) for _ in range(dist.get_world_size())]
         dist.all_gather(found, near)
         self.far = frozenset(rank for rank, one in enumerate(found) if not one.item())
 
     def open(self, buffer: SharedBuffer | None) -> Tensor | None:
         """The bytes of the buffer that rank 0 has; None on a rank that is far. buffer: on rank 0."""
-        told = _Whereabouts(*_broadcast(_Whereabouts(0, 0, 0, 0) if buffer is None else _whereabouts(buffer)))
+        location = _Location(*_broadcast(_Location(0, 0, 0, 0) if buffer is None else _location_of(buffer)))
         if buffer is not None:
             return buffer.bytes_B
-        return None if dist.get_rank() in self.far else self._reached(told)
+        return None if dist.get_rank() in self.far else self._reached(location)
 
-    def _reached(self, told: _Whereabouts) -> Tensor:
-        found = self._mapped.pop(told.number, None)
+    def _reached(self, location: _Location) -> Tensor:
+        found = self._mapped.pop(location.number, None)
         if found is None:
-            found = mapped(told.path, told.num_bytes, shared=True)
-        self._mapped[told.number] = found
+            found = mapped(location.path, location.num_bytes, shared=True)
+        self._mapped[location.number] = found
         # Rank 0 has no more that it fills again.
         if len(self._mapped) > KEPT:
             self._mapped.popitem(last=False)
         return found
 
-    def _holds(self, told: _Whereabouts, words: list[int]) -> bool:
+    def _holds(self, location: _Location, words: list[int]) -> bool:
         """Whether what is open under that number is the buffer, and not what another machine has there."""
         try:
-            found = os.stat(told.path)
+            found = os.stat(location.path)
         except OSError:
             return False
         # Whoever opened a pipe would wait.
-        if not stat.S_ISREG(found.st_mode) or found.st_size != told.num_bytes:
+        if not stat.S_ISREG(found.st_mode) or found.st_size != location.num_bytes:
             return False
-        return _read(told) == words
+        return _read(location) == words
 
 
-def _read(told: _Whereabouts) -> list[int]:
+def _read(location: _Location) -> list[int]:
     try:
-        return [int(word) for word in mapped(told.path, told.num_bytes, shared=False).view(torch.int64)]
+        return [
+            int(word) for word in mapped(location.path, location.num_bytes, shared=False).view(torch.int64)
+        ]
     except RuntimeError:
         return []
 
 
-def _whereabouts(buffer: SharedBuffer) -> _Whereabouts:
-    return _Whereabouts(os.getpid(), buffer.descriptor, buffer.number, len(buffer.bytes_B))
+def _location_of(buffer: SharedBuffer) -> _Location:
+    return _Location(os.getpid(), buffer.descriptor, buffer.number, len(buffer.bytes_B))
 
 
-def _broadcast(numbers: list[int] | _Whereabouts) -> list[int]:
-    told = torch.tensor(numbers, dtype=torch.int64, device=here())
-    dist.broadcast(told, 0)
-    return [int(number) for number in told.tolist()]
+def _broadcast(numbers: list[int] | _Location) -> list[int]:
+    location = torch.tensor(numbers, dtype=torch.int64, device=here())
+    dist.broadcast(location, 0)
+    return [int(number) for number in location.tolist()]

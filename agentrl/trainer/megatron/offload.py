@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROOM_BYTES = 64 << 20
+PINNED_BYTES = 64 << 20
 """Pinned memory is taken in pieces of this size: torch rounds what it is asked for up to a power of two."""
 
 Tensors = Callable[[], Iterable[Tensor]]
@@ -23,8 +23,8 @@ class _Kept(NamedTuple):
     pieces: Sequence[Tensor]
 
 
-class Resting:
-    """The memory of some tensors, which is theirs only inside `awake`.
+class Offloaded:
+    """The memory of some tensors, which is theirs only inside `onloaded`.
 
     tensors, scratch: asked each time, since an optimizer's appear with its first step. What is in `scratch`
     is not kept: whoever wakes up overwrites it. Views of one memory are moved once, together.
@@ -33,42 +33,42 @@ class Resting:
     def __init__(self, tensors: Tensors, scratch: Tensors = tuple) -> None:
         self._tensors, self._scratch = tensors, scratch
         self._kept: list[_Kept] = []
-        self._rooms: list[Tensor] = []
-        self._put_away()
+        self._pinned: list[Tensor] = []
+        self._offload()
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def onloaded(self) -> Iterator[None]:
         """The tensors hold what they held; afterwards they hold nothing, and their memory is free."""
-        self._take_back()
+        self._onload()
         try:
             yield
         finally:
-            self._put_away()
+            self._offload()
 
-    def _put_away(self) -> None:
+    def _offload(self) -> None:
         scratch = _storages(self._scratch()).values()
         self._kept = [_Kept(storage, storage.nbytes(), ()) for storage in scratch]
         used = 0
         for storage in _storages(self._tensors()).values():
-            pieces = self._room_for(_bytes_of(storage), used)
+            pieces = self._pinned_for(_bytes_of(storage), used)
             used += storage.nbytes()
             self._kept.append(_Kept(storage, storage.nbytes(), pieces))
         for kept in self._kept:
             kept.storage.resize_(0)
 
-    def _room_for(self, bytes_: Tensor, start: int) -> list[Tensor]:
+    def _pinned_for(self, bytes_: Tensor, start: int) -> list[Tensor]:
         """Copy bytes to where there are `start` before them; the rooms of the last time are filled again."""
         pieces = []
         while len(bytes_):
-            number, at = divmod(start, ROOM_BYTES)
-            if number == len(self._rooms):
-                self._rooms.append(torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=bytes_.is_cuda))
-            room = self._rooms[number][at : at + len(bytes_)]
+            number, at = divmod(start, PINNED_BYTES)
+            if number == len(self._pinned):
+                self._pinned.append(torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=bytes_.is_cuda))
+            room = self._pinned[number][at : at + len(bytes_)]
             pieces.append(room.copy_(bytes_[: len(room)]))
             bytes_, start = bytes_[len(room) :], start + len(room)
         return pieces
 
-    def _take_back(self) -> None:
+    def _onload(self) -> None:
         for storage, num_bytes, pieces in self._kept:
             storage.resize_(num_bytes)
             bytes_ = _bytes_of(storage)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.trainer.megatron import resting
-from agentrl.trainer.megatron.resting import Resting
+from agentrl.trainer.megatron import offload
+from agentrl.trainer.megatron.offload import Offloaded
 
-ROOM_BYTES = 64
+PINNED_BYTES = 64
 
 
 @pytest.fixture(autouse=True)
 def small_rooms(monkeypatch):
-    monkeypatch.setattr(resting, "ROOM_BYTES", ROOM_BYTES)
+    monkeypatch.setattr(offload, "PINNED_BYTES", PINNED_BYTES)
 
 
 def drawn(*sizes):
@@ -33,13 +33,13 @@ def test_what_rests_holds_nothing_and_wakes_up_as_it_was():
     tensors, gradients = drawn(1, 16, 17, 100, 0), drawn(30)
     parts = [*tensors, tensors[3][:50], tensors[3][50:].view(5, 10)]
     expected = [tensor.clone() for tensor in parts]
-    sleeper = Resting(lambda: parts, lambda: gradients)
+    sleeper = Offloaded(lambda: parts, lambda: gradients)
     assert held([*parts, *gradients]) == [0] * 8
     rooms = rooms_of(sleeper)
     # One after the other, each once, and no gradients.
-    assert len(rooms) == -(-sum(4 * len(tensor) for tensor in tensors) // ROOM_BYTES)
+    assert len(rooms) == -(-sum(4 * len(tensor) for tensor in tensors) // PINNED_BYTES)
     for change in (0.0, 1.0):
-        with sleeper.awake():
+        with sleeper.onloaded():
             torch.testing.assert_close(parts, expected, atol=0, rtol=0)
             assert held(gradients) == [4 * 30]
             gradients[0].zero_()
@@ -47,27 +47,27 @@ def test_what_rests_holds_nothing_and_wakes_up_as_it_was():
                 tensor.add_(change)
             expected[5:] = [expected[3][:50], expected[3][50:].view(5, 10)]
     assert rooms_of(sleeper) == rooms
-    with sleeper.awake():
+    with sleeper.onloaded():
         torch.testing.assert_close(parts, expected, atol=0, rtol=0)
 
 
 def test_it_grows_with_what_an_optimizer_adds():
     tensors = drawn(16)
-    sleeper = Resting(lambda: tensors)
-    with sleeper.awake():
+    sleeper = Offloaded(lambda: tensors)
+    with sleeper.onloaded():
         tensors += drawn(3, 40)
         expected = [tensor.clone() for tensor in tensors]
     assert held(tensors) == [0, 0, 0]
-    with sleeper.awake():
+    with sleeper.onloaded():
         torch.testing.assert_close(tensors, expected, atol=0, rtol=0)
 
 
 def test_an_error_puts_it_to_rest_too():
     tensors = drawn(16)
     expected = tensors[0].clone()
-    sleeper = Resting(lambda: tensors)
-    with pytest.raises(RuntimeError, match="halfway"), sleeper.awake():
+    sleeper = Offloaded(lambda: tensors)
+    with pytest.raises(RuntimeError, match="halfway"), sleeper.onloaded():
         raise RuntimeError("halfway")
     assert held(tensors) == [0]
-    with sleeper.awake():
+    with sleeper.onloaded():
         assert torch.equal(tensors[0], expected)
