@@ -40,7 +40,6 @@ class BaseEnv(ABC):
     """
 
     id: str = ""
-    possible_agents: Sequence[str] = (AGENT,)
     breakdown: str | None = None
     splits: tuple[str, ...] = ("train", "test")
     expert_score: float = 1.0
@@ -56,6 +55,11 @@ class BaseEnv(ABC):
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split ("train", "test", and others of your own), always in one order."""
+
+    @property
+    def possible_agents(self) -> Sequence[str]:
+        """The names of all agents; of a single one, `agent`."""
+        return (AGENT,)
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:

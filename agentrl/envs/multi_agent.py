@@ -47,8 +47,12 @@ class MultiAgentEnv(BaseEnv):
                 return JointStep.finished({"thinker": right, "guesser": right})
     """
 
-    possible_agents: Sequence[str] = ()
     acting: Collection[str] = ()
+
+    @property
+    @abstractmethod
+    def possible_agents(self) -> Sequence[str]:
+        """The names of all agents, in a fixed order; a subclass may set a plain attribute."""
 
     def tools_of(self, agent: str) -> Sequence[ToolSchema]:
         """The tools on offer to one agent; read after reset."""

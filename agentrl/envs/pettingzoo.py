@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, cast
 
 from gymnasium.spaces import Discrete, Space
@@ -22,6 +22,7 @@ from agentrl.envs.base import Script
 from agentrl.envs.multi_agent import MultiAgentEnv
 from agentrl.errors import UserError
 from agentrl.extras import require
+from agentrl.protocols import ToolSchema
 from agentrl.types import JSON, JointStep, Limits, Message, Observation, Task, say
 
 NUM_TASKS: Mapping[str, int] = {"train": 2000, "test": 500}
@@ -58,6 +59,8 @@ class AecGame(Protocol):
 class PettingZooEnv(MultiAgentEnv):
     """Plays a game of PettingZoo's. A task is a seed, which fixes the game's luck.
 
+    The agents are those of the game, which is opened when they are first asked for.
+
     game: its module, e.g. pettingzoo.classic.tictactoe_v3. game_kwargs: arguments of its `env()`.
     actions: names of the discrete actions, in their order; without them numbers are answered.
     rules: what each agent is told before its first turn.
@@ -69,7 +72,7 @@ class PettingZooEnv(MultiAgentEnv):
     a sentence, counted as `idle_turns`, and may be mended in the agent's next turn. The `opponent` plays any
     legal action.
 
-    Raises:
+    Raises (from `possible_agents` and reset()):
         MissingExtraError: PettingZoo is not installed.
         UserError: there is no such game, or its actions are not discrete.
     """
@@ -88,13 +91,28 @@ class PettingZooEnv(MultiAgentEnv):
         self.game = game
         self._actions, self._rules, self._returns = tuple(actions), rules, returns
         self._describe = describe or (lambda observation, _: str(observation))
-        self._aec = _opened(game, game_kwargs)
+        self._game_kwargs = game_kwargs
         self._sums: dict[str, float] = {}
-        self.possible_agents = tuple(self._aec.possible_agents)
         if type(self).limits is MultiAgentEnv.limits:
             self.limits = Limits(max_turns=_TURNS, max_tokens=None)
-        for agent in self.possible_agents:
-            self._check_actions(agent)
+
+    @cached_property
+    def _aec(self) -> AecGame:
+        # Opened when it is first needed: an environment can be listed where PettingZoo is not installed.
+        aec = _opened(self.game, self._game_kwargs)
+        for agent in aec.possible_agents:
+            self._check_actions(aec.action_space(agent), agent)
+        return aec
+
+    @property
+    def possible_agents(self) -> Sequence[str]:
+        """Those of the game."""
+        return tuple(self._aec.possible_agents)
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """None: actions are answers."""
+        return ()
 
     def policy(self, observation: object, agent: str) -> int | None:
         """The best action known, from the observation alone; None where none is: then there is no expert."""
@@ -139,7 +157,8 @@ class PettingZooEnv(MultiAgentEnv):
 
     async def close(self) -> None:
         """Close the game."""
-        self._aec.close()
+        if "_aec" in vars(self):
+            self._aec.close()
 
     def legal(self, agent: str) -> list[int]:
         """The actions that an agent may take now."""
@@ -199,8 +218,7 @@ class PettingZooEnv(MultiAgentEnv):
         worst, best = self._returns
         return min(1.0, max(0.0, (total - worst) / (best - worst)))
 
-    def _check_actions(self, agent: str) -> None:
-        space = self._aec.action_space(agent)
+    def _check_actions(self, space: Space[object], agent: str) -> None:
         if not isinstance(space, Discrete):
             raise UserError(
                 f"{self.game}: {agent} takes actions of {space}; only discrete ones can be played."

@@ -114,13 +114,13 @@ def test_exact_scores_are_those_of_the_literature_and_the_expert_passes_the_chec
 )
 def test_what_cannot_be_played_is_one_sentence(game, kwargs, sentence):
     with pytest.raises(UserError, match=sentence):
-        Zoo(game, **kwargs)
+        _ = Zoo(game, **kwargs).possible_agents
 
 
 def test_without_pettingzoo_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("agentrl.extras.find_spec", lambda module: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agentrl\[pettingzoo\]'"):
-        make("TicTacToe-v0")
+        _ = make("TicTacToe-v0").possible_agents
 
 
 def test_a_game_is_registered_in_one_line():

@@ -16,7 +16,7 @@ from agentrl.trainer.megatron.model.shape import shape_of
 from agentrl.trainer.plan import Learning, critic_metrics, step_metrics
 from agentrl.trainer.torch import Critic, critic_over
 from agentrl.trainer.torch.forward import token_outputs
-from agentrl.trainer.torch.learner import MegatronLearner as TorchLearner
+from agentrl.trainer.torch.learner import Learner as TorchLearner
 from agentrl.types import Credit, RolloutId, Scores, TrainBatch
 from tests.trainer.megatron import equality
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of

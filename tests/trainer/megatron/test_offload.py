@@ -26,7 +26,7 @@ def held(tensors):
 
 
 def rooms_of(sleeper):
-    return {id(room) for room in sleeper._rooms}
+    return {id(room) for room in sleeper._pinned}
 
 
 def test_what_rests_holds_nothing_and_wakes_up_as_it_was():
