@@ -35,7 +35,7 @@ class Part(NamedTuple):
     logps: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]
     gradients: list[tuple[str, np.ndarray]]
     loss: float
-    asked: dict[str, int]
+    queries: dict[str, int]
 
 
 @lru_cache
@@ -68,7 +68,7 @@ def weights() -> list[np.ndarray]:
 
 def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -> Part:
     """Runs in a rank: logprobs, then the gradient of a weighted sum of logprobs and entropies."""
-    from agentrl.trainer.megatron.device import asked
+    from agentrl.trainer.megatron.device import queries
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
     from agentrl.trainer.megatron.passes import Passes
@@ -91,7 +91,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
         logps=[(row.members, one.logp_N.cpu().numpy(), one.entropy_N.cpu().numpy()) for row, one in seen],
         gradients=gradients_in(network),
         loss=sum(float(metrics["loss"]) for metrics in told),
-        asked=dict(asked),
+        queries=dict(queries),
     )
 
 
