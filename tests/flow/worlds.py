@@ -107,6 +107,17 @@ class Judged(Bandit):
         return {"gold": super().reward(task, answer), "said": 0.25 * bool(answer)}
 
 
+def length(episode):
+    """The share of its tokens that an episode used."""
+    return sum(len(turn.tokens.completion.token_ids) for turn in episode.turns) / 64
+
+
+class Talkative(Bandit):
+    """Pays for length, so that groups of a model that has learned nothing differ, too."""
+
+    rewards = (Reward(length),)
+
+
 class Slow(Bandit):
     """Takes its time, so that somebody can come in between."""
 

@@ -1,0 +1,147 @@
+"""Every setting outside the algorithm changes what a run does, shown by two runs that differ in it alone.
+
+`tests/assembly/test_every_setting.py` does the same to the algorithm's settings, and to those that can be
+without effect.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import agentrl
+from agentrl.assembly.config import RunConfig
+from agentrl.config import leaves
+from agentrl.errors import AgentRLError
+from tests.assembly.test_every_setting import ALGORITHM, INACTIVE, REFUSED_ANYWAY
+from tests.flow.runs import SHAPE, journal_of, metrics_of
+from tests.flow.worlds import Shaky
+
+SMALL = {
+    **SHAPE,
+    "env": "tests.flow.worlds:Talkative",
+    "inline": True,
+    "num_rollout": 2,
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
+    "eval_episodes": 4,
+    "lr_warmup_iters": 1,
+    "use_tensorboard": False,
+}
+RPS = {"env": "RockPaperScissors-v0"}
+
+
+class Change(NamedTuple):
+    """Another value of a setting, and what has to be set for it to act."""
+
+    value: object
+    under: Mapping[str, object] = MappingProxyType({})
+
+
+CHANGES = {
+    "name": Change("other"),
+    "output_dir": Change("elsewhere"),
+    "seed": Change(1),
+    "num_threads": Change(2),
+    "use_tensorboard": Change(True),
+    "reset_timeout_s": Change(17.0),
+    "tool_timeout_s": Change(17.0),
+    "step_timeout_s": Change(17.0),
+    "reward_timeout_s": Change(17.0),
+    "episode_timeout_s": Change(17.0),
+    "max_tool_chars": Change(3),
+    "opponents": Change({"player_1": "script"}, RPS),
+    "tools": Change(["calculator"]),
+    "tool_kwargs": Change({"search": {"topk": 1}}, {"tools": ["search"]}),
+    "env": Change("tests.flow.worlds:Judged"),
+    "env_kwargs": Change({"map_name": "8x8"}, {"env": "FrozenLake-v0"}),
+    "train_split": Change("other"),
+    "hf_checkpoint": Change("nowhere"),
+    "warm_start_steps": Change(1),
+    "dialect": Change("chat"),
+    "num_rollout": Change(1),
+    "rollout_batch_size": Change(3),
+    "n_samples_per_prompt": Change(3),
+    "num_steps_per_rollout": Change(2),
+    "global_batch_size": Change(4),
+    "rollout_temperature": Change(0.7),
+    "rollout_top_p": Change(0.9),
+    "rollout_top_k": Change(5),
+    "rollout_max_response_len": Change(4),
+    "rollout_max_context_len": Change(32),
+    "max_turns": Change(1),
+    "shuffle_rewards": Change(True),
+    "max_episode_retries": Change(0, {"env": "tests.flow.worlds:Shaky", "num_rollout": 6}),
+    "trainer": Change("megatron"),
+    "optimizer": Change("muon"),
+    "lr": Change(1e-2),
+    "lr_warmup_iters": Change(2),
+    "lr_decay_style": Change("linear", {"num_rollout": 4}),
+    "weight_decay": Change(0.5),
+    "adam_beta1": Change(0.5),
+    "adam_beta2": Change(0.5),
+    "clip_grad": Change(1e-3),
+    "max_tokens_per_gpu": Change(64),
+    "bf16": Change(True),
+    "engine": Change("sglang", {"sglang_url": "http://127.0.0.1:1"}),
+    "max_slots": Change(1),
+    "max_context_len": Change(20),
+    "sglang_models": Change({"judge": {"hf_checkpoint": "nowhere"}}),
+    "eval_interval": Change(1),
+    "eval_split": Change("other"),
+    "eval_episodes": Change(3),
+    "eval_temperature": Change(0.1),
+}
+
+
+def test_every_setting_is_here_or_where_the_algorithms_are():
+    assert {*CHANGES, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(leaves(RunConfig))
+
+
+def weights_of(folder: Path) -> int:
+    return zlib.crc32((folder / "checkpoint" / "model.safetensors").read_bytes())
+
+
+def without_times(value):
+    """JSON without what the clock put there."""
+    if isinstance(value, dict):
+        timed = {"seconds", "queue_seconds", "took", "time_s"}
+        return {
+            key: without_times(inner)
+            for key, inner in value.items()
+            if key not in timed and not key.startswith("perf/") and "latency" not in key and "_ms" not in key
+        }
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
+def observed(monkeypatch, folder: Path, settings: Mapping[str, object]) -> object:
+    """What a run does, or the sentence that it ends with."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    Shaky.chance.seed(0)
+    monkeypatch.chdir(folder)
+    shape = SHAPE if "hf_checkpoint" in settings else ()
+    given = {name: value for name, value in {**SMALL, **settings}.items() if name not in shape}
+    try:
+        run = agentrl.train(quiet=True, **given)
+    except AgentRLError as error:
+        return str(error)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "tfevents" not in path.name)
+    metrics, journal = without_times(metrics_of(run.folder)), without_times(journal_of(run.folder))
+    return files, metrics, journal, weights_of(run.folder), torch.get_num_threads()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_setting_changes_what_a_run_does(monkeypatch, tmp_path, name):
+    value, under = CHANGES[name]
+    before = observed(monkeypatch, tmp_path / "run", under)
+    assert observed(monkeypatch, tmp_path / "run", under) == before
+    assert observed(monkeypatch, tmp_path / "run", {**under, name: value}) != before
