@@ -1,4 +1,4 @@
-"""From what a model wrote to what a function receives, or to one sentence that says what is wrong.
+"""From arguments that a model wrote to those that a function receives, or to one sentence about the error.
 
 A call's arguments are checked against the tool's schema by `jsonschema`. Then enums, dataclasses and
 pydantic models are built from them; everything else reaches the function as the model wrote it.
@@ -21,19 +21,19 @@ from agentrl.protocols import ToolSchema
 from agentrl.types import JSON
 
 ArgumentPolicy = Literal["strict", "coerce"]
-_SHOWN_CHARACTERS = 80
+_MAX_CHARACTERS = 80
 
 
 class ArgumentsRejected(ToolRejected):
-    """The arguments do not fit the schema. kind: the JSON Schema keyword that they break.
+    """The arguments do not fit the schema. kind: the JSON Schema keyword that they violate.
 
-    Where the schema is content and a model's own validator is not, the kind is `value`.
+    Where they fit the schema and a validator of a pydantic model rejects them, the kind is `value`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Arguments as the function takes them. coerced: they did not fit as the model wrote them."""
+    """Arguments as the function takes them. coerced: values were converted to fit the schema."""
 
     values: Mapping[str, object]
     coerced: bool = False
@@ -41,31 +41,31 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads the calls of one tool. builders: for the parameters that are more than JSON."""
+    """Reads the calls of one tool. builders: adapters of the parameters that are not plain JSON."""
 
     schema: ToolSchema
     validator: Validator
     builders: Mapping[str, TypeAdapter[object]]
 
     def read(self, arguments: Mapping[str, JSON], policy: ArgumentPolicy = "strict") -> Reading:
-        """Check arguments and build what the function takes; `coerce` tries to mend them first.
+        """Check arguments and build those that the function takes; `coerce` converts values that do not fit.
 
-        What `coerce` does stands at `coerced`.
+        `coerced` lists the conversions.
 
         Raises:
             ArgumentsRejected: they do not fit; the sentence names the parameter.
         """
-        given = dict(arguments)
-        fits, mended = self.validator.is_valid(given), False
+        values = dict(arguments)
+        fits, converted = self.validator.is_valid(values), False
         if not fits and policy == "coerce":
-            given, mended = coerced(given, self.schema.parameters, self.validator), True
-            fits = self.validator.is_valid(given)
+            values, converted = coerced(values, self.schema.parameters, self.validator), True
+            fits = self.validator.is_valid(values)
         if not fits:
-            # The model is told of what it wrote, not of what was made of it.
+            # The text shows the model its own arguments, not the converted ones.
             raise ArgumentsRejected(*explain(self.schema, self.validator, dict(arguments)))
         if not self.builders:
-            return Reading(given, mended)
-        return Reading({key: self._built(key, value) for key, value in given.items()}, mended)
+            return Reading(values, converted)
+        return Reading({key: self._built(key, value) for key, value in values.items()}, converted)
 
     def _built(self, key: str, value: JSON) -> object:
         if key not in self.builders:
@@ -75,8 +75,8 @@ class Reader:
         except BuildError as error:
             first = error.errors(include_url=False)[0]
             where = _dotted((key, *first["loc"]))
-            said = f"{_clip(' '.join(first['msg'].split()))}; it got {_shown(first['input'])}."
-            sentence = f"{self.schema.name}: parameter `{where}` does not fit: {said}"
+            problem = f"{_clip(' '.join(first['msg'].split()))}; it got {_as_json(first['input'])}."
+            sentence = f"{self.schema.name}: parameter `{where}` does not fit: {problem}"
             raise ArgumentsRejected(sentence, "value") from None
 
 
@@ -87,18 +87,18 @@ def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JS
     kind = str(error.validator)
     where = f"parameter `{_dotted(tuple(error.absolute_path))}`" if error.absolute_path else "what it takes"
     if kind in ("required", "additionalProperties"):
-        known = _Known(schema, error)
-        said = known.wrong_keys(error.instance, where if error.absolute_path else "")
-        return f"{schema.name}: {said}", kind
-    said = _Known(schema, error).expected(error.schema) if kind in _SAYABLE else ""
-    expected = f"must be {said}" if said else f"must satisfy {kind} = {_shown(error.validator_value)}"
+        place = _FailedSchema(schema, error)
+        problem = place.wrong_keys(error.instance, where if error.absolute_path else "")
+        return f"{schema.name}: {problem}", kind
+    phrase = _FailedSchema(schema, error).expected(error.schema) if kind in _DESCRIBED_KEYWORDS else ""
+    expected = f"must be {phrase}" if phrase else f"must satisfy {kind} = {_as_json(error.validator_value)}"
     if error.validator is None:  # the schema `false`
         kind, expected = "false", "must be left out"
-    return f"{schema.name}: {where} {expected}, but got {_shown(error.instance)}.", kind
+    return f"{schema.name}: {where} {expected}, but got {_as_json(error.instance)}.", kind
 
 
-class _Known:
-    """What a schema says of the place where an error is."""
+class _FailedSchema:
+    """The part of a schema that an argument violates."""
 
     def __init__(self, schema: ToolSchema, error: ValidationError) -> None:
         older = _objects(schema.parameters.get("definitions"))
@@ -106,43 +106,43 @@ class _Known:
         self._error = error
         self._schema: Mapping[str, JSON] = error.schema if isinstance(error.schema, Mapping) else {}
 
-    def wrong_keys(self, given: Mapping[str, JSON], where: str) -> str:
-        known = _objects(self._schema.get("properties"))
+    def wrong_keys(self, value: Mapping[str, JSON], where: str) -> str:
+        properties = _objects(self._schema.get("properties"))
         inside = f" in {where}" if where else ""
         if self._error.validator == "required":
             required = self._schema["required"]
             assert isinstance(required, list)
-            key = next(str(key) for key in required if key not in given)
-            said = self.expected(known.get(key))
-            return f"parameter `{key}` is missing{inside}{f'; it must be {said}' if said else ''}."
-        key = next(key for key in given if key not in known)
-        takes = ", ".join(f"`{name}`" for name in known) or "no parameters"
+            key = next(str(key) for key in required if key not in value)
+            phrase = self.expected(properties.get(key))
+            return f"parameter `{key}` is missing{inside}{f'; it must be {phrase}' if phrase else ''}."
+        key = next(key for key in value if key not in properties)
+        takes = ", ".join(f"`{name}`" for name in properties) or "no parameters"
         return (
-            f"there is no parameter `{_clip(key)}`{inside} (got {_shown(given[key])}); "
-            f"it takes {takes}.{did_you_mean(key, known)}"
+            f"there is no parameter `{_clip(key)}`{inside} (got {_as_json(value[key])}); "
+            f"it takes {takes}.{did_you_mean(key, properties)}"
         )
 
     def expected(self, schema: JSON) -> str:
-        """What a schema asks for, in words; nothing where it would take its own words to say it."""
+        """A schema as an English phrase; empty where only the schema itself would be exact."""
         if not isinstance(schema, dict):
             return ""
         if isinstance(reference := schema.get("$ref"), str):
             return self.expected(self._shared.get(reference.rpartition("/")[2], {}))
         if isinstance(choices := schema.get("anyOf"), list):
-            said = [self.expected(choice) for choice in choices]
-            return " or ".join(said) if all(said) else ""
+            phrases = [self.expected(choice) for choice in choices]
+            return " or ".join(phrases) if all(phrases) else ""
         if isinstance(values := schema.get("enum"), list):
-            return "one of " + ", ".join(_shown(value) for value in values)
+            return "one of " + ", ".join(_as_json(value) for value in values)
         if "const" in schema:
-            return _shown(schema["const"])
+            return _as_json(schema["const"])
         kinds = schema.get("type", "object" if "properties" in schema else None)
         return " or ".join(
-            _WORDS.get(str(kind), "") for kind in (kinds if isinstance(kinds, list) else [kinds])
+            _TYPE_NAMES.get(str(kind), "") for kind in (kinds if isinstance(kinds, list) else [kinds])
         )
 
 
-_SAYABLE = ("type", "enum", "const", "anyOf")
-_WORDS = {
+_DESCRIBED_KEYWORDS = ("type", "enum", "const", "anyOf")
+_TYPE_NAMES = {
     "string": "a string",
     "integer": "an integer",
     "number": "a number",
@@ -163,15 +163,15 @@ def _objects(value: JSON) -> dict[str, dict[str, JSON]]:
     return {key: below for key, below in table.items() if isinstance(below, dict)}
 
 
-def _shown(value: object) -> str:
+def _as_json(value: object) -> str:
     return _clip(json.dumps(value, ensure_ascii=False, default=repr))
 
 
 def _clip(text: str) -> str:
-    # A model's own words must not break the sentence that they stand in.
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: _SHOWN_CHARACTERS + 1])
+    # Text of the model must not break the sentence that quotes it.
+    printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: _MAX_CHARACTERS + 1])
     # Escapes make a short text long.
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+    return printable if len(printable) <= _MAX_CHARACTERS else f"{printable[:_MAX_CHARACTERS]}..."
 
 
 _MAX_DEPTH = 32
@@ -189,27 +189,27 @@ def coerced(
 ) -> dict[str, JSON]:
     """The arguments with every value that does not fit its schema converted, where it can be.
 
-    A value that fits is never touched. One that does not becomes, by the type the schema asks for,
+    A value that fits is never changed. A value that does not fit is converted by the type in the schema:
 
         integer    what pydantic's lax mode reads: "5", "5.0" and 5.0 give 5; true gives 1; 5.5 stays
         number     likewise: "2.5" gives 2.5; true gives 1.0
         boolean    likewise: "true", "yes", "on", "1", 1 give true, and their opposites false, in any case
         string     likewise: the digits of a number; 5 gives "5"
-        list       the list that a string spells in JSON, or else a list with the value as its one member
-        object     the object that a string spells in JSON
+        list       the list that a string holds as JSON, or else a list with the value as its only member
+        object     the object that a string holds as JSON
 
-    Members of lists and fields of objects are mended in the same way. Of several types (`anyOf`) the
-    first in which the mended value fits is taken. null, enums of several types, missing and unknown
-    parameters are left as they are. The result may still not fit.
+    Members of lists and fields of objects are converted in the same way. Of several types (`anyOf`) the
+    first that the converted value fits is taken. null, enums of several types, missing and unknown
+    parameters stay as they are. The result may still not fit.
 
     parameters: the schema of the whole object, and `validator`, the one compiled from it.
     """
     schema = dict(parameters)
-    mended = _Mender(schema, validator).value(dict(arguments), schema, 0)
-    return mended if isinstance(mended, dict) else dict(arguments)
+    converted = _Coercion(schema, validator).value(dict(arguments), schema, 0)
+    return converted if isinstance(converted, dict) else dict(arguments)
 
 
-class _Mender:
+class _Coercion:
     def __init__(self, parameters: Mapping[str, JSON], validator: Validator) -> None:
         self._validator = validator
         shared = parameters.get("$defs")
@@ -235,16 +235,18 @@ class _Mender:
 
     def _container(self, value: JSON, schema: dict[str, JSON], kind: str, depth: int) -> JSON:
         if isinstance(value, str):
-            value = _spelt(value, _CONTAINERS[kind])
+            value = _parsed(value, _CONTAINERS[kind])
         if kind == "array":
             members = value if isinstance(value, list) else [value]
             return [self.value(member, schema.get("items"), depth + 1) for member in members]
         if not isinstance(value, dict):
             return value
         fields = schema.get("properties")
-        known = fields if isinstance(fields, dict) else {}
+        properties = fields if isinstance(fields, dict) else {}
         others = schema.get("additionalProperties")
-        return {key: self.value(below, known.get(key, others), depth + 1) for key, below in value.items()}
+        return {
+            key: self.value(below, properties.get(key, others), depth + 1) for key, below in value.items()
+        }
 
     def _fits(self, value: JSON, schema: JSON) -> bool:
         return self._validator.evolve(schema=schema).is_valid(value)
@@ -257,9 +259,9 @@ def _lax(value: JSON, kind: str) -> JSON:
         return value
 
 
-def _spelt(text: str, kind: type[object]) -> JSON:
+def _parsed(text: str, kind: type[object]) -> JSON:
     try:
-        found: JSON = json.loads(text)
+        value: JSON = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return found if isinstance(found, kind) else text
+    return value if isinstance(value, kind) else text

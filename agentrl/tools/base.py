@@ -1,14 +1,14 @@
 """A tool: a typed function that a model may call.
 
-Plain functions need nothing; `@tool(...)` only changes what is said about one, or how it runs:
+Plain functions need nothing; `@tool(...)` only overrides its name, its description or how it runs:
 
     @tool(inline=True)
     def lookup(word: str) -> str:
         '''Look up a word.'''
         return TABLE.get(word, "nothing found")
 
-A wrong call, and a call that the tool itself turns down, is a `ToolRejected`: one sentence for the
-model. Anything else that escapes is the world's failure.
+A wrong call, or a call that the tool itself refuses, raises `ToolRejected`: one sentence for the model.
+Any other exception counts as a failure of the world.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentrl.types import JSON
 ToolFunction = Callable[..., str] | Callable[..., Awaitable[str]]
 _F = TypeVar("_F", bound=ToolFunction)
 Overrun: TypeAlias = Literal["model", "world"]
-"""Whose doing it is when a tool overruns its deadline: the model's, who is told so, or the world's."""
+"""What causes a tool to overrun its deadline: the model, which gets an error text, or the world."""
 _OPTIONS = "__agentrl_tool__"
 
 
@@ -69,15 +69,16 @@ def tool(
     max_concurrency: int | None = None,
     overrun: Overrun = "model",
 ) -> _F | Callable[[_F], _F]:
-    """Override what a model is told about a function, or how it is run.
+    """Override the name and the description of a function, or how it is run.
 
     inline: the function returns within microseconds, so it runs on the event loop itself; no
         deadline can interrupt it (see `agentrl.tools.inline`). Other synchronous functions run in a
         thread of their own.
     max_concurrency: calls that run at a time, over all episodes; the others wait, and the wait does not
         count against their deadline. None = no limit.
-    overrun: whose doing it is when a call overruns its deadline. `model`: the arguments can make it slow,
-        so the model is told, and scored. `world`: they cannot, so the episode fails and is replaced.
+    overrun: what causes a call to overrun its deadline. `model`: its arguments can make it slow, so the model
+        gets an error text, and the episode is scored. `world`: they cannot, so the episode fails and is
+        replaced.
     """
 
     def mark(target: _F) -> _F:
@@ -89,7 +90,7 @@ def tool(
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What is said about a tool, and the function behind it. Make one with `Tool.of`."""
+    """The schema of a tool and its function. Create it with `Tool.of`."""
 
     schema: ToolSchema
     function: ToolFunction
@@ -99,7 +100,7 @@ class Tool:
 
     @classmethod
     def of(cls, function: ToolFunction) -> Tool:
-        """The tool that a typed function, or a method of a living object, is.
+        """A tool from a typed function or a bound method.
 
         Raises:
             ToolDefinitionError: it cannot be described to a model; the text says what to add.
@@ -121,7 +122,7 @@ class Tool:
         gate: Gate | None = None,
         overrun: Overrun = "model",
     ) -> Tool:
-        """A tool whose schema is given rather than read off a signature; arguments arrive as keywords.
+        """A tool whose schema is an argument rather than read off a signature; arguments arrive as keywords.
 
         Raises:
             ToolDefinitionError: its parameters are no valid JSON Schema.
@@ -132,34 +133,34 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name the model calls it by."""
+        """The name that the model calls it by."""
         return self.schema.name
 
     @property
     def description(self) -> str:
-        """What the model is told that it does."""
+        """The description that the model reads."""
         return self.schema.description
 
     async def invoke(self, arguments: Mapping[str, JSON]) -> str:
-        """Check the arguments, strictly, wait for room, call the function, return the text for the model.
+        """Check the arguments strictly, wait for the concurrency gate, call the function, return its text.
 
         Raises:
-            ToolRejected: the arguments do not fit the schema, or the tool says no.
-            TypeError: the tool returned something that is not a string.
+            ToolRejected: the arguments do not fit the schema, or the tool refuses them.
+            TypeError: the tool did not return a string.
         """
         values = self.reader.read(arguments).values
         async with self.gate.admitted():
             return await self.call(values)
 
     async def call(self, values: Mapping[str, object]) -> str:
-        """Call the function with arguments that its reader has made.
+        """Call the function with arguments that its reader built.
 
         Cancelling it returns at once; a synchronous function that is not inline then runs on in
-        its daemon thread, and what it returns is dropped.
+        its daemon thread, and its result is dropped.
 
         Raises:
-            ToolRejected: the tool says no.
-            TypeError: the tool returned something that is not a string.
+            ToolRejected: the tool refuses the call.
+            TypeError: the tool did not return a string.
         """
         thread = None if is_inline(self.function) else f"tool {self.name}"
         result = await run(partial(self.function, **values), thread=thread)
@@ -173,8 +174,9 @@ def _options(function: FunctionType | MethodType) -> _Options:
     return options if isinstance(options, _Options) else _Options()
 
 
-# Environments live for one episode and describe the same few functions every time. Weak keys: functions
-# made inside an episode must not outlive it. Two tables: as a method, a function has no `self` to describe.
+# An environment exists for one episode, and each describes the same few functions. Weak keys: functions
+# created inside an episode must not outlive it. Two tables: the
+# schema of a method lacks `self`.
 _Described: TypeAlias = tuple[Reader, Gate]
 _functions: WeakKeyDictionary[Callable[..., object], _Described] = WeakKeyDictionary()
 _methods: WeakKeyDictionary[Callable[..., object], _Described] = WeakKeyDictionary()

@@ -20,7 +20,7 @@ from agentrl.tools.base import tool
 MAX_CHARACTERS = 400
 MAX_DEPTH = 40
 MAX_BITS = 2048
-"""Of any numerator or denominator on the way: 616 decimal digits."""
+"""Of the numerator and the denominator of every intermediate result: 616 decimal digits."""
 
 _TOKEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+|\*\*|[-+*/()])")
 _END = "the end"
@@ -76,8 +76,8 @@ class _Parser:
 
     def expect(self, token: str) -> None:
         if self._take(token) is None:
-            found = self._tokens[self._at]
-            raise ToolRejected(f"the expression has {_quoted(found)} where {_quoted(token)} should be.")
+            actual = self._tokens[self._at]
+            raise ToolRejected(f"the expression has {_quoted(actual)} where {_quoted(token)} should be.")
 
     def _product(self, depth: int) -> Fraction:
         value = self._signed(depth)
@@ -110,9 +110,9 @@ class _Parser:
         self._at += 1
         return _bounded(Fraction(token))
 
-    def _take(self, *wanted: str) -> str | None:
+    def _take(self, *candidates: str) -> str | None:
         token = self._tokens[self._at]
-        if token not in wanted:
+        if token not in candidates:
             return None
         self._at += 1
         return token

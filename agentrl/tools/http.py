@@ -1,8 +1,7 @@
-"""HTTP for tools: a client that reaches the addresses that a run allowed, and no others.
+"""HTTP for tools: a client that reaches the addresses that a run allows, and no others.
 
-A model may choose a URL, and a server may answer with a redirect: neither must lead a tool to machines
-that nobody meant. Addresses are compared as origins (scheme, host, port), each time a connection would be
-used, on the very URL that it would be used for.
+A model may choose a URL, and a server may redirect: neither may lead a tool to a machine outside of the
+allowed addresses. Addresses are compared as origins (scheme, host, port), on the URL of every request.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import httpx2
 from agentrl.errors import ConfigError, ToolError, ToolRejected
 
 _PORTS = {"http": 80, "https": 443}
-_SHOWN_CHARACTERS = 80
+_MAX_CHARACTERS = 80
 _SENT_BEFORE = "agentrl_sent_before"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a URL leads. host: in lower case, IP addresses in their shortest form."""
+    """The origin of a URL. host: in lower case, IP addresses in their shortest form."""
 
     scheme: str
     host: str
@@ -38,7 +37,7 @@ class Origin:
 def origin_of(url: httpx2.URL) -> Origin | None:
     """The origin of a URL; None where its scheme is neither http nor https, or it has no host.
 
-    `127.1`, `2130706433` and `localhost.` stay as they are: other spellings of an allowed host are strangers.
+    `127.1`, `2130706433` and `localhost.` stay as they are: other spellings of an allowed host are refused.
     """
     host = url.raw_host.decode("ascii", "replace").lower()
     if url.scheme not in _PORTS or not host:
@@ -51,10 +50,11 @@ def origin_of(url: httpx2.URL) -> Origin | None:
 class AllowedAddresses:
     """The origins that a run's tools may reach: `AllowedAddresses("http://127.0.0.1:8000")`.
 
-    addresses: URLs, of which the origin counts. A name is allowed as a name, wherever it leads.
+    addresses: URLs, of which only the origin counts. A host name is allowed as a
+        name, whatever it resolves to.
 
     Raises:
-        ConfigError: one of them is no http or https address, or holds credentials.
+        ConfigError: an address is not http or https, or holds credentials.
     """
 
     def __init__(self, *addresses: str) -> None:
@@ -64,24 +64,24 @@ class AllowedAddresses:
         return ", ".join(sorted(str(origin) for origin in self._origins)) or "none"
 
     def why_not(self, url: httpx2.URL) -> str | None:
-        """What is wrong with reaching a URL, in one sentence; None where it is allowed."""
+        """The reason why a URL may not be reached, in one sentence; None where it is allowed."""
         if origin_of(url) not in self._origins:
-            return f"{_shown(url)} is not an allowed address; allowed: {self}."
+            return f"{_clipped(url)} is not an allowed address; allowed: {self}."
         if url.userinfo:
-            return f"{_shown(url)}: leave the user name and password out of the address."
+            return f"{_clipped(url)}: leave the user name and password out of the address."
         return None
 
     def check(self, address: str) -> httpx2.URL:
-        """The URL that a model wrote, where it may be reached. A tool that takes URLs calls this first.
+        """Parse a URL that a model wrote and check its origin. A tool that takes URLs calls this first.
 
         Raises:
-            ToolRejected: it is no URL, or leads elsewhere; the sentence names what is allowed.
+            ToolRejected: it is no URL, or its origin is not allowed; the sentence names the allowed ones.
         """
         try:
             url = httpx2.URL(address)
         except (httpx2.InvalidURL, ValueError):
             raise ToolRejected(
-                f"{address[:_SHOWN_CHARACTERS]!r} is not a URL; allowed addresses: {self}."
+                f"{address[:_MAX_CHARACTERS]!r} is not a URL; allowed addresses: {self}."
             ) from None
         if reason := self.why_not(url):
             raise ToolRejected(reason)
@@ -94,7 +94,7 @@ class AllowedAddresses:
         max_connections: int = 100,
         headers: Mapping[str, str] | None = None,
     ) -> httpx2.AsyncClient:
-        """A client that can reach these origins alone. The caller closes it.
+        """A client that reaches only these origins. The caller closes it.
 
         Redirects are followed. Proxies, certificates and passwords of the process's environment are not
         used.
@@ -103,7 +103,7 @@ class AllowedAddresses:
             whole request. None = none.
 
         A request of it raises:
-            ToolRejected: it would go to another origin: whoever wrote the URL chose wrong.
+            ToolRejected: its URL has another origin.
             ToolError: `refused`, the server redirects to another origin.
             httpx2.HTTPError: the network or the server failed.
         """
@@ -118,7 +118,7 @@ class AllowedAddresses:
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Lets only requests to allowed origins through to another transport, redirected ones included."""
+    """Passes only requests to allowed origins on to another transport, redirected requests included."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, allowed: AllowedAddresses) -> None:
         self._inner = inner
@@ -128,14 +128,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         """Send a request to an allowed origin.
 
         Raises:
-            ToolRejected: it goes elsewhere.
-            ToolError: `refused`, it goes elsewhere because a server redirected it.
+            ToolRejected: its origin is not allowed.
+            ToolError: `refused`, a server redirected it to an origin that is not allowed.
         """
         if reason := self._allowed.why_not(request.url):
             if _SENT_BEFORE in request.extensions:
                 raise ToolError("refused", f"a server redirects elsewhere: {reason}")
             raise ToolRejected(reason)
-        # A request made of a redirect inherits the extensions of the one before it.
+        # The request that follows a redirect inherits the extensions of the first request.
         request.extensions[_SENT_BEFORE] = True
         return await self._inner.handle_async_request(request)
 
@@ -169,6 +169,6 @@ def _configured(address: str) -> Origin:
     return origin
 
 
-def _shown(url: httpx2.URL) -> str:
-    shown = str(origin_of(url) or url.copy_with(userinfo=b""))
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+def _clipped(url: httpx2.URL) -> str:
+    text = str(origin_of(url) or url.copy_with(userinfo=b""))
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."

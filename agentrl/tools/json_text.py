@@ -1,4 +1,4 @@
-"""Reading JSON that a model wrote: what cannot be stored, sent or walked afterwards is no JSON."""
+"""Reads JSON that a model wrote; a value that cannot be stored, sent or walked afterwards is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from agentrl.types import JSON
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 
 def read_json(text: str) -> JSON:
@@ -25,13 +25,13 @@ def read_json(text: str) -> JSON:
 
 
 def is_storable(value: JSON) -> bool:
-    """Whether a value can be encoded as UTF-8 and walked without overflowing anybody's stack."""
+    """Whether a value can be encoded as UTF-8 and walked without overflowing the stack."""
     try:
         # Half a surrogate pair can be escaped in JSON, but neither encoded nor written to a file.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return False
-    return _is_nested_at_most(_DEEPEST, value)
+    return _is_nested_at_most(_MAX_DEPTH, value)
 
 
 def _is_nested_at_most(depth: int, value: JSON) -> bool:

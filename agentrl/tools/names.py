@@ -1,4 +1,4 @@
-"""From names to what installed packages offer: what the registries of tools and of environments share."""
+"""Resolves names to objects of installed packages, for the registries of tools and of environments."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from agentrl.errors import UserError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How one kind of thing is looked up. noun: what people call it. form: how one without a name is written.
+    """How one kind of object is looked up. noun: its kind, for error texts. form: the spelling of a path.
 
-    error: what is raised where there is none of that name.
+    error: the exception for a name that cannot be resolved.
     """
 
     noun: str
@@ -23,7 +23,7 @@ class Names:
     error: type[UserError]
 
     def loaded(self, point: EntryPoint) -> object:
-        """What an installed package offers.
+        """The object of an entry point.
 
         Raises:
             UserError: of type `error`, the package is broken.
@@ -37,7 +37,7 @@ class Names:
             ) from error
 
     def imported(self, path: str) -> object:
-        """What stands in a module: `package.module:name`.
+        """The object at a path `package.module:name`.
 
         Raises:
             UserError: of type `error`, there is no such module or no such name in it.
@@ -49,28 +49,29 @@ class Names:
             # TypeError and ValueError: a relative or an empty module name.
             raise self.error(f"no {self.noun} `{path}`: {error}; name it `{self.form}`.") from None
 
-    def unknown(self, name: str, known: Iterable[str]) -> UserError:
-        """The error for a name that nothing has; the sentence says what has one."""
-        names = sorted(known)
+    def unknown(self, name: str, registered: Iterable[str]) -> UserError:
+        """The error for a name that is not registered; the sentence lists the names that are."""
+        names = sorted(registered)
         return self.error(
             f"no {self.noun} `{name}`.{did_you_mean(name, names)} Installed: {', '.join(names) or 'none'}."
         )
 
 
 def check_arguments(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:
-    """Refuse arguments that a class or function does not take.
+    """Check that a class or function takes these arguments.
 
     Raises:
-        UserError: the sentence shows what it takes.
+        UserError: it does not; the sentence lists what it takes.
     """
-    takes = inspect.signature(factory)
-    known = [one.name for one in takes.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    strange = [key for key in arguments if key not in known]
-    if strange and len(known) == len(takes.parameters):
-        takes_them = ", ".join(known) or "no arguments"
-        near = did_you_mean(strange[0], known)
-        raise UserError(f"{name}: there is no argument `{strange[0]}`.{near} It takes {takes_them}.")
+    signature = inspect.signature(factory)
+    parameters = signature.parameters.values()
+    names = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    unknown = [key for key in arguments if key not in names]
+    if unknown and len(names) == len(parameters):
+        listed = ", ".join(names) or "no arguments"
+        near = did_you_mean(unknown[0], names)
+        raise UserError(f"{name}: there is no argument `{unknown[0]}`.{near} It takes {listed}.")
     try:
-        takes.bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
-        raise UserError(f"{name}: {error}; it is made with {takes}, got {dict(arguments)}.") from None
+        raise UserError(f"{name}: {error}; it is made with {signature}, got {dict(arguments)}.") from None

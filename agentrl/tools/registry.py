@@ -1,14 +1,13 @@
-"""Names for tools, so that a run file can say `tools = ["python", "calculator"]`.
+"""Names for tools, so that a run file can list `tools = ["python", "calculator"]`.
 
-A package offers tools through the entry point group `agentrl.tools`. They are imported when they are first
-asked for.
+A package offers tools through the entry point group `agentrl.tools`. They are imported at their first use.
 
     [project.entry-points."agentrl.tools"]
     weather = "my_tools:forecast"          # a typed function: the tool itself
-    maps = "my_tools:MapsTools"            # a Toolkit, made with the arguments of the run file
-    atlas = "my_tools:make_atlas"          # a function that makes either; it is annotated to return it
+    maps = "my_tools:MapsTools"            # a Toolkit, created with the arguments of the run file
+    atlas = "my_tools:make_atlas"          # a function that returns either, annotated so
 
-`package.module:name` names one that nobody registered.
+`package.module:name` names a tool that is not registered.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from agentrl.tools.names import Names, check_arguments
 from agentrl.tools.toolkit import Toolkit
 
 ToolFactory: TypeAlias = Callable[..., ToolFunction | Toolkit]
-"""Makes a tool: a class that is a Toolkit, or a function that returns one or a typed function."""
+"""Creates a tool: a subclass of Toolkit, or a function that returns a Toolkit or a typed function."""
 
 _GROUP = "agentrl.tools"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -38,41 +37,42 @@ _NAMES = Names("tool", "package.module:name", UnknownToolError)
 _registered: dict[str, object] = {}
 
 
-def register_tool(name: str, thing: ToolFunction | Toolkit | ToolFactory) -> None:
-    """Give a tool a name for as long as the program runs. Registering the same name again replaces it.
+def register_tool(name: str, target: ToolFunction | Toolkit | ToolFactory) -> None:
+    """Register a tool under a name, for this process. Registering the same name again replaces it.
 
-    thing: a typed function or a Toolkit; or what makes one, and is then called by each make_tool().
+    target: a typed function, a Toolkit, or a ToolFactory, which each make_tool() then calls.
 
     Raises:
-        UserError: the name holds other characters than letters, digits, `_`, `.` and `-`, or it is no tool.
+        UserError: the name holds other characters than letters, digits, `_`, `.` and `-`.
+        UnknownToolError: the target is no tool.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"a tool's name is made of letters, digits, `_`, `.` and `-`, got {name!r}.")
-    _registered[name] = _checked(name, thing)
+    _registered[name] = _checked(name, target)
 
 
 def make_tool(name: str, **kwargs: object) -> ToolFunction | Toolkit:
     """A tool by its name, as an environment's `tools` take it.
 
     Raises:
-        UnknownToolError: nothing has that name (the sentence says what has), or its package is broken.
+        UnknownToolError: no tool has that name (the sentence lists the names), or its package is broken.
         UserError: it does not take these arguments.
     """
-    thing = find_tool(name)
-    if isinstance(thing, Toolkit) or is_function(thing):
+    target = find_tool(name)
+    if isinstance(target, Toolkit) or is_function(target):
         if kwargs:
             raise UserError(f"tool `{name}` takes no arguments, got {kwargs}.")
-        return thing
-    factory = cast(ToolFactory, thing)
+        return target
+    factory = cast(ToolFactory, target)
     check_arguments(f"tool `{name}`", factory, kwargs)
     fitting = {key: _fitting(name, key, value, _hints(factory)) for key, value in kwargs.items()}
     try:
-        made: object = factory(**fitting)
+        tool: object = factory(**fitting)
     except (TypeError, ValueError) as error:
         raise UserError(f"tool `{name}` cannot be made of {kwargs}: {error}.") from error
-    if not (isinstance(made, Toolkit) or is_function(made)):
-        raise UserError(f"tool `{name}` makes {made!r}, which is neither a typed function nor a Toolkit.")
-    return made
+    if not (isinstance(tool, Toolkit) or is_function(tool)):
+        raise UserError(f"tool `{name}` makes {tool!r}, which is neither a typed function nor a Toolkit.")
+    return tool
 
 
 def tool_names() -> list[str]:
@@ -81,10 +81,10 @@ def tool_names() -> list[str]:
 
 
 def find_tool(name: str) -> object:
-    """What has a name: a typed function, a Toolkit, or what makes one.
+    """The target of a name: a typed function, a Toolkit, or a ToolFactory.
 
     Raises:
-        UnknownToolError: nothing has that name, or its package is broken.
+        UnknownToolError: no tool has that name, or its package is broken.
     """
     if name in _registered:
         return _registered[name]
@@ -96,27 +96,27 @@ def find_tool(name: str) -> object:
     raise _NAMES.unknown(name, tool_names())
 
 
-def is_function(thing: object) -> typing.TypeGuard[ToolFunction]:
-    """Whether it is a tool itself: a function that returns a str, or does not say what it returns."""
-    if not isinstance(thing, FunctionType | MethodType):
+def is_function(target: object) -> typing.TypeGuard[ToolFunction]:
+    """Whether a target is a typed function: it is annotated to return str, or not annotated."""
+    if not isinstance(target, FunctionType | MethodType):
         return False
-    return thing.__annotations__.get("return", str) in (str, "str")
+    return target.__annotations__.get("return", str) in (str, "str")
 
 
 def _offered() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_GROUP)}
 
 
-def _checked(name: str, thing: object) -> object:
-    if not (isinstance(thing, Toolkit) or callable(thing)):
+def _checked(name: str, target: object) -> object:
+    if not (isinstance(target, Toolkit) or callable(target)):
         raise UnknownToolError(
-            f"`{name}` is {thing!r}, which is no tool; name a typed function, a Toolkit, or what makes one."
+            f"`{name}` is {target!r}, which is no tool; name a typed function, a Toolkit, or what makes one."
         )
-    return thing
+    return target
 
 
 def _hints(factory: ToolFactory) -> Mapping[str, type[object]]:
-    # Of a dataclass, so that each field's words are read where it was written.
+    # Of a dataclass itself, so that each field's hint is resolved in the module that defines it.
     is_class = isinstance(factory, type)
     subject = factory.__init__ if is_class and not dataclasses.is_dataclass(factory) else factory
     try:
@@ -126,11 +126,11 @@ def _hints(factory: ToolFactory) -> Mapping[str, type[object]]:
 
 
 def _fitting(name: str, key: str, value: object, hints: Mapping[str, type[object]]) -> object:
-    """An argument as its type hint has it: a run file's words are checked before the tool is made."""
+    """An argument, validated against its type hint before the tool is created."""
     try:
         adapter: TypeAdapter[object] = TypeAdapter(hints[key])
     except (KeyError, PydanticUserError):
-        # A type that no run file can spell; it is Python that gave this value.
+        # A type that no run file can spell: this value comes from Python code.
         return value
     try:
         return adapter.validate_python(value)

@@ -1,4 +1,4 @@
-"""Calling functions that others wrote, synchronous or not, so that none of them stops the event loop."""
+"""Calls functions of environments and tools, synchronous or not, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inline(function: _F) -> _F:
 
 
 def is_inline(function: Callable[..., object]) -> bool:
-    """Whether a call may be made on the event loop: the function is async, or promised to be quick."""
+    """Whether a function may run on the event loop: it is async, or marked with `inline`."""
     return bool(getattr(function, _INLINE, False)) or inspect.iscoroutinefunction(function)
 
 
@@ -37,11 +37,11 @@ async def run(work: Callable[[], object], *, thread: str | None) -> object:
     """Call `work` and return its result, awaited where it is awaitable.
 
     thread: the name of the daemon thread to call it in; None = on the event loop.
-    Cancelling it returns at once; a thread then runs on, and what it returns is dropped.
+    Cancelling it returns at once; the thread then runs on, and its result is dropped.
 
     Raises:
         Exception: whatever `work` raised.
-        RuntimeError: what it raised in its thread was no Exception (exit() and the like).
+        RuntimeError: in its thread it raised a BaseException that is no Exception (exit() and the like).
     """
     result = work() if thread is None else await _in_thread(work, thread)
     return await result if inspect.isawaitable(result) else result
@@ -50,8 +50,8 @@ async def run(work: Callable[[], object], *, thread: str | None) -> object:
 async def _in_thread(work: Callable[[], object], name: str) -> object:
     """Run `work` in a daemon thread.
 
-    Waits for: the thread. Unblocked by: its end, or cancellation. On shutdown: the thread is left
-    behind. A pool would not do: functions that never return would fill it, and block the exit.
+    Waits for: the thread. Unblocked by: its end, or cancellation. On shutdown: the daemon thread runs on.
+    A pool would not do: functions that never return would fill it, and block the exit.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Callable[[], object]] = loop.create_future()
@@ -63,7 +63,7 @@ async def _in_thread(work: Callable[[], object], name: str) -> object:
 
     def begin() -> None:
         outcome = outcome_of(lambda: context.run(work), name)
-        # The loop may be closed by now: then nobody waits for this result.
+        # The loop may be closed by now: then no task waits for this result.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, outcome)
 
@@ -72,7 +72,7 @@ async def _in_thread(work: Callable[[], object], name: str) -> object:
 
 
 def outcome_of(work: Callable[[], object], name: str) -> Callable[[], object]:
-    """Do the work and return what replays its result or its exception, whatever was raised."""
+    """Run `work` and return a function that returns its result or raises its exception."""
     try:
         result = work()
     except BaseException as error:  # noqa: BLE001  (whatever it raises, exit() included, its caller is waiting)

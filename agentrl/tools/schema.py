@@ -1,4 +1,4 @@
-"""From a typed function to what a model is told about it.
+"""From a typed function to the schema that a model reads.
 
 Parameters may be str, int, float, bool, None, Literal, list[...], dict[str, ...], a TypedDict, an Enum, a
 dataclass, a pydantic model, unions of these, and `Annotated[type, pydantic.Field(ge=..., description=...)]`:
@@ -15,8 +15,8 @@ dataclass, a pydantic model, unions of these, and `Annotated[type, pydantic.Fiel
         '''Tomorrow's temperature.'''
 
 The model sees the values of an Enum and the fields of a dataclass or a pydantic model; the function
-receives the member and the instance. All else arrives as the model wrote it. Objects take no fields but
-their own, unless a pydantic model says `extra="allow"`.
+receives the member and the instance. All else arrives as the model wrote it. Objects accept no undeclared
+fields, unless a pydantic model sets `extra="allow"`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _is_number(_: object, value: object) -> bool:
 
 
 _extend: Callable[..., type[Validator]] = extend
-# JSON Schema counts 3.0 as an integer and Python's reader lets NaN through; a typed function expects neither.
+# JSON Schema counts 3.0 as an integer and Python's json accepts NaN; a typed function expects neither.
 _StrictValidator = _extend(
     Draft202012Validator,
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
@@ -73,13 +73,13 @@ _StrictValidator = _extend(
 
 
 def compile_validator(schema: ToolSchema) -> Validator:
-    """A validator of whole argument objects, to be made once for each tool."""
-    # With a registry of its own: otherwise jsonschema fetches what a schema refers to.
+    """A validator of argument objects, to be compiled once for each tool."""
+    # With an empty registry: otherwise jsonschema fetches the references of a schema over the network.
     return _StrictValidator(schema.parameters, registry=EMPTY_REGISTRY)
 
 
 def check_parameters(schema: ToolSchema) -> None:
-    """Refuse parameters that are no JSON Schema of an object, whole in itself, for schemas that others wrote.
+    """Check that parameters are a self-contained JSON Schema of an object, for schemas of others.
 
     Raises:
         ToolDefinitionError: they are not.
@@ -111,8 +111,8 @@ def _references(schema: object) -> Iterator[str]:
             if isinstance(reference := schema.get(key), str):
                 yield reference
     below = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
-    for one in below:
-        yield from _references(one)
+    for child in below:
+        yield from _references(child)
 
 
 def describe(
@@ -205,7 +205,7 @@ def _are_json(values: Iterable[object]) -> bool:
 
 
 def _is_built(hint: object, inside: tuple[object, ...] = ()) -> bool:
-    """Whether an instance has to be made of what the model writes."""
+    """Whether an instance must be built from the JSON that the model writes."""
     if hint in inside:
         return False
     if isinstance(hint, type) and not is_typeddict(hint):
@@ -214,7 +214,7 @@ def _is_built(hint: object, inside: tuple[object, ...] = ()) -> bool:
 
 
 def builders(function: Callable[..., object]) -> dict[str, TypeAdapter[object]]:
-    """What builds the arguments of a described function from JSON, for parameters that are more than JSON."""
+    """Adapters that build arguments from JSON, by parameter, for the parameters that are not plain JSON."""
     hints = typing.get_type_hints(function, include_extras=True)
     return {key: TypeAdapter(hint) for key, hint in hints.items() if key != "return" and _is_built(hint)}
 
@@ -234,26 +234,26 @@ def _object_schema(
         raise ToolDefinitionError(
             f"tool `{name}`: pydantic cannot describe a parameter: {error.message}"
         ) from error
-    said = argument_descriptions(documentation)
+    descriptions = argument_descriptions(documentation)
     properties: dict[str, JSON] = {}
     for key, parameter in parameters.items():
         schema = dict(schemas[key, "validation"])
-        if key in said:
-            schema.setdefault("description", said[key])
+        if key in descriptions:
+            schema.setdefault("description", descriptions[key])
         if parameter.default is not parameter.empty:
-            # One that cannot be written as JSON stays unsaid: the model need not write it either.
+            # A default that is not JSON is left out of the schema: the model need not write it.
             with suppress(PydanticSerializationError):
                 schema["default"] = to_jsonable_python(parameter.default)
         properties[key] = schema
     required: list[JSON] = [key for key, p in parameters.items() if p.default is p.empty]
-    whole: dict[str, JSON] = {"type": "object", "properties": properties, "required": required}
-    return {**whole, "additionalProperties": False, **_closed(shared)}
+    arguments: dict[str, JSON] = {"type": "object", "properties": properties, "required": required}
+    return {**arguments, "additionalProperties": False, **_closed(shared)}
 
 
 def _closed(shared: dict[str, JSON]) -> dict[str, JSON]:
-    """The same definitions, with no fields but the declared ones where nothing else is said.
+    """The same definitions, each closed to undeclared fields unless it allows them itself.
 
-    pydantic ignores what it does not know: a misspelt field would vanish without a word.
+    pydantic ignores unknown fields: a misspelt field would be dropped silently.
     """
     tables = shared.get("$defs")
     if not isinstance(tables, dict):
@@ -273,7 +273,7 @@ def argument_descriptions(documentation: str) -> dict[str, str]:
     for line in lines:
         if line.strip() in ("Args:", "Arguments:"):
             break
-    said: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     margin, current = 0, ""
     for line in lines:
         indent = len(line) - len(line.lstrip())
@@ -283,7 +283,7 @@ def argument_descriptions(documentation: str) -> dict[str, str]:
         match = _ARGUMENT_LINE.match(line.strip())
         if indent == margin and match:
             current = match[1]
-            said[current] = match[2]
+            descriptions[current] = match[2]
         elif current:
-            said[current] = f"{said[current]} {line.strip()}".strip()
-    return said
+            descriptions[current] = f"{descriptions[current]} {line.strip()}".strip()
+    return descriptions

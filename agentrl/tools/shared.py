@@ -1,7 +1,7 @@
-"""Things that are opened once and live longer than one call: servers, clients, warm processes.
+"""Resources that are opened once and stay open longer than one call: servers, clients, warm processes.
 
-`Held` keeps a context manager open in a task of its own. `Shared` holds one for a whole event loop, opened
-when it is first needed. Both are closed when the loop ends: `asyncio.run` cancels their tasks.
+`Held` keeps a context manager open in a task of its own. `Shared` keeps one resource per event loop, opened
+at its first use. Both are closed when the loop ends: `asyncio.run` cancels their tasks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class Held(Generic[_T_co]):
-    """A context manager that is entered now and left later, perhaps by another task.
+    """A context manager that is entered now and exited later, perhaps on the request of another task.
 
     Consumes: the manager. Waits for: close(), or the end of the event loop, which cancels its task. The
-    manager is entered and left in that one task: the cancel scopes of some libraries insist on it.
+    manager is entered and exited in that one task: the cancel scopes of some libraries require it.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[_T_co], name: str) -> None:
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[_T_co] = loop.create_future()
         self._closing = asyncio.Event()
-        # An empty context: what is shared must not live in the context of whoever came first.
+        # An empty context: a shared resource must not keep the context variables of its first user.
         self._task = loop.create_task(self._hold(manager), name=name, context=Context())
-        # Whoever asks is told; where nobody asks any more, asyncio need not complain.
+        # value() and close() raise its exception; without a caller, asyncio would log it as never retrieved.
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
@@ -40,7 +40,7 @@ class Held(Generic[_T_co]):
         return self._closing.is_set() or self._task.done()
 
     async def value(self) -> _T_co:
-        """What the manager gave, as soon as it is open. Cancelling the wait leaves it open for others.
+        """The value of the manager, as soon as it is open. Cancelling the wait leaves it open for others.
 
         Raises:
             Exception: whatever opening it raised.
@@ -55,10 +55,10 @@ class Held(Generic[_T_co]):
         raise self._task.exception() or ToolError("unavailable", f"{self._task.get_name()} did not open")
 
     async def close(self) -> None:
-        """Leave the manager, also one that is still opening. Closing twice is fine.
+        """Exit the manager, also while it is still opening. Closing twice is fine.
 
         Raises:
-            Exception: whatever leaving it raised.
+            Exception: whatever exiting it raised.
         """
         self._closing.set()
         if not self._ready.done():
@@ -80,9 +80,9 @@ _held: WeakKeyDictionary[asyncio.AbstractEventLoop, set[Held[object]]] = WeakKey
 
 
 class Shared(Generic[_T_co]):
-    """One thing for all episodes of an event loop, opened when it is first needed.
+    """One resource for all episodes of an event loop, opened at its first use.
 
-    open: makes the context manager; it runs in a task of its own.
+    open: creates the context manager, which is entered and exited in a task of its own.
     """
 
     def __init__(self, open: Callable[[], AbstractAsyncContextManager[_T_co]], name: str) -> None:
@@ -91,7 +91,7 @@ class Shared(Generic[_T_co]):
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Held[_T_co]] = WeakKeyDictionary()
 
     async def get(self) -> _T_co:
-        """The one thing; opened again where the last one is over.
+        """The resource; opened again after it was closed or ended.
 
         Raises:
             Exception: whatever opening it raised.
@@ -104,7 +104,7 @@ class Shared(Generic[_T_co]):
         return await held.value()
 
     async def drop(self, value: object) -> None:
-        """Close it where `value` is still the one that is shared: the next get() opens another."""
+        """Close the resource if it is still `value`: the next get() opens another."""
         loop = asyncio.get_running_loop()
         held = self._by_loop.get(loop)
         if held is not None and not held.over and await held.value() is value:
@@ -112,13 +112,13 @@ class Shared(Generic[_T_co]):
 
 
 async def release_shared() -> None:
-    """Close everything that is shared in this event loop. It opens again when it is next needed.
+    """Close all shared resources of this event loop. Each opens again at its next use.
 
     Raises:
-        Exception: whatever closing one of them raised; the others are closed all the same.
+        Exception: whatever closing one of them raised; the others are closed, too.
     """
-    several = list(_held.get(asyncio.get_running_loop(), set()))
-    outcomes = await asyncio.gather(*(held.close() for held in several), return_exceptions=True)
+    resources = list(_held.get(asyncio.get_running_loop(), set()))
+    outcomes = await asyncio.gather(*(held.close() for held in resources), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:
             raise outcome

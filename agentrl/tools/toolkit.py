@@ -1,4 +1,4 @@
-"""Tools with a life of their own: something is opened for them, and must be closed again."""
+"""Tools with resources: they are opened for an episode and closed after it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from agentrl.tools.base import Tool
 
 
 class Toolkit(ABC):
-    """Tools that hold something: an interpreter, a connection, an index.
+    """Tools that hold a resource: an interpreter, a connection, an index.
 
-    An environment lists it beside its functions, `tools = (PythonTool(), lookup)`, and opens `episode()`
-    when it is reset. By itself:
+    An environment lists it among its tools, `tools = (PythonTool(), lookup)`, and opens `episode()` at each
+    reset. Without an environment:
 
         async with PythonTool().episode() as (python,):
             print(await python.invoke({"code": "print(6 * 7)"}))
 
-    One toolkit serves all episodes, many at a time. What they share belongs into a
-    `agentrl.tools.Shared`; what an episode remembers is made in `episode()`, so siblings never meet it.
+    One toolkit serves all episodes, many at a time. Resources that they share belong into an
+    `agentrl.tools.Shared`; the state of an episode is created in `episode()`, so no other episode sees it.
     """
 
     @abstractmethod
     def episode(self) -> AbstractAsyncContextManager[Sequence[Tool]]:
-        """The tools for one episode; on leaving, nothing that the episode held is left."""
+        """The tools of one episode; leaving the context releases all that the episode held."""

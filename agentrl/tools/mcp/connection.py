@@ -1,4 +1,4 @@
-"""One session with a server, through the official SDK: opened, listed, called, told apart where it fails."""
+"""One session with a server, through the official SDK: it opens, lists and calls, and classifies failures."""
 
 from __future__ import annotations
 
@@ -39,90 +39,90 @@ from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, ServerLog, stdio
 from agentrl.types import JSON
 
 ANSWERS_S = 2.0
-"""After a call that was stopped, a server that lists its tools within this time is taken to be well."""
+"""After a cancelled call, a server that lists its tools within this time counts as healthy."""
 CLOSE_S = 8.0
-"""Closing takes no longer than this: `play` waits ten seconds."""
-_MOST_PAGES = 100
-_ME = Implementation(name="agentrl", version="0.1.0")
-# Over HTTP the SDK makes an error of its own of an answer that is too long: by our bound, or httpx2's.
+"""The longest time that closing takes: `play` waits ten seconds."""
+_MAX_PAGES = 100
+_CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
+# Over HTTP the SDK wraps the error for a reply that is too long: by our bound, or by httpx2's.
 _TOO_LONG_OVER_HTTP = (TOO_LONG, f"exceeded the {MAX_BYTES} byte limit")
 # What a broken server or network raises in the SDK; groups come from its tasks.
 _BROKEN = (MCPError, ValidationError, TimeoutError, OSError, httpx2.HTTPError, ExceptionGroup)
 
 
-# The SDK logs what servers do wrong, with tracebacks; it reaches those who ask for it, not the terminal.
+# The SDK logs errors of servers, with tracebacks; a NullHandler keeps them from the terminal.
 for _logger in ("mcp", "client"):
     logging.getLogger(_logger).addHandler(logging.NullHandler())
 
 
 class McpConnection:
-    """A session that is open; any task of its event loop may call. Make one with `connect`."""
+    """An open session; any task of its event loop may call. Create it with `connect`."""
 
     def __init__(self, session: ClientSession, tools: tuple[Tool, ...], log: ServerLog) -> None:
         self.tools = tools
         self._session = session
         self._log = log
         self._over = False
-        self._asking: asyncio.Task[bool] | None = None
+        self._probe: asyncio.Task[bool] | None = None
 
     @property
     def over(self) -> bool:
-        """Whether the server has ended, as far as is known."""
+        """Whether the server is known to have ended."""
         return self._over or self._log.over
 
     async def stuck(self) -> bool:
-        """Whether a call was stopped, and the server has not answered since."""
-        if self._asking is not None and await asyncio.shield(self._asking):
-            self._asking = None
-        return self._asking is not None
+        """Whether a call was cancelled and the server has not answered since."""
+        if self._probe is not None and await asyncio.shield(self._probe):
+            self._probe = None
+        return self._probe is not None
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
         """Call a tool and return its text.
 
-        Cancelling it tells the server, and asks in the background whether it still answers.
+        Cancelling it sends a cancellation to the server, then probes in the background whether it responds.
 
         Raises:
-            ToolRejected: the tool reports an error, or the server finds the arguments wrong.
-            ToolError: `crashed`, the server ended; `protocol`, what it answered makes no sense.
+            ToolRejected: the tool reports an error, or the server rejects the arguments.
+            ToolError: `crashed`, the server ended; `protocol`, its response is invalid.
         """
         try:
             result = await self._session.call_tool(name, dict(arguments))
         except asyncio.CancelledError:
-            if self._asking is None:
-                self._asking = asyncio.get_running_loop().create_task(self._answers(), context=Context())
+            if self._probe is None:
+                self._probe = asyncio.get_running_loop().create_task(self._is_healthy(), context=Context())
             raise
         except MCPError as error:
-            raise await self._told(name, error) from error
+            raise await self._classified(name, error) from error
         except (ValidationError, RuntimeError) as error:
-            # RuntimeError: the SDK's word for a result that does not fit the tool's own output schema.
+            # RuntimeError: the SDK raises it for a result that does not fit the tool's own output schema.
             raise ToolError(
                 "protocol", f"`{name}` answered what MCP does not allow: {_line(error)}"
             ) from error
         return _checked(name, result)
 
     async def close(self) -> None:
-        """Ask no more; the session itself belongs to `connect`."""
+        """Cancel the health probe; the session itself belongs to `connect`."""
         self._over = True
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
 
-    async def _answers(self) -> bool:
+    async def _is_healthy(self) -> bool:
         with suppress(MCPError, TimeoutError, ValidationError):
             async with asyncio.timeout(ANSWERS_S):
                 await self._session.list_tools()
                 return True
         return False
 
-    async def _told(self, name: str, error: MCPError) -> ToolError | ToolRejected:
+    async def _classified(self, name: str, error: MCPError) -> ToolError | ToolRejected:
         if error.code == INVALID_PARAMS:
             return ToolRejected(f"{name}: {error.message}")
         if any(words in error.message for words in _TOO_LONG_OVER_HTTP):
             return ToolRejected(f"{name}: {TOO_LONG}")
         if error.code == CONNECTION_CLOSED:
             self._over = True
-            words = await self._log.last_words()
-            return ToolError("crashed", f"the server ended during a call of `{name}`: {_line(error)}{words}")
+            lines = await self._log.last_lines()
+            return ToolError("crashed", f"the server ended during a call of `{name}`: {_line(error)}{lines}")
         if error.code == PARSE_ERROR:
             return ToolError("protocol", f"in answer to `{name}` {_line(error)}")
         return ToolError("protocol", f"`{name}` failed with JSON-RPC error {error.code}: {_line(error)}")
@@ -137,10 +137,10 @@ def _checked(name: str, result: CallToolResult) -> str:
 
 @asynccontextmanager
 async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[McpConnection]:
-    """Open a session and list the server's tools; on leaving, nothing of either is left.
+    """Open a session and list the server's tools; leaving the context ends the session and the server.
 
     Entering raises:
-        ToolError: `unavailable`, it did not start or answer in time; `protocol`, it speaks no MCP.
+        ToolError: `unavailable`, it did not start or respond in time; `protocol`, its responses are not MCP.
     """
     log, connection = ServerLog(), None
     try:
@@ -155,28 +155,28 @@ async def connect(server: Server, *, start_timeout_s: float) -> AsyncIterator[Mc
                 deadline.reschedule(asyncio.get_running_loop().time() + CLOSE_S)
                 await connection.close()
     except _BROKEN as error:
-        # A connection that breaks while it is open is told of by the calls; there is nothing left to close.
+        # When an open connection breaks, its calls raise the error; there is nothing to close.
         if connection is None:
             raise await _not_opened(error, log, start_timeout_s) from error
 
 
 async def _client(server: Server, log: ServerLog, stack: AsyncExitStack) -> Client:
-    # "auto": whichever protocol the server speaks. Only the older ones, "legacy", have sessions over HTTP.
+    # "auto": any protocol that the server supports. Only older ones, "legacy", have sessions over HTTP.
     if isinstance(server, Command):
-        return Client(stdio(server, log), mode="auto", client_info=_ME, cache=None)
-    # Waits are bounded by the deadlines of starting, calling and closing.
+        return Client(stdio(server, log), mode="auto", client_info=_CLIENT_INFO, cache=None)
+    # No timeout of its own: the deadlines of starting, calling and closing bound every wait.
     http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
     http.event_hooks = {"response": [_bound]}
-    # Counted are the bytes that come; packed ones could become any number.
+    # The bound counts received bytes; compressed ones could expand to any number.
     http.headers["Accept-Encoding"] = "identity"
     await stack.enter_async_context(http)
     transport: Transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_BYTES)
     mode = "legacy" if server.with_session else "auto"
-    return Client(transport, mode=mode, client_info=_ME, cache=None)
+    return Client(transport, mode=mode, client_info=_CLIENT_INFO, cache=None)
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """Bytes of an answer, up to the bound."""
+    """The bytes of a reply, up to the bound."""
 
     def __init__(self, inner: httpx2.AsyncByteStream) -> None:
         self._inner = inner
@@ -190,7 +190,7 @@ class _Bounded(httpx2.AsyncByteStream):
             yield chunk
 
     async def aclose(self) -> None:
-        """Close the connection's end of it."""
+        """Close the inner stream."""
         await self._inner.aclose()
 
 
@@ -204,25 +204,25 @@ async def _bound(response: httpx2.Response) -> None:
 async def _listed(session: ClientSession) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     cursor: str | None = None
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
         tools += page.tools
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
-    raise ToolError("protocol", f"the server's list of tools does not end after {_MOST_PAGES} pages")
+    raise ToolError("protocol", f"the server's list of tools does not end after {_MAX_PAGES} pages")
 
 
 async def _not_opened(error: Exception, log: ServerLog, timeout_s: float) -> ToolError:
     cause = _first(error)
     if isinstance(cause, ToolError):
         return cause
-    words = await log.last_words()
+    lines = await log.last_lines()
     if isinstance(cause, TimeoutError):
-        return ToolError("unavailable", f"the server was not ready within {timeout_s:g} s{words}")
+        return ToolError("unavailable", f"the server was not ready within {timeout_s:g} s{lines}")
     if isinstance(cause, ValidationError):
-        return ToolError("protocol", f"the server's first answers are not MCP: {_line(cause)}{words}")
-    return ToolError("unavailable", f"the server did not start: {_line(cause)}{words}")
+        return ToolError("protocol", f"the server's first answers are not MCP: {_line(cause)}{lines}")
+    return ToolError("unavailable", f"the server did not start: {_line(cause)}{lines}")
 
 
 def _first(error: BaseException) -> BaseException:
@@ -240,9 +240,9 @@ NOTHING = "The tool returned nothing."
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of all content blocks, one below the other; structured content as JSON where there are none.
+    """The text of all content blocks, joined by newlines; structured content as JSON where there are none.
 
-    A block that is not text becomes a line in brackets that says what is not shown. The text is never empty.
+    A block that is not text becomes a line in brackets that describes it. The text is never empty.
     """
     parts = [_text(block) for block in result.content]
     if not parts and result.structured_content is not None:

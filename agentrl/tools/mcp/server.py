@@ -1,4 +1,4 @@
-"""Which server is meant: a program that is started, or an address. Checked before anything is."""
+"""The server of a toolkit: a program to start, or an address. Checked before it is started or reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from agentrl.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A server that is started. path: of the program. env: all that it sees. cwd: None = our own folder."""
+    """A server to start.
+
+    path: of the program. env: its whole environment. cwd: None = that of this process.
+    """
 
     path: str
     args: Sequence[str] = ()
@@ -25,7 +28,7 @@ class Command:
 class Address:
     """A server that is reached over streamable HTTP. headers: sent with every request.
 
-    with_session: whether it is to remember what was done before; protocols from 2026 on have no sessions.
+    with_session: whether the server keeps state between calls; protocols from 2026 on have no sessions.
     """
 
     url: str
@@ -37,7 +40,7 @@ Server = Command | Address
 
 
 def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Command:
-    """A program, looked up on our PATH: the server itself sees none of our environment.
+    """A program, looked up on the PATH of this process: the server inherits none of its environment.
 
     Raises:
         UserError: there is no such program, or this is not Linux.

@@ -1,8 +1,8 @@
-"""A server as a process of its own, spoken to over its pipes: a transport for the SDK's session.
+"""A server as a subprocess, with JSON-RPC over its pipes: a transport for the SDK's session.
 
-The SDK has one too. This one differs in what a gym needs: the server gets the environment that was given and
-no more, it dies with us whatever happens to us (see `guard`), a line is bounded, and a line that is no
-message fails the calls that are waiting instead of leaving them to their deadline.
+The SDK has one, too. This one differs in what a gym needs: the server gets only the configured environment,
+it dies with this process however that ends (see `guard`), a line is bounded, and a line that is no message
+fails the pending calls instead of leaving them to their deadline.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agentrl import guard
 from agentrl.tools.mcp.server import Command
 
 MAX_BYTES = 16 * 2**20
-"""Of one message of a server."""
+"""The longest message of a server."""
 TOO_LONG = f"the answer has more than {MAX_BYTES:,} bytes; ask for less."
 EXIT_S = 2.0
 """How long a server may take to end after its stdin was closed."""
@@ -48,8 +48,8 @@ _ENDS_BYTES = 256
 _LOG_BYTES = 4096
 _LOG_LINES = 5
 _LOG_SETTLES_S = 1.0
-_LOOK_AGAIN_S = 0.002
-_SHOWN_CHARACTERS = 80
+_POLL_S = 0.002
+_MAX_CHARACTERS = 80
 _QUEUED = 1024
 _ID_FIRST = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
@@ -58,58 +58,58 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 
 class ServerLog:
-    """The last words of a server on its stderr, for error messages; nothing of it reaches our terminal."""
+    """The end of a server's stderr, for error messages; nothing of it reaches the terminal."""
 
     def __init__(self) -> None:
-        self.gone: Callable[[], bool] = lambda: False
-        """Asks the kernel whether the process has ended, which the event loop may not have heard of yet."""
-        self._kept = b""
-        self._read = False
+        self.has_exited: Callable[[], bool] = lambda: False
+        """Whether the process has ended, queried from the kernel: the event loop may learn of it later."""
+        self._tail = b""
+        self._is_read = False
         self._over = asyncio.Event()
 
     @property
     def over(self) -> bool:
-        """Whether the server and all it started are gone."""
-        return self._over.is_set() or self.gone()
+        """Whether the server and all of its child processes have ended."""
+        return self._over.is_set() or self.has_exited()
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        """Keep what comes until all who could write are gone."""
-        self._read = True
+        """Read until every process that holds the pipe has ended; keep the last bytes."""
+        self._is_read = True
         try:
             while chunk := await stream.read(_CHUNK_BYTES):
-                self._kept = (self._kept + chunk)[-_LOG_BYTES:]
+                self._tail = (self._tail + chunk)[-_LOG_BYTES:]
         finally:
             self._over.set()
 
     def end(self) -> None:
-        """Nothing that counts comes any more."""
+        """Mark the log as complete."""
         self._over.set()
 
     async def settled(self) -> None:
-        """What was said before the end has a moment to come in."""
+        """Wait for the rest of stderr, with a timeout."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOG_SETTLES_S if self._read else 0):
+            async with asyncio.timeout(_LOG_SETTLES_S if self._is_read else 0):
                 await self._over.wait()
 
-    async def last_words(self) -> str:
-        """The last lines as ` (its last words: ...)`, or nothing."""
+    async def last_lines(self) -> str:
+        """The last lines as ` (its last words: ...)`, or an empty text."""
         await self.settled()
-        lines = [" ".join(line.split()) for line in self._kept.decode("utf-8", "replace").splitlines()]
-        said = " | ".join([line for line in lines if line][-_LOG_LINES:])
-        printable = "".join(c if c.isprintable() else "?" for c in said)
+        lines = [" ".join(line.split()) for line in self._tail.decode("utf-8", "replace").splitlines()]
+        joined = " | ".join([line for line in lines if line][-_LOG_LINES:])
+        printable = "".join(c if c.isprintable() else "?" for c in joined)
         return f" (its last words: {printable})" if printable else ""
 
 
 class Lines:
-    """Cuts bytes into lines. Of a line that is longer than `most` only the two ends are kept."""
+    """Splits bytes into lines. Of a line that is longer than `max_bytes` only the two ends are kept."""
 
-    def __init__(self, most: int = MAX_BYTES) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._line = bytearray()
         self._head: bytes | None = None
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
-        """The lines that are whole now, each with whether its middle was left out."""
+        """The lines that this chunk completes, each with whether its middle was cut out."""
         first, *others = chunk.split(b"\n")
         self._add(first)
         for part in others:
@@ -119,65 +119,65 @@ class Lines:
 
     def _add(self, part: bytes) -> None:
         self._line += part
-        if self._head is None and len(self._line) > self._most:
+        if self._head is None and len(self._line) > self._max_bytes:
             self._head = bytes(self._line[:_ENDS_BYTES])
         if self._head is not None:
             self._line = self._line[-_ENDS_BYTES:]
 
 
-class _Calls:
-    """The calls that wait for an answer, and what each line of the server says to them."""
+class _PendingCalls:
+    """The tool calls without a response, and the messages for the session in each line of the server."""
 
     def __init__(self) -> None:
-        self._waiting: set[RequestId] = set()
+        self._pending: set[RequestId] = set()
 
-    def sent(self, message: JSONRPCMessage) -> None:
+    def add(self, message: JSONRPCMessage) -> None:
         if isinstance(message, JSONRPCRequest) and message.method == "tools/call":
-            self._waiting.add(message.id)
+            self._pending.add(message.id)
         if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._waiting.discard((message.params or {}).get("requestId", ""))
+            self._pending.discard((message.params or {}).get("requestId", ""))
 
-    def heard(self, line: bytes, cut: bool) -> Iterator[JSONRPCMessage]:
+    def messages_of(self, line: bytes, cut: bool) -> Iterator[JSONRPCMessage]:
         if cut:
             yield from self._too_long(line)
             return
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError:
-            # Words on stdout before or between calls do no harm; within one they may be its answer.
-            yield from self._failed(PARSE_ERROR, f"it wrote {_shown(line)}, which is no message of MCP")
+            # Other text on stdout before or between calls is harmless; during a call it may be its response.
+            yield from self._failed(PARSE_ERROR, f"it wrote {_clipped(line)}, which is no message of MCP")
             return
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
-            self._waiting.discard(message.id)
+            self._pending.discard(message.id)
         yield message
 
     def _too_long(self, line: bytes) -> Iterator[JSONRPCMessage]:
-        found = _ID_FIRST.match(line) or _ID_LAST.search(line)
-        if found and int(found[1]) in self._waiting:
-            self._waiting.discard(int(found[1]))
-            yield _error(int(found[1]), INVALID_PARAMS, TOO_LONG)
+        match = _ID_FIRST.match(line) or _ID_LAST.search(line)
+        if match and int(match[1]) in self._pending:
+            self._pending.discard(int(match[1]))
+            yield _error(int(match[1]), INVALID_PARAMS, TOO_LONG)
         else:
             yield from self._failed(PARSE_ERROR, f"it wrote a line of more than {MAX_BYTES:,} bytes")
 
     def _failed(self, code: int, text: str) -> Iterator[JSONRPCMessage]:
-        waiting, self._waiting = self._waiting, set()
-        return (_error(one, code, text) for one in waiting)
+        pending, self._pending = self._pending, set()
+        return (_error(request, code, text) for request in pending)
 
 
 def _error(request: RequestId, code: int, text: str) -> JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=code, message=text))
 
 
-def _shown(line: bytes) -> str:
+def _clipped(line: bytes) -> str:
     text = line.decode("utf-8", "replace")
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+    return repr(text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...")
 
 
 def stdio(command: Command, log: ServerLog) -> Transport:
-    """Start a server under guard; on leaving, it and whatever it started are gone.
+    """Start a server under a guard; leaving the context ends it and all of its child processes.
 
     Entering raises:
-        OSError: the guard cannot be started. A server that cannot is one that ends at once.
+        OSError: the guard cannot be started. A server that cannot be started ends at once.
     """
     return _stdio(command, log)
 
@@ -192,25 +192,25 @@ async def _stdio(command: Command, log: ServerLog) -> AsyncIterator[Streams]:
         cwd=command.cwd,
         start_new_session=True,
     )
-    # No await before the `try`: a cancellation there would leave the server to itself.
+    # No await before the `try`: a cancellation there would leave the server running.
     guarded = _Guarded(Process(transport, protocol, loop), transport)
-    log.gone = guarded.gone
+    log.has_exited = guarded.has_exited
     try:
         async with guarded.pumped(log) as streams:
             try:
                 yield streams
             finally:
-                # The end of the event loop cancels the tasks that carry lines, and they would cancel this.
+                # The end of the event loop cancels the pump tasks, and they would cancel this.
                 with anyio.CancelScope(shield=True):
                     await guarded.stop()
                     await log.settled()
                     log.end()
     finally:
-        guarded.let_go()
+        guarded.release()
 
 
 class _Guarded:
-    """The process of a guard, whose pipes are those of its server."""
+    """The process of a guard, whose pipes its server inherits."""
 
     def __init__(self, process: Process, transport: asyncio.SubprocessTransport) -> None:
         self._process = process
@@ -227,15 +227,15 @@ class _Guarded:
 
     @asynccontextmanager
     async def pumped(self, log: ServerLog) -> AsyncIterator[Streams]:
-        """The session's two streams, and tasks that carry lines between them and the pipes."""
+        """The session's two streams, and tasks that copy lines between them and the pipes."""
         assert self._process.stderr is not None, "started with pipes"
         to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        # With room: that a call is cancelled must not wait until a server that hangs reads its stdin.
+        # Buffered: the cancellation of a call must not wait for a server that does not read its stdin.
         to_server, from_session = anyio.create_memory_object_stream[SessionMessage](_QUEUED)
-        calls = _Calls()
+        calls = _PendingCalls()
         async with to_session, from_server, to_server, anyio.create_task_group() as tasks:
-            tasks.start_soon(_hear, self._process, to_session, calls)
-            tasks.start_soon(_tell, self._process, from_session, to_session, calls)
+            tasks.start_soon(_receive, self._process, to_session, calls)
+            tasks.start_soon(_send, self._process, from_session, to_session, calls)
             tasks.start_soon(log.read, self._process.stderr)
             tasks.start_soon(self._watch, to_session, log)
             yield from_server, to_server
@@ -244,7 +244,7 @@ class _Guarded:
     async def _watch(
         self, to_session: MemoryObjectSendStream[SessionMessage | Exception], log: ServerLog
     ) -> None:
-        """Waits for the guard's end: then the server is gone, whoever still holds its pipes."""
+        """Wait for the guard's end: then the server has ended, even if a child still holds its pipes."""
         await self._ended.wait()
         self._kill_group()
         await log.settled()
@@ -252,33 +252,33 @@ class _Guarded:
         await to_session.aclose()
 
     async def stop(self) -> None:
-        """Close stdin, wait, have the guard end the server and all it started, wait."""
+        """Close stdin and wait; if it runs on, have the guard end the server and all of its children."""
         assert self._process.stdin is not None, "started with pipes"
         self._process.stdin.close()
         if await self._ends_within(EXIT_S):
             return
-        self._ask_to_end()
+        self._terminate()
         await self._ends_within(_STOP_S)
 
     async def _ends_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
-                # A thread of asyncio's reaps it; who looks before that takes the exit code away from it.
+                # A thread of asyncio reaps it; an earlier waitpid() would take the exit code from asyncio.
                 while self._process.returncode is None:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(_POLL_S)
         return self._ended.is_set()
 
-    def gone(self) -> bool:
-        """Whether the guard has ended, asked of the kernel."""
+    def has_exited(self) -> bool:
+        """Whether the guard has ended, queried from the kernel."""
         if self._pidfd is None:
             return True
-        look = select.poll()
-        look.register(self._pidfd, select.POLLIN)
-        return bool(look.poll(0))
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
-    def let_go(self) -> None:
-        """The last word, without an await: where `stop` was interrupted, the guard ends its work alone."""
+    def release(self) -> None:
+        """Release all, without an await: where `stop` was interrupted, the guard still ends the server."""
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -288,34 +288,34 @@ class _Guarded:
             if self._process.returncode is not None:
                 self._transport.close()
         else:
-            self._ask_to_end()
+            self._terminate()
 
-    def _ask_to_end(self) -> None:
+    def _terminate(self) -> None:
         with suppress(ProcessLookupError):
             self._process.terminate()
 
     def _kill_group(self) -> None:
-        # Somebody may have killed the guard: its server has gone with it, children of that have not.
+        # The guard may have been killed: its server dies with it, but the server's children do not.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-async def _hear(
-    process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], calls: _Calls
+async def _receive(
+    process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], calls: _PendingCalls
 ) -> None:
     """Consumes stdout; waits for the session to take each message; ends with stdout or the session."""
     assert process.stdout is not None, "started with pipes"
-    lines, told = Lines(), True
+    lines, is_open = Lines(), True
     async with to_session:
         while chunk := await process.stdout.read(_CHUNK_BYTES):
             for line, cut in lines.feed(chunk):
-                for message in calls.heard(line, cut) if told and line.strip() else ():
-                    # Where the session is gone the rest is read and dropped: a full pipe must not keep
+                for message in calls.messages_of(line, cut) if is_open and line.strip() else ():
+                    # After the end of the session the rest is read and dropped: a full pipe must not keep
                     # the server from ending.
-                    told = told and await _given(to_session, message)
+                    is_open = is_open and await _forward(to_session, message)
 
 
-async def _given(
+async def _forward(
     to_session: MemoryObjectSendStream[SessionMessage | Exception], message: JSONRPCMessage
 ) -> bool:
     try:
@@ -325,22 +325,22 @@ async def _given(
     return True
 
 
-async def _tell(
+async def _send(
     process: Process,
     from_session: MemoryObjectReceiveStream[SessionMessage],
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
-    calls: _Calls,
+    calls: _PendingCalls,
 ) -> None:
     """Consumes the session's messages; waits for stdin to take each; ends with either.
 
-    A server that takes no more messages is over for the session, too.
+    When the server reads no more messages, the session is closed, too.
     """
     assert process.stdin is not None, "started with pipes"
     async with from_session:
         try:
-            async for one in from_session:
-                calls.sent(one.message)
-                text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+            async for outgoing in from_session:
+                calls.add(outgoing.message)
+                text = outgoing.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
         except OSError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agentrl.tools.mcp.connection import McpConnection
 
-_ANEW = (
+_RESTARTED = (
     "(The server was started again after the call before, which it did not survive; it remembers nothing.)"
 )
 
@@ -36,22 +36,22 @@ class McpTools(Toolkit):
         McpTools(command="mcp-server-time", args=["--local-timezone", "UTC"])
         McpTools(url="http://127.0.0.1:8000/mcp", only=["add"])
 
-    command: a program on our PATH, started with `args`. env: all of the environment that it sees; nothing of
-        ours is handed on. cwd: the folder that it starts in; None = ours.
-    url: of a server that speaks streamable HTTP, with `headers` on every request; no other origin is reached.
-    only: the names, as the server has them, of the tools to offer; None = all.
-    prefix: put before every name that the model sees, so that two servers can stand side by side.
-    stateful: the server remembers, so every episode has a session of its own, and a process of its own where
+    command: a program on the PATH, started with `args`. env: its whole environment; it inherits no variable
+        of this process. cwd: its working directory; None = that of this process.
+    url: of a server with streamable HTTP, with `headers` on every request; no other origin is reached.
+    only: names of the tools to offer, as the server lists them; None = all.
+    prefix: put before every name that the model sees, so that names of two servers cannot collide.
+    stateful: the server has state, so every episode has a session of its own, and a process of its own where
         there is a command. Over HTTP that takes a server of a protocol with sessions, 2025-11-25 or older.
-        False: all episodes share one.
+        False: all episodes share one session.
     start_timeout_s: seconds for starting the server and listing its tools.
-    max_concurrency: calls that it answers at a time, over all episodes and tools; None = no limit.
+    max_concurrency: calls at a time, over all episodes and tools; None = no limit.
 
-    A call that overruns its deadline is the model's doing, and cancelled on the server. One that then answers
-    nothing for two seconds is started again, and the model is told that it remembers nothing.
+    A call that overruns its deadline counts as the model's mistake, and is cancelled on the server. A server
+    that then does not respond for two seconds is restarted, and the model reads that its state is lost.
 
     Opening raises, and a call raises:
-        ToolError: `unavailable`, it does not start; `crashed`, it ended; `protocol`, it speaks no MCP.
+        ToolError: `unavailable`, it does not start; `crashed`, it ended; `protocol`, it is no MCP server.
     """
 
     command: str | None = None
@@ -67,7 +67,7 @@ class McpTools(Toolkit):
     max_concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises UserError where the server cannot be meant so, or the SDK is not installed."""
+        """Raises UserError where the fields contradict each other, or the SDK is not installed."""
         require("a session with an MCP server", "mcp")
         self._server = _server(self)
         if not self.start_timeout_s > 0:
@@ -80,40 +80,40 @@ class McpTools(Toolkit):
         """The server's tools for one episode.
 
         Raises:
-            ToolError: the server cannot be reached, started or understood.
+            ToolError: the server cannot be reached or started, or its responses are not MCP.
             ToolDefinitionError: it lacks a tool of `only`, or describes one by no JSON Schema of an object.
         """
         if not self.stateful:
-            yield self._tools(_SharedLine(self._shared), (await self._shared.get()).tools)
+            yield self._tools(_SharedRoute(self._shared), (await self._shared.get()).tools)
             return
-        line = _OwnLine(self._connect)
+        route = _OwnRoute(self._connect)
         try:
-            yield self._tools(line, (await line.connection()).tools)
+            yield self._tools(route, (await route.connection()).tools)
         finally:
-            await line.close()
+            await route.close()
 
     def _connect(self) -> AbstractAsyncContextManager[McpConnection]:
         from agentrl.tools.mcp.connection import connect
 
         return connect(self._server, start_timeout_s=self.start_timeout_s)
 
-    def _tools(self, line: _Line, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
-        known = {tool.name: tool for tool in offered}
-        chosen = known if self.only is None else self.only
+    def _tools(self, route: _Route, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
+        by_name = {tool.name: tool for tool in offered}
+        chosen = by_name if self.only is None else self.only
         for name in chosen:
-            if name not in known:
-                there = ", ".join(known) or "none"
+            if name not in by_name:
+                names = ", ".join(by_name) or "none"
                 raise ToolDefinitionError(
-                    f"the MCP server has no tool `{name}`.{did_you_mean(name, known)} It has {there}."
+                    f"the MCP server has no tool `{name}`.{did_you_mean(name, by_name)} It has {names}."
                 )
-        return tuple(self._tool(line, known[name]) for name in chosen)
+        return tuple(self._tool(route, by_name[name]) for name in chosen)
 
-    def _tool(self, line: _Line, offered: ServerTool) -> Tool:
+    def _tool(self, route: _Route, offered: ServerTool) -> Tool:
         async def call(**arguments: JSON) -> str:
-            return await line.call(offered.name, arguments)
+            return await route.call(offered.name, arguments)
 
-        said = offered.description or offered.title or offered.name
-        schema = ToolSchema(f"{self.prefix}{offered.name}", said, offered.input_schema)
+        description = offered.description or offered.title or offered.name
+        schema = ToolSchema(f"{self.prefix}{offered.name}", description, offered.input_schema)
         return Tool.described(schema, call, gate=self._gate)
 
 
@@ -131,7 +131,7 @@ def _server(tools: McpTools) -> Server:
     return address(tools.url or "", tools.headers, with_session=tools.stateful)
 
 
-class _Line(ABC):
+class _Route(ABC):
     """How the tools of one episode reach their server."""
 
     @abstractmethod
@@ -139,14 +139,14 @@ class _Line(ABC):
         """Call a tool. Raises ToolRejected or ToolError."""
 
 
-class _SharedLine(_Line):
-    """Over the session of all episodes. One that is spoilt is replaced: it remembered nothing."""
+class _SharedRoute(_Route):
+    """Over the session of all episodes. A broken session is replaced: it has no state to lose."""
 
     def __init__(self, shared: Shared[McpConnection]) -> None:
         self._shared = shared
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
-        """Call a tool on the session that is open then."""
+        """Call a tool on the shared session."""
         connection = await self._shared.get()
         if connection.over or await connection.stuck():
             await self._shared.drop(connection)
@@ -158,15 +158,15 @@ class _SharedLine(_Line):
             raise
 
 
-class _OwnLine(_Line):
-    """Over a session of its own, which is opened again where a call that was stopped has spoilt it."""
+class _OwnRoute(_Route):
+    """Over a session of its own, opened again where the server hangs after a cancelled call."""
 
     def __init__(self, connect: Callable[[], AbstractAsyncContextManager[McpConnection]]) -> None:
         self._connect = connect
         self._held = Held(connect(), "MCP server")
-        self._one_at_a_time = asyncio.Lock()
-        self._spoilt = False
-        self._anew = False
+        self._restart_lock = asyncio.Lock()
+        self._is_stuck = False
+        self._restarted = False
 
     async def connection(self) -> McpConnection:
         """The session, as soon as it is open."""
@@ -177,17 +177,17 @@ class _OwnLine(_Line):
         await self._held.close()
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
-        """Call a tool; where what the server remembered is lost, say so in front of its answer."""
-        async with self._one_at_a_time:
-            await self._mend()
+        """Call a tool; after a restart, the text begins with a note that the state of the server is lost."""
+        async with self._restart_lock:
+            await self._restart_if_stuck()
         text = await (await self._held.value()).call(name, arguments)
-        anew, self._anew = self._anew, False
-        return f"{_ANEW}\n{text}" if anew else text
+        restarted, self._restarted = self._restarted, False
+        return f"{_RESTARTED}\n{text}" if restarted else text
 
-    async def _mend(self) -> None:
-        # Each step may be cancelled by the deadline of a call; the next call goes on from there.
-        self._spoilt = self._spoilt or await (await self._held.value()).stuck()
-        if self._spoilt:
+    async def _restart_if_stuck(self) -> None:
+        # The deadline of a call may cancel each step; the next call continues from there.
+        self._is_stuck = self._is_stuck or await (await self._held.value()).stuck()
+        if self._is_stuck:
             await self._held.close()
             self._held = Held(self._connect(), "MCP server")
-            self._spoilt, self._anew = False, True
+            self._is_stuck, self._restarted = False, True

@@ -1,4 +1,4 @@
-"""Which sandbox there is on this machine."""
+"""The choice of a sandbox for this machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Sandboxing = Literal["auto", "namespaces", "bubblewrap", "none"]
 async def backend(
     sandboxing: Sandboxing, packages: Sequence[str], preload: Sequence[str], limits: SessionLimits
 ) -> AsyncIterator[Backend]:
-    """The backend that was asked for; `auto` takes namespaces, else bubblewrap, else nothing.
+    """The backend of this kind; `auto` takes namespaces, else bubblewrap.
 
     Raises:
-        SandboxRefusedError: there is none; the sentence names what to change.
+        SandboxRefusedError: no sandbox is available; the sentence names what to change.
         UserError: a package is missing.
     """
     if sandboxing == "none":
-        async with one_process.unprotected() as running:
-            yield running
+        async with one_process.unprotected() as unprotected:
+            yield unprotected
         return
     plan = installation.plan(packages, preload)
     async with AsyncExitStack() as stack:
@@ -61,13 +61,13 @@ async def _bubblewrapped(
     program = one_process.bubblewrap()
     if program is None:
         raise _no_sandbox(f"{before}bubblewrap is not installed")
-    found = await stack.enter_async_context(one_process.in_bubblewrap(program, plan))
+    candidate = await stack.enter_async_context(one_process.in_bubblewrap(program, plan))
     try:
-        async with await found.session(limits) as session:
+        async with await candidate.session(limits) as session:
             await session.run("")
     except ToolError as error:
         raise _no_sandbox(f"{before}bubblewrap does not run here ({error.detail})") from None
-    return found
+    return candidate
 
 
 def _no_sandbox(why: str) -> SandboxRefusedError:

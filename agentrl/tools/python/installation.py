@@ -1,4 +1,4 @@
-"""What of this machine the sandbox sees: the Python installation, chosen packages, the C library."""
+"""The host files that the sandbox mounts: the Python installation, chosen packages, the C library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from agentrl.tools.python.inside.wire import SandboxPlan
 
 PACKAGES = "/packages"
 FLAGS = ("-s", "-P", "-S")
-"""No folder of the user, of the start or of packages. Not -I, which would draw a new hash seed each time."""
-_EARLY = """
+"""No user site, working directory or site-packages. Not -I: it ignores PYTHONHASHSEED
+and would draw a new hash seed each time."""
+_PRELOAD = """
 base64 bisect collections copy dataclasses datetime decimal enum fractions functools heapq itertools json math
 operator random re statistics string textwrap time typing
 """
@@ -33,28 +34,28 @@ def interpreter() -> str:
 
 
 def plan(packages: Sequence[str], preload: Sequence[str]) -> SandboxPlan:
-    """What a sandbox with these packages is made of.
+    """The plan of a sandbox with these packages.
 
-    packages: distributions, by their names on an index; what they require comes along.
-    preload: modules that are imported early, beside common ones of the standard library.
+    packages: distributions, by their names on an index; their requirements are included.
+    preload: modules that are imported early, in addition to common ones of the standard library.
 
     Raises:
         UserError: a package is not installed.
     """
     standard = sysconfig.get_path("stdlib")
-    whole = [*_libraries(), standard, *_apart_from(standard), interpreter()]
+    paths = [*_libraries(), standard, *_compiled_modules(standard), interpreter()]
     return SandboxPlan(
-        seen=[*((path, path) for path in whole), *_parts_of(packages)],
+        mounts=[*((path, path) for path in paths), *_parts_of(packages)],
         hidden=[f"{standard}/{name}" for name in ("site-packages", "dist-packages")],
         links=[(link, os.readlink(link)) for link in _SYSTEM_LINKS if os.path.islink(link)] + _loaders(),
         packages=PACKAGES,
-        preload=[*_EARLY.split(), *preload],
+        preload=[*_PRELOAD.split(), *preload],
         environment=environment(PACKAGES),
     )
 
 
 def environment(packages: str) -> dict[str, str]:
-    """Every variable that code sees."""
+    """All environment variables of the code."""
     return {
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
@@ -67,18 +68,18 @@ def environment(packages: str) -> dict[str, str]:
     }
 
 
-def _apart_from(standard: str) -> list[str]:
-    """The compiled part of the standard library, where it lies elsewhere."""
+def _compiled_modules(standard: str) -> list[str]:
+    """The folder of the standard library's compiled modules, where it is outside of the library."""
     compiled = sysconfig.get_config_var("DESTSHARED")
     return [str(compiled)] if compiled and not Path(compiled).is_relative_to(standard) else []
 
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[str, ...]:
-    """Where the C library lies, and with it what the standard library is linked to."""
-    found = {os.path.realpath(path) for path in _mapped() if _is_system(path)}
-    # Python's own library may lie in a folder of many other things.
-    return tuple(sorted({path if "libpython" in path else os.path.dirname(path) for path in found}))
+    """The folders of the C library and of the libraries that the standard library is linked to."""
+    paths = {os.path.realpath(path) for path in _mapped() if _is_system(path)}
+    # The folder of libpython may hold many other files.
+    return tuple(sorted({path if "libpython" in path else os.path.dirname(path) for path in paths}))
 
 
 def _mapped() -> Iterable[str]:
@@ -94,16 +95,16 @@ def _is_system(path: str) -> bool:
 
 def _loaders() -> list[tuple[str, str]]:
     """The dynamic loader, at the path that is written into every program."""
-    found = [path for folder in ("/lib64", "/lib") for path in Path(folder).glob("ld-linux*.so*")]
+    loaders = [path for folder in ("/lib64", "/lib") for path in Path(folder).glob("ld-linux*.so*")]
     return [
         (f"{os.path.realpath(path.parent)}/{path.name}", os.path.realpath(path))
-        for path in found
+        for path in loaders
         if path.is_symlink()
     ]
 
 
 def _parts_of(packages: Sequence[str]) -> list[tuple[str, str]]:
-    """The files and folders of packages and of all that they require, and where they are seen."""
+    """The files and folders of packages and of all their requirements: (path outside, path inside)."""
     parts: dict[str, str] = {}
     waiting, done = list(packages), set[str]()
     while waiting:
@@ -112,25 +113,25 @@ def _parts_of(packages: Sequence[str]) -> list[tuple[str, str]]:
             continue
         done.add(name.lower())
         if name.lower() == "agentrl":  # it holds the tasks and their rewards
-            _check_not_wanted(name, packages)
+            _check_not_requested(name, packages)
             continue
-        found = _distribution(name, wanted=name in packages)
-        if found is not None:
-            waiting += _requirements(found)
-            parts |= _files_of(found)
+        package = _distribution(name, is_requested=name in packages)
+        if package is not None:
+            waiting += _requirements(package)
+            parts |= _files_of(package)
     return sorted((outside, f"{PACKAGES}/{name}") for name, outside in parts.items())
 
 
-def _check_not_wanted(name: str, packages: Sequence[str]) -> None:
+def _check_not_requested(name: str, packages: Sequence[str]) -> None:
     if name in packages:
         raise UserError(f"the Python tool shows no model `{name}` itself; take it out of `packages`.")
 
 
-def _distribution(name: str, *, wanted: bool) -> Distribution | None:
+def _distribution(name: str, *, is_requested: bool) -> Distribution | None:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        if wanted:
+        if is_requested:
             raise UserError(
                 f"the Python tool is to offer the package `{name}`, which is not installed; install "
                 "it, or take it out of `packages`."
@@ -138,48 +139,48 @@ def _distribution(name: str, *, wanted: bool) -> Distribution | None:
         return None
 
 
-def _requirements(found: Distribution) -> list[str]:
-    """Names of what it needs; what an extra needs is left out."""
-    needed = [line for line in found.requires or [] if not _EXTRA.search(line)]
+def _requirements(package: Distribution) -> list[str]:
+    """The names of its requirements, those of extras excluded."""
+    needed = [line for line in package.requires or [] if not _EXTRA.search(line)]
     return ["".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0] for line in needed]
 
 
-def _files_of(found: Distribution) -> dict[str, str]:
-    """What to show of a distribution: path below the folder of packages -> path outside.
+def _files_of(package: Distribution) -> dict[str, str]:
+    """The files of a distribution to mount: path below the folder of packages -> path outside.
 
     Raises:
-        UserError: it does not say which files are its own.
+        UserError: it has no list of its files.
     """
-    origin = json.loads(found.read_text("direct_url.json") or "{}")
-    if found.files is None or origin.get("dir_info", {}).get("editable"):
-        name = found.metadata["Name"]
+    origin = json.loads(package.read_text("direct_url.json") or "{}")
+    if package.files is None or origin.get("dir_info", {}).get("editable"):
+        name = package.metadata["Name"]
         raise UserError(
             f"the Python tool cannot tell which files belong to the package `{name}`; install it as a "
             "wheel, not in place (`pip install --force-reinstall --no-deps` without -e)."
         )
-    # Programs and data may lie anywhere on this machine; what is imported lies below.
-    own = [path.parts for path in found.files if not path.is_absolute() and ".." not in path.parts]
+    # Programs and data may be anywhere on this machine; importable files are below the packages folder.
+    own = [path.parts for path in package.files if not path.is_absolute() and ".." not in path.parts]
     own = [parts for parts in own if "__pycache__" not in parts and not parts[-1].endswith(".pth")]
-    shown = {place: os.path.realpath(str(found.locate_file(place))) for place in _shown(found, "", own)}
-    return {place: path for place, path in shown.items() if os.path.exists(path)}
+    paths = {name: os.path.realpath(str(package.locate_file(name))) for name in _mounts_of(package, "", own)}
+    return {name: path for name, path in paths.items() if os.path.exists(path)}
 
 
-def _shown(found: Distribution, folder: str, files: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Files and whole folders of a distribution; folders that others have files in too are entered."""
+def _mounts_of(package: Distribution, folder: str, files: Iterable[Sequence[str]]) -> Iterable[str]:
+    """Files and folders of a distribution; of a folder that it shares with others, its parts."""
     inside: dict[str, list[Sequence[str]]] = {}
     for parts in files:
         inside.setdefault(parts[0], []).append(parts[1:])
     for name, below in inside.items():
-        place = f"{folder}{name}"
+        path = f"{folder}{name}"
         names = {parts[0] for parts in below if parts}
-        if names and not _is_whole(str(found.locate_file(place)), names):
-            yield from _shown(found, f"{place}/", below)
+        if names and not _is_exclusive(str(package.locate_file(path)), names):
+            yield from _mounts_of(package, f"{path}/", below)
         else:
-            yield place
+            yield path
 
 
-def _is_whole(folder: str, names: set[str]) -> bool:
-    """Whether a folder is one distribution's: a package of its own, or nothing else is in it."""
+def _is_exclusive(folder: str, names: set[str]) -> bool:
+    """Whether a folder belongs to one distribution: it is a package, or holds no other file."""
     if any(name.startswith("__init__.") for name in names) or not os.path.isdir(folder):
         return True
     return set(os.listdir(folder)) - {"__pycache__"} <= names

@@ -1,11 +1,11 @@
-"""The sandbox of namespaces: started once, and asked for a session with every call.
+"""The sandbox of namespaces: started once; every call requests a session.
 
     host (agentrl)  --socket-->  warm parent, pid 1 of the sandbox
                                    |-- session: pid 1 of its own pid namespace
                                    |     `-- interpreter, no privileges, seccomp, limits
                                    `-- session ...
 
-Closing the host's end of the socket, in whatever way, ends all of it.
+When the host's end of the socket closes, for whatever reason, all of these processes end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from agentrl.tools.python import installation
 from agentrl.tools.python.inside.wire import SandboxPlan, SessionLimits, pack
 from agentrl.tools.python.sessions import NOBODY, Backend, PythonSession
 
-_HERE = str(Path(__file__).parent)
+_MODULE_PATH = str(Path(__file__).parent)
 _START_S = 60.0
 _END_S = 2.0
-_LAST_WORDS = 2000
+_MAX_STDERR_BYTES = 2000
 
 
 class SandboxRefusedError(UserError):
@@ -36,7 +36,7 @@ class SandboxRefusedError(UserError):
 
 
 class Namespaces(Backend):
-    """A running sandbox. Make one with `started`."""
+    """A running sandbox. Start one with `started`."""
 
     def __init__(self, process: Process, control: socket.socket) -> None:
         self._process = process
@@ -54,14 +54,14 @@ class Namespaces(Backend):
             ours.setblocking(False)
             with theirs:
                 try:
-                    while not self._handed_over(theirs):
+                    while not self._send_socket(theirs):
                         await asyncio.sleep(0.001)
                 except OSError as error:
                     raise ToolError("crashed", f"the sandbox is dead: {error}") from None
             undone.pop_all()
         return PythonSession(ours, limits)
 
-    def _handed_over(self, theirs: socket.socket) -> bool:
+    def _send_socket(self, theirs: socket.socket) -> bool:
         try:
             return bool(socket.send_fds(self._control, [b"s"], [theirs.fileno()]))
         except BlockingIOError:
@@ -70,29 +70,30 @@ class Namespaces(Backend):
 
 @asynccontextmanager
 async def started(plan: SandboxPlan) -> AsyncIterator[Namespaces]:
-    """Start a sandbox; leaving ends every process in it.
+    """Start a sandbox; leaving the context ends every process in it.
 
     Raises:
-        SandboxRefusedError: the kernel refuses; the sentence says what.
-        UserError: the packages that were to be imported early cannot be.
-        ToolError: it does not come up.
+        SandboxRefusedError: the kernel refuses; the sentence names the step.
+        UserError: a package of `preload` cannot be imported.
+        ToolError: it does not start.
     """
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                installation.interpreter(), *installation.FLAGS, "-c", _PROGRAM, str(theirs.fileno()), _HERE,
+                installation.interpreter(), *installation.FLAGS, "-c", _PROGRAM,
+                str(theirs.fileno()), _MODULE_PATH,
                 env={"PYTHONHASHSEED": "0"}, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         try:
             async with asyncio.timeout(_START_S):
-                await _Handshake(process, ours).done(plan)
+                await _Handshake(process, ours).run(plan)
             yield Namespaces(process, ours)
         except TimeoutError:
             raise ToolError("unavailable", f"the sandbox did not come up within {_START_S:g} s") from None
         finally:
-            # Not only close: the host may have forked, and its children hold this socket too.
+            # Not only close(): children that the host forked hold this socket, too.
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
             ours.close()
@@ -100,41 +101,41 @@ async def started(plan: SandboxPlan) -> AsyncIterator[Namespaces]:
 
 
 async def _ended(process: Process) -> None:
-    """Wait until the sandbox is gone, which it is as soon as its socket is closed; else kill it."""
+    """Wait for the end of the sandbox, which the closed socket causes; kill it after a timeout."""
     try:
         async with asyncio.timeout(_END_S):
             await process.wait()
     except TimeoutError:
-        # The warm parent dies with the process that waits for it, and all sessions with the warm parent.
+        # The warm parent dies with this process, its parent, and all sessions die with the warm parent.
         process.kill()
         await process.wait()
 
 
 class _Handshake:
-    """What the host and the sandbox tell each other while it comes up."""
+    """The messages between the host and the sandbox while it starts."""
 
     def __init__(self, process: Process, control: socket.socket) -> None:
         self._process, self._control = process, control
         control.setblocking(False)
 
-    async def done(self, plan: SandboxPlan) -> None:
-        await self._tell(plan)
-        await self._told()
-        await self._tell({"user": _map_users(self._process.pid)})
-        await self._told()
+    async def run(self, plan: SandboxPlan) -> None:
+        await self._send(plan)
+        await self._receive()
+        await self._send({"user": _map_users(self._process.pid)})
+        await self._receive()
 
-    async def _tell(self, message: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its last message says why it is gone
+    async def _send(self, message: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # its last message holds the reason
             await asyncio.get_running_loop().sock_sendall(self._control, pack(message))
 
-    async def _told(self) -> None:
-        """Wait for its next message; anything but good news is raised."""
+    async def _receive(self) -> None:
+        """Wait for its next message; raise the failure that it reports."""
         length = int.from_bytes(await self._exactly(4), "big")
-        said = json.loads(await self._exactly(length))
-        if (step := said.get("refused")) == "packages":
-            raise UserError(f"the Python tool cannot import early what it is to offer: {said['detail']}.")
+        message = json.loads(await self._exactly(length))
+        if (step := message.get("refused")) == "packages":
+            raise UserError(f"the Python tool cannot import early what it is to offer: {message['detail']}.")
         if step is not None:
-            raise SandboxRefusedError(f"{step}: {said['detail']}")
+            raise SandboxRefusedError(f"{step}: {message['detail']}")
 
     async def _exactly(self, number: int) -> bytes:
         data = b""
@@ -142,20 +143,22 @@ class _Handshake:
             part = await asyncio.get_running_loop().sock_recv(self._control, number - len(data))
             if not part:
                 assert self._process.stderr is not None
-                words = (await self._process.stderr.read(_LAST_WORDS)).decode("utf-8", "replace").strip()
-                raise ToolError("unavailable", f"the sandbox did not come up: {words.splitlines()[-1:]}")
+                stderr = (
+                    (await self._process.stderr.read(_MAX_STDERR_BYTES)).decode("utf-8", "replace").strip()
+                )
+                raise ToolError("unavailable", f"the sandbox did not come up: {stderr.splitlines()[-1:]}")
             data += part
         return data
 
 
 def _map_users(pid: int) -> int | None:
-    """Say who is who in the new user namespace; return the id that code runs as, None = the only one there.
+    """Map the users of the new user namespace; return the id that runs code, None = the only one inside.
 
-    Everybody inside is us, as far as the kernel is concerned: it can look at what we may read, had it not
-    lost sight of it. For root that would be too much: there code runs as nobody.
+    For the kernel, every process inside has the rights of this user: it could read this user's files, if
+    they were mounted. For root that is too much: there the code runs as nobody.
 
     Raises:
-        SandboxRefusedError: the kernel lets nobody be mapped.
+        SandboxRefusedError: the kernel refuses the map.
     """
     folder = Path(f"/proc/{pid}")
     ids = {"uid_map": os.geteuid(), "gid_map": os.getegid()}

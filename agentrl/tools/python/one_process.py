@@ -1,6 +1,6 @@
-"""A process for every session: in bubblewrap, where only that may make namespaces, or unprotected.
+"""A process for every session: in bubblewrap, where only that may create namespaces, or unprotected.
 
-Slower than the sandbox with its warm parent: an interpreter is started every time.
+Slower than the sandbox with its warm parent: every session starts an interpreter.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _END_S = 2.0
 
 
 def bubblewrap() -> str | None:
-    """The program, where it is installed."""
+    """The path of bubblewrap; None where it is not installed."""
     return shutil.which("bwrap")
 
 
 class OneProcess(Backend):
     """Starts a process for every session, in a folder of its own.
 
-    command: what is written before the interpreter's own command; a sandbox of its own, or nothing.
-    here: where that interpreter finds the modules that run inside.
+    command: the prefix of the interpreter's command line: that of a sandbox, or empty.
+    module_path: the folder in which that interpreter finds the modules that run inside.
     """
 
-    def __init__(self, command: Sequence[str], here: str, environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], module_path: str, environment: dict[str, str]) -> None:
         self._command = command
-        self._here = here
+        self._module_path = module_path
         self._environment = environment
 
     async def session(self, limits: SessionLimits) -> PythonSession:
@@ -67,8 +67,15 @@ class OneProcess(Backend):
         return _Owned(ours, (environment, limits), process, folder)
 
     async def _start(self, fd: int, folder: str) -> Process:
-        program = [installation.interpreter(), *installation.FLAGS, "-c", _PROGRAM, str(fd), self._here]
-        # A model's code never runs as root: no limit would bind it.
+        program = [
+            installation.interpreter(),
+            *installation.FLAGS,
+            "-c",
+            _PROGRAM,
+            str(fd),
+            self._module_path,
+        ]
+        # A model's code never runs as root: limits do not apply to root.
         user = NOBODY if self._command and os.geteuid() == 0 else None
         return await asyncio.create_subprocess_exec(
             *self._command, *program,
@@ -79,30 +86,30 @@ class OneProcess(Backend):
 
 
 class _Owned(PythonSession):
-    """A session with a process and a folder of its own, which go with it."""
+    """A session with a process and a folder of its own, which end with it."""
 
     def __init__(
         self,
         host: socket.socket,
-        told: tuple[dict[str, str], SessionLimits],
+        greeting: tuple[dict[str, str], SessionLimits],
         process: Process,
         folder: tempfile.TemporaryDirectory[str],
     ) -> None:
-        super().__init__(host, told[1], greeting=pack(told[0]))
+        super().__init__(host, greeting[1], greeting=pack(greeting[0]))
         self._process = process
         self._folder = folder
 
     async def close(self) -> None:
-        """End it, and wait until its process and its folder are gone."""
+        """End it, and wait until its process has ended and its folder is deleted."""
         try:
             await super().close()
         finally:
             try:
-                await self._buried()
+                await self._reap()
             finally:
                 await run(self._folder.cleanup, thread="python folder")
 
-    async def _buried(self) -> None:
+    async def _reap(self) -> None:
         try:
             async with asyncio.timeout(_END_S):
                 await self._process.wait()
@@ -114,7 +121,7 @@ class _Owned(PythonSession):
 
 @asynccontextmanager
 async def unprotected() -> AsyncIterator[OneProcess]:
-    """No sandbox: code sees what this user may see. The packages are those of this installation."""
+    """No sandbox: code can read what this user can read. The packages are those of this installation."""
     paths = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     environment = installation.environment(paths)
     yield OneProcess((), str(Path(__file__).parent), environment)
@@ -122,11 +129,11 @@ async def unprotected() -> AsyncIterator[OneProcess]:
 
 @asynccontextmanager
 async def in_bubblewrap(program: str, plan: SandboxPlan) -> AsyncIterator[OneProcess]:
-    """Bubblewrap with the same view of the machine, and namespaces of every kind, for every session."""
+    """Bubblewrap with the same mounts, and with namespaces of every kind, for every session."""
     command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
-    # In its own namespaces the supervisor needs what it then takes from the interpreter.
+    # The supervisor needs these capabilities in its namespaces; the interpreter drops them.
     command += ["--uid", "0", "--gid", "0", "--cap-add", "ALL", "--hostname", "sandbox"]
-    for outside, inside in plan["seen"]:
+    for outside, inside in plan["mounts"]:
         command += ["--ro-bind", outside, inside]
     for folder in plan["hidden"]:
         if Path(folder).is_dir():
@@ -134,7 +141,7 @@ async def in_bubblewrap(program: str, plan: SandboxPlan) -> AsyncIterator[OnePro
     for inside, target in plan["links"]:
         command += ["--symlink", target, inside]
     command += ["--ro-bind", str(Path(__file__).parent / "inside"), f"{_INSIDE}/inside"]
-    # Not bubblewrap's own /dev: that is a folder to write in, with no bound.
+    # Not bubblewrap's own /dev: that is writable, without a bound.
     for name in DEVICES:
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     command += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--tmpfs", "/tmp", "--remount-ro", "/"]

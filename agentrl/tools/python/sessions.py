@@ -1,4 +1,4 @@
-"""Sessions, seen from the host: code goes in, results come out, and closing one ends all that is in it."""
+"""The host's side of a session: it sends code, receives results, and ends all processes when it closes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from agentrl.errors import ToolError
 from agentrl.tools.python.inside.wire import MOST_BYTES, SessionLimits, pack
 
 _LENGTH = struct.Struct("!I")
-_GRACE_S = 30.0  # a supervisor among hundreds of busy processes is late, not dead
+_GRACE_S = 30.0  # a supervisor among hundreds of busy processes may respond late
 _END_S = 2.0
 NOBODY = 65534
-"""Who runs code where we are root."""
+"""The user id that runs code where the host runs as root."""
 _CHUNK_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class PythonResult:
-    """What a piece of code did.
+    """The result of a piece of code.
 
     output: what it printed, bounded. dropped_bytes: how much more it printed.
-    outcome: `done`; `error` (an exception, or an exit code); `signal` (it crashed); `ended` (it left without
-        a word); or the limit that it broke: `timeout`, `cpu`, `memory`, `processes`.
+    outcome: `done`; `error` (an exception, or an exit code); `signal` (it crashed); `ended` (it exited
+        without a report); or the limit that it exceeded: `timeout`, `cpu`, `memory`, `processes`.
     detail: the signal, or the exit code.
-    cpu_s: CPU seconds that it took, those of its children included.
-    over: the session has ended with it: variables are gone.
+    cpu_s: CPU seconds of the code and its child processes.
+    over: the session ended with it: its variables are lost.
     """
 
     output: str
@@ -49,20 +49,20 @@ class _Refusal:
     detail: str
 
 
-_ANSWER: TypeAdapter[PythonResult | _Refusal] = TypeAdapter(PythonResult | _Refusal)
+_REPLY: TypeAdapter[PythonResult | _Refusal] = TypeAdapter(PythonResult | _Refusal)
 
 
 class PythonSession:
     """One session. Its code is run one piece after another.
 
-    Waits for: the supervisor's answers. Unblocked by: the limits, which the supervisor keeps; its death.
-    On cancellation: close() it, as `async with` does; everything in it is then dead.
+    Waits for: the supervisor's replies. Unblocked by: the limits, which the supervisor enforces; its death.
+    On cancellation: close() it, as `async with` does; all of its processes are then dead.
     """
 
     def __init__(self, host: socket.socket, limits: SessionLimits, *, greeting: bytes = b"") -> None:
         self._socket = host
         self._limits = limits
-        self._untold = greeting + pack(limits)
+        self._unsent = greeting + pack(limits)
 
     async def __aenter__(self) -> PythonSession:
         return self
@@ -76,24 +76,24 @@ class PythonSession:
         Raises:
             ToolError: the sandbox died, or cannot start a session.
         """
-        message, self._untold = self._untold + pack(code), b""
+        message, self._unsent = self._unsent + pack(code), b""
         try:
             async with asyncio.timeout(self._limits["wall_s"] + _GRACE_S):
-                with suppress(BrokenPipeError):  # its last message says why it is gone
+                with suppress(BrokenPipeError):  # its last message holds the reason
                     await asyncio.get_running_loop().sock_sendall(self._socket, message)
-                answer = await self._answer()
+                reply = await self._reply()
         except TimeoutError:
             raise ToolError("crashed", "the sandbox does not answer") from None
         except (OSError, EOFError) as error:
             raise ToolError("crashed", f"the sandbox died: {error or type(error).__name__}") from None
         except ValueError as error:
             raise ToolError("protocol", f"the sandbox answered nonsense: {error}") from None
-        if isinstance(answer, _Refusal):
-            raise ToolError("unavailable", f"the sandbox cannot start a session: {answer.detail}")
-        return answer
+        if isinstance(reply, _Refusal):
+            raise ToolError("unavailable", f"the sandbox cannot start a session: {reply.detail}")
+        return reply
 
     async def close(self) -> None:
-        """End it, and wait until everything in it is dead. Closing twice is fine."""
+        """End it, and wait until all of its processes are dead. Closing twice is fine."""
         try:
             async with asyncio.timeout(_END_S):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -105,11 +105,11 @@ class PythonSession:
         finally:
             self._socket.close()
 
-    async def _answer(self) -> PythonResult | _Refusal:
+    async def _reply(self) -> PythonResult | _Refusal:
         length: int = _LENGTH.unpack(await self._exactly(_LENGTH.size))[0]
         if length > MOST_BYTES:
             raise ValueError(f"an answer of {length} bytes")
-        return _ANSWER.validate_json(await self._exactly(length))
+        return _REPLY.validate_json(await self._exactly(length))
 
     async def _exactly(self, number: int) -> bytes:
         data = bytearray()
@@ -122,7 +122,7 @@ class PythonSession:
 
 
 class Backend(ABC):
-    """Where sessions come from."""
+    """Creates sessions."""
 
     @abstractmethod
     async def session(self, limits: SessionLimits) -> PythonSession:

@@ -22,9 +22,9 @@ from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
 
 MOST_CODE_BYTES = 60_000
-MOST_OUTPUT_BYTES = 8 * 2**20  # six times as much in JSON, at worst, which is below what a message may hold
+MOST_OUTPUT_BYTES = 8 * 2**20  # at worst six times as much in JSON, which is below the bound of a message
 _MB = 2**20
-_FENCED = re.compile(r"\s*```[a-zA-Z0-9]*[ \t]*\n(.*?)(?:\n[ \t]*```\s*)?", re.DOTALL)
+_FENCE = re.compile(r"\s*```[a-zA-Z0-9]*[ \t]*\n(.*?)(?:\n[ \t]*```\s*)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,27 @@ class PythonTool(Toolkit):
         async with PythonTool().episode() as (python,):
             print(await python.invoke({"code": "print(6 * 7)"}))
 
-    What the code prints is the answer, and the value of its last line where that is an expression. Without
-    state every call is a process of its own; with it, variables live for the episode. Code sees the standard
-    library and `packages`: no network, no file, variable or process of this machine. What goes wrong is told
-    the model (a `ToolRejected` of kind error, timeout, cpu, memory, processes, signal or ended).
+    The result is what the code prints, and the value of its last line where that is an expression. Without
+    state every call is a process of its own; with state, variables persist for the episode. Code can use the
+    standard library and `packages`: no network, no file, variable or process of this machine. A failure is
+    text for the model (a `ToolRejected` of kind error, timeout, cpu, memory, processes, signal or ended).
 
-    name: what the model calls it by.
+    name: the name that the model calls.
     stateful: whether variables, modules and files stay from call to call of an episode.
-    packages: distributions that code may import, with all that they require; they must be installed here.
+    packages: distributions that code may import, with their requirements; they must be installed.
     preload: modules that are imported once, before any call: imports of them then cost nothing.
-    wall_s, cpu_s: seconds that one call may take, on the clock and of computing (all its processes together).
-    memory_mb: memory of a call, beside the interpreter's own (2**20 bytes). It binds each process at once,
-        and all of them together within a twentieth of a second.
-    files_mb: files that it may write, in memory, gone with the call or the episode (2**20 bytes).
+    wall_s, cpu_s: wall-clock and CPU seconds of one call, at most (all its processes together).
+    memory_mb: memory of a call, in addition to the interpreter's own (2**20 bytes). It bounds each process at
+        once, and all of them together within a twentieth of a second.
+    files_mb: files that it may write, in memory, deleted with the call or the episode (2**20 bytes).
     processes: processes and threads at a time (count).
-    output_bytes: output that is kept, at most 8 MiB; what goes beyond is left out, visibly.
+    output_bytes: output that is kept, at most 8 MiB; a note replaces the rest.
     max_concurrency: calls that run at a time, over all episodes; None = twice the cores.
-    sandbox: `auto` takes namespaces, or bubblewrap where the kernel refuses them to us; `none` runs code
+    sandbox: `auto` takes namespaces, or bubblewrap where the kernel refuses them; `none` runs code
         unprotected, with this user's rights: only for code that you trust.
 
     Raises:
-        UserError: a limit that leaves no room, or too much.
+        UserError: a limit is not positive or too large, or the sandbox is unknown.
     """
 
     name: str = "python"
@@ -95,15 +95,15 @@ class PythonTool(Toolkit):
         """The tool for one episode; with state, its interpreter starts with the first call.
 
         Raises:
-            UserError: the kernel refuses the sandbox; the sentence says what to do.
+            UserError: the kernel refuses the sandbox; the sentence names what to change.
         """
         await self._shared.get()
         if not self.stateful:
-            yield (Tool.described(self.schema, self._afresh, gate=self._gate),)
+            yield (Tool.described(self.schema, self._run_stateless, gate=self._gate),)
             return
         interpreter = _Interpreter(self)
         try:
-            yield (Tool.described(self.schema, interpreter.answer, gate=self._gate),)
+            yield (Tool.described(self.schema, interpreter.call, gate=self._gate),)
         finally:
             await interpreter.close()
 
@@ -117,16 +117,16 @@ class PythonTool(Toolkit):
         async with self._gate.admitted(), await self.session(stateful=False) as session:
             return await session.run(_unfenced(code))
 
-    async def _afresh(self, code: str) -> str:
+    async def _run_stateless(self, code: str) -> str:
         program = _program(code)
         async with await self.session(stateful=False) as session:
-            return self.told(await session.run(program))
+            return self.text_of(await session.run(program))
 
     async def session(self, *, stateful: bool) -> PythonSession:
-        """A new session, to be entered with `async with`. A sandbox that is dead is started anew, once.
+        """A new session, to be entered with `async with`. A dead sandbox is started again, once.
 
         Raises:
-            ToolError: it cannot be had.
+            ToolError: no session can be started.
             UserError: the kernel refuses the sandbox.
         """
         limits = self._limits(stateful)
@@ -139,13 +139,13 @@ class PythonTool(Toolkit):
 
     @property
     def schema(self) -> ToolSchema:
-        """What the model is told."""
+        """The schema that the model reads."""
         state = "Variables stay for later calls." if self.stateful else "Every call starts afresh."
         offered = f" {', '.join(self.packages)} can be imported." if self.packages else ""
-        said = f"Run Python code and return what it prints. {state}{offered}"
+        description = f"Run Python code and return what it prints. {state}{offered}"
         code: dict[str, JSON] = {"type": "string", "description": "A program."}
         parameters: dict[str, JSON] = {"type": "object", "properties": {"code": code}, "required": ["code"]}
-        return ToolSchema(self.name, said, {**parameters, "additionalProperties": False})
+        return ToolSchema(self.name, description, {**parameters, "additionalProperties": False})
 
     def _limits(self, stateful: bool) -> SessionLimits:
         return SessionLimits(
@@ -161,11 +161,11 @@ class PythonTool(Toolkit):
     def _backend(self) -> AbstractAsyncContextManager[Backend]:
         return backend(self.sandbox, self.packages, self.preload, self._limits(stateful=False))
 
-    def told(self, result: PythonResult) -> str:
-        """The answer for the model.
+    def text_of(self, result: PythonResult) -> str:
+        """The text for the model.
 
         Raises:
-            ToolRejected: the code failed or broke a limit; its output stands before the sentence.
+            ToolRejected: the code failed or exceeded a limit; its output comes before the sentence.
         """
         output = result.output.rstrip("\n")
         if result.dropped_bytes:
@@ -182,31 +182,31 @@ class PythonTool(Toolkit):
             "ended": f"The interpreter was left (exit code {result.detail or 'unknown'}).",
         }
         lost = "Its variables are gone." if result.over and self.stateful else ""
-        said = " ".join(filter(None, (sentences[result.outcome], lost)))
-        raise ToolRejected("\n".join(filter(None, (output, said))), result.outcome)
+        reason = " ".join(filter(None, (sentences[result.outcome], lost)))
+        raise ToolRejected("\n".join(filter(None, (output, reason))), result.outcome)
 
 
 class _Interpreter:
-    """What a tool with state holds for one episode: a session, from the first call on."""
+    """The state of a tool for one episode: a session, started by the first call."""
 
     def __init__(self, tool: PythonTool) -> None:
         self._tool = tool
         self._session: PythonSession | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._call_lock = asyncio.Lock()
 
-    async def answer(self, code: str) -> str:
-        """Run code and say what came of it.
+    async def call(self, code: str) -> str:
+        """Run code and return its text.
 
         Raises:
-            ToolRejected: the code failed, broke a limit or is too long.
+            ToolRejected: the code failed, exceeded a limit or is too long.
             ToolError: the sandbox died.
         """
         program = _program(code)
-        async with self._one_at_a_time:
-            return self._tool.told(await self._run(program))
+        async with self._call_lock:
+            return self._tool.text_of(await self._run(program))
 
     async def close(self) -> None:
-        """End the session, and all that runs in it."""
+        """End the session and all of its processes."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -219,7 +219,7 @@ class _Interpreter:
             result = await self._session.run(program)
             goes_on = not result.over
         finally:
-            # A session that was left in the middle of something answers no further question.
+            # A session that was interrupted in the middle of a call cannot run another one.
             if not goes_on:
                 await self.close()
         return result
@@ -233,6 +233,6 @@ def _program(code: str) -> str:
 
 
 def _unfenced(code: str) -> str:
-    """The program in a Markdown fence, as models like to write it; other text as it is."""
-    found = _FENCED.fullmatch(code)
-    return found[1] if found else code
+    """The program in a Markdown fence, which models often write; other text unchanged."""
+    match = _FENCE.fullmatch(code)
+    return match[1] if match else code

@@ -5,10 +5,10 @@ from agentrl.tools.search.corpus import Corpus, Passage
 from agentrl.tools.search.dense import DenseIndex, Encoder
 from agentrl.tools.search.hybrid import HybridIndex
 from agentrl.tools.search.index import Hit, Ranked, SearchIndex
-from agentrl.tools.search.tool import NOTHING_FOUND, RemoteSearchTool, SearchTool, as_documents
+from agentrl.tools.search.tool import NO_HITS, RemoteSearchTool, SearchTool, as_documents
 
 __all__ = [
-    "NOTHING_FOUND",
+    "NO_HITS",
     "Bm25Index",
     "Corpus",
     "DenseIndex",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from agentrl.tools.search import folder as folders
 from agentrl.tools.search.corpus import Corpus, Watch, unwatched
-from agentrl.tools.search.index import Ranked, at_least_one
+from agentrl.tools.search.index import Ranked, check_k
 
 KIND = "bm25"
 _WORD = re.compile(r"\w+")
@@ -43,46 +43,46 @@ class Bm25Index:
             raise ValueError("an index needs at least one passage with a word in it")
         retriever = bm25s.BM25()
         retriever.index(tokens, show_progress=False)
-        self._take(corpus, retriever)
+        self._set(corpus, retriever)
 
-    def _take(self, corpus: Corpus, retriever: bm25s.BM25) -> None:
+    def _set(self, corpus: Corpus, retriever: bm25s.BM25) -> None:
         self.corpus = corpus
         self._retriever = retriever
-        # As plain arrays: slices of a memmap are ten times as dear.
+        # As plain arrays: slices of a memmap cost ten times as much.
         self._rows: npt.NDArray[np.int32] = np.asarray(retriever.scores["indices"])
         self._weights: npt.NDArray[np.float32] = np.asarray(retriever.scores["data"])
         self._starts: list[int] = retriever.scores["indptr"].tolist()
-        # The library adds an empty word, without a row.
+        # The library adds an empty word, which has no posting.
         self._numbers: dict[str, int] = {word: n for word, n in retriever.vocab_dict.items() if word}
         self._postings: dict[str, _Postings] = {}
 
     @classmethod
     def load(cls, folder: str | Path, *, mmap: bool = True) -> Bm25Index:
-        """An index that was saved. mmap: leave postings and passages on disk until they are asked for.
+        """A saved index. mmap: postings and passages stay on disk until they are read.
 
         Raises:
-            UserError: the folder holds no such index, or not all of it.
+            UserError: the folder holds no such index, or an incomplete one.
         """
-        with folders.Saved.at(folder).reading(KIND) as inside:
-            corpus = Corpus.saved(inside, mmap=mmap)
-            retriever = bm25s.BM25.load(inside, mmap=mmap, show_progress=False)
+        with folders.Saved.at(folder).reading(KIND) as files:
+            corpus = Corpus.saved(files, mmap=mmap)
+            retriever = bm25s.BM25.load(files, mmap=mmap, show_progress=False)
             sizes = retriever.scores["num_docs"], len(retriever.scores["indices"])
             if sizes != (len(corpus), retriever.scores["indptr"][-1]):
                 raise ValueError("postings and passages differ in number")
             index = cls.__new__(cls)
-            index._take(corpus, retriever)
+            index._set(corpus, retriever)
         return index
 
     def save(self, folder: str | Path) -> None:
-        """Keep the index and its corpus in a new folder, in the files of `bm25s`.
+        """Save the index and its corpus in a new folder, in the files of `bm25s`.
 
         Raises:
-            UserError: something is there already, or the disk says no.
+            UserError: the folder is not empty, or writing fails.
         """
         folders.save(folder, self.corpus, [KIND], self.write)
 
     def write(self, folder: Path) -> None:
-        """Write all but the corpus into a folder that is there."""
+        """Write everything but the corpus into an existing folder."""
         self._retriever.save(folder, show_progress=False)
 
     def __len__(self) -> int:
@@ -92,9 +92,9 @@ class Bm25Index:
         """The score of every passage, float32 [number of passages]; 0 = no word in common."""
         total = np.zeros(len(self.corpus), np.float32)
         for word in words(query):
-            found = self._postings.get(word) or self._looked_up(word)
-            if found:
-                np.add.at(total, *found)  # three times as fast as `total[rows] += weights`
+            postings = self._postings.get(word) or self._look_up(word)
+            if postings:
+                np.add.at(total, *postings)  # three times as fast as `total[rows] += weights`
         return total
 
     def search(self, query: str, k: int = 1) -> list[str]:
@@ -117,22 +117,22 @@ class Bm25Index:
             ranked.append([Ranked(row, float(scores[row])) for row in self._best(scores, k)])
         return ranked
 
-    def _looked_up(self, word: str) -> _Postings | None:
+    def _look_up(self, word: str) -> _Postings | None:
         number = self._numbers.get(word)
         if number is None:
             return None
         span = slice(self._starts[number], self._starts[number + 1])
-        self._postings[word] = found = self._rows[span], self._weights[span]
-        return found
+        self._postings[word] = postings = self._rows[span], self._weights[span]
+        return postings
 
     @staticmethod
     def _best(scores: npt.NDArray[np.float32], k: int) -> list[int]:
-        at_least_one(k)
+        check_k(k)
         if k == 1:
             best = int(scores.argmax())
             return [best] if scores[best] > 0 else []
         count = min(k, len(scores))
-        # Everything as good as the k-th: a bare partition would break ties at random.
+        # All scores that equal the k-th, too: a partition by itself would break ties at random.
         worst = np.partition(scores, -count)[-count]
         near = np.flatnonzero(scores >= worst if worst > 0 else scores > 0)
         order = near[np.argsort(-scores[near], kind="stable")]

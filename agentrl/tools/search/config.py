@@ -10,17 +10,17 @@ from agentrl.config import Section
 
 
 class ServeSearch(Section):
-    """What is served, and where."""
+    """The index that is served, and the address."""
 
     host: str = "127.0.0.1"
     """Address to listen at."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen at; 0 = any that is free."""
     topk: Annotated[int, Field(ge=1, le=100)] = 3
-    """Passages for a query, at most, where a request does not say (count)."""
+    """Passages for a query, at most, where a request has no `topk` (count)."""
     index: Literal["bm25", "dense", "hybrid"] | None = None
-    """Search by words, by meaning, or both; none = what the folder holds, or dense with an encoder."""
+    """Search by words, by meaning, or both; none = the kind in the folder, or dense with an encoder."""
     encoder: str | None = None
     """A sentence-transformers folder, or module:name of a function from texts to float32 vectors."""
     save: str | None = None
-    """Keep the index in a new folder, to serve it at once the next time (folder)."""
+    """Save the index in a new folder, to serve it the next time without building it (folder)."""

@@ -1,4 +1,4 @@
-"""Passages: read from Search-R1's JSONL, kept in memory or read from a mapped file.
+"""Passages: read from Search-R1's JSONL, held in memory or read from a mapped file.
 
 One line is one passage (Search-R1, arXiv:2503.09516): `{"id": "7", "contents": "\\"Title\\"\\nIts text."}`.
 """
@@ -24,7 +24,7 @@ _NO_PASSAGE = 'each line is one passage, such as {"id": "7", "contents": "Title\
 
 
 class Texts(Protocol):
-    """A row of texts, wherever they are."""
+    """A sequence of texts, in memory or in a file."""
 
     def __len__(self) -> int: ...
 
@@ -32,14 +32,14 @@ class Texts(Protocol):
 
 
 class Watch(Protocol):
-    """Shows how far a long loop is: yields its steps as they are. total: None = nobody knows."""
+    """Reports the progress of a long loop: yields its steps unchanged. total: None = unknown."""
 
     def __call__(self, steps: Iterable[_T], what: str, total: int | None) -> Iterable[_T]:
         """The same steps."""
 
 
 def unwatched(steps: Iterable[_T], what: str, total: int | None) -> Iterable[_T]:
-    """Shows nothing."""
+    """Reports no progress."""
     del what, total
     return steps
 
@@ -90,11 +90,11 @@ class Corpus:
 
     @classmethod
     def read(cls, path: str | Path, *, watch: Watch = unwatched) -> Corpus:
-        """Read a JSONL corpus; empty lines do not count.
+        """Read a JSONL corpus; empty lines are skipped.
 
         Raises:
-            UserError: the file cannot be read, a line (the sentence numbers it) is no passage, or there is
-                none.
+            UserError: the file cannot be read, a line (the sentence has its number) is no passage, or there
+                is none.
         """
         path = Path(path)
         ids, contents = [], []
@@ -112,7 +112,7 @@ class Corpus:
         return cls(tuple(contents), tuple(ids))
 
     def write(self, folder: Path) -> None:
-        """Write the passages and where each begins into a folder."""
+        """Write the passages and their offsets into a folder."""
         offsets = [0]
         with (folder / LINES_FILE).open("wb") as file:
             for row in range(len(self)):
@@ -124,10 +124,10 @@ class Corpus:
 
     @classmethod
     def saved(cls, folder: Path, *, mmap: bool) -> Corpus:
-        """What write() wrote. mmap: left on disk, a passage is read when it is asked for.
+        """The corpus that write() wrote. mmap: passages stay on disk, and each access reads one.
 
         Raises:
-            OSError: a file is missing. ValueError: they are not what write() writes.
+            OSError: a file is missing. ValueError: the files are not those of write().
         """
         offsets = np.load(folder / OFFSETS_FILE, mmap_mode="r", allow_pickle=False)
         with (folder / LINES_FILE).open("rb") as file:
@@ -142,7 +142,7 @@ class Corpus:
 class _Mapped:
     """One field of the lines of a mapped file.
 
-    The reader of bm25s moves one position that all its callers share; here threads may read at once.
+    The reader of bm25s moves one file position that all its callers share; here threads may read at once.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def _passage(line: bytes, where: str) -> Passage:
     try:
         match json.loads(line.decode()):
             case {"id": str() | int() as key, "contents": str(contents)}:
-                contents.encode()  # half a surrogate pair can be escaped in JSON, and nowhere else
+                contents.encode()  # half a surrogate pair can be escaped in JSON, but not encoded
                 return Passage(str(key), contents)
     except (ValueError, RecursionError):
         pass

@@ -1,4 +1,4 @@
-"""Search by meaning: vectors of an encoder that is given, ranked by `faiss`."""
+"""Search by meaning: vectors of an encoder, ranked by `faiss`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.errors import UserError
 from agentrl.extras import require
 from agentrl.tools.search import folder as folders
 from agentrl.tools.search.corpus import Corpus, Watch, unwatched
-from agentrl.tools.search.index import Ranked, at_least_one
+from agentrl.tools.search.index import Ranked, check_k
 
 if TYPE_CHECKING:
     import faiss
@@ -30,13 +30,13 @@ _SAME_ENCODER = 0.999
 
 
 class DenseIndex:
-    """An index over the vectors of passages: the inner product ranks, exactly unless told otherwise.
+    """An index over the vectors of passages: ranked by inner product, exactly by default.
 
-    factory: the kind of index, in the words of `faiss.index_factory`. `Flat` compares with every vector.
+    factory: the kind of index, as `faiss.index_factory` spells it. `Flat` compares with every vector.
 
     Raises:
         UserError: faiss is not installed.
-        ValueError: there is no passage, or the encoder does not give one float32 vector for each text.
+        ValueError: there is no passage, or the encoder does not return one float32 vector for each text.
     """
 
     def __init__(
@@ -57,43 +57,43 @@ class DenseIndex:
         index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         index.train(vectors)
         index.add(vectors)
-        self._take(corpus, encoder, index)
+        self._set(corpus, encoder, index)
 
-    def _take(self, corpus: Corpus, encoder: Encoder, index: faiss.Index) -> None:
+    def _set(self, corpus: Corpus, encoder: Encoder, index: faiss.Index) -> None:
         self.corpus = corpus
         self._encoder = encoder
         self._index = index
 
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder, *, mmap: bool = True) -> DenseIndex:
-        """An index that was saved. mmap: leave passages, and vectors where faiss can, on disk.
+        """A saved index. mmap: passages, and vectors where faiss can, stay on disk.
 
         Raises:
-            UserError: the folder holds no such index, not all of it, or one of another encoder.
+            UserError: the folder holds no such index, an incomplete one, or one of another encoder.
         """
         faiss = _faiss()
-        with folders.Saved.at(folder).reading(KIND) as inside:
-            corpus = Corpus.saved(inside, mmap=mmap)
-            index = faiss.read_index(str(inside / VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
-            probe = np.load(inside / _PROBE_FILE, allow_pickle=False)
+        with folders.Saved.at(folder).reading(KIND) as files:
+            corpus = Corpus.saved(files, mmap=mmap)
+            index = faiss.read_index(str(files / VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+            probe = np.load(files / _PROBE_FILE, allow_pickle=False)
             if (index.ntotal, index.metric_type) != (len(corpus), faiss.METRIC_INNER_PRODUCT):
                 raise ValueError("vectors and passages differ in number")
         if not _agree(probe, encoded(encoder, [corpus.contents[0]])[0]):
             raise UserError(f"The index in {folder} was built with another encoder; name that one.")
         dense = cls.__new__(cls)
-        dense._take(corpus, encoder, index)
+        dense._set(corpus, encoder, index)
         return dense
 
     def save(self, folder: str | Path) -> None:
-        """Keep the index and its corpus in a new folder. The encoder is not kept.
+        """Save the index and its corpus in a new folder. The encoder is not saved.
 
         Raises:
-            UserError: something is there already, or the disk says no.
+            UserError: the folder is not empty, or writing fails.
         """
         folders.save(folder, self.corpus, [KIND], self.write)
 
     def write(self, folder: Path) -> None:
-        """Write all but the corpus into a folder that is there."""
+        """Write everything but the corpus into an existing folder."""
         _faiss().write_index(self._index, str(folder / VECTORS_FILE))
         np.save(
             folder / _PROBE_FILE, encoded(self._encoder, [self.corpus.contents[0]])[0], allow_pickle=False
@@ -106,13 +106,13 @@ class DenseIndex:
         """The `k` rows nearest to each query, best first.
 
         Raises:
-            ValueError: k is less than 1, or the encoder fails its promise.
+            ValueError: k is less than 1, or the encoder does not return one float32 vector for each query.
         """
-        at_least_one(k)
+        check_k(k)
         if not queries:
             return []
         scores, rows = self._index.search(encoded(self._encoder, queries), min(k, len(self.corpus)))
-        # An index that is not exact may find fewer, and says so with row -1.
+        # An index that is not exact may find fewer; it fills the rest with row -1.
         return [
             [Ranked(row, score) for row, score in zip(*pair, strict=True) if row >= 0]
             for pair in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -123,7 +123,7 @@ def encoded(encoder: Encoder, texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """The vectors of some texts, float32 [n, d].
 
     Raises:
-        ValueError: the encoder gave something else.
+        ValueError: the encoder returned something else.
     """
     vectors = np.ascontiguousarray(encoder(texts))
     if vectors.dtype != np.float32 or vectors.ndim != 2 or len(vectors) != len(texts):
@@ -138,12 +138,12 @@ def _rows(corpus: Corpus, start: int) -> list[str]:
     return [corpus.contents[row] for row in range(start, min(start + _BATCH, len(corpus)))]
 
 
-def _agree(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:
+def _agree(vector: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:
     """Whether two vectors point the same way, up to rounding."""
-    if one.shape != other.shape:
+    if vector.shape != other.shape:
         return False
-    product = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) >= _SAME_ENCODER * product
+    product = float(np.linalg.norm(vector) * np.linalg.norm(other))
+    return float(vector @ other) >= _SAME_ENCODER * product
 
 
 def _faiss() -> ModuleType:

@@ -1,4 +1,4 @@
-"""Saved indexes: a folder is whole or not there, and says what it is."""
+"""Saved indexes: a folder is complete or absent, and its manifest lists its contents."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from agentrl.errors import UserError
 from agentrl.tools.search.corpus import Corpus
 
 FORMAT = 1
-"""Rises whenever a saved index can no longer be read by code that reads the last one, or the other way."""
+"""Increases with every change of the files that is not compatible in both directions."""
 MANIFEST = "agentrl-index.json"
 _BUILD_AGAIN = "build it again with `agentrl serve-search CORPUS.jsonl --save FOLDER`"
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """An index on disk that is whole. kinds: `bm25`, `dense` or both."""
+    """A complete index on disk. kinds: `bm25`, `dense` or both."""
 
     folder: Path
     kinds: tuple[str, ...]
 
     @classmethod
     def at(cls, folder: str | Path) -> Saved:
-        """Look at a folder: all files that it should hold are there, in their full lengths.
+        """Check that a folder holds all files of its manifest, in their full lengths.
 
         Raises:
             UserError: it holds no index, a broken one, or one of another format.
         """
         folder = Path(folder)
         try:
-            told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise UserError(f"{folder} holds no saved index; {_BUILD_AGAIN}.") from None
-        match told:
+        match manifest:
             case {"format": int(version)} if version != FORMAT:
                 raise UserError(f"The index in {folder} has format {version}, not {FORMAT}; {_BUILD_AGAIN}.")
             case {"format": int(), "kinds": list(kinds), "files": dict(files)}:
@@ -52,11 +52,11 @@ class Saved:
         """The folder, to read an index of a kind from.
 
         Raises:
-            UserError: there is none of that kind, or its files are not what they should be.
+            UserError: there is none of that kind, or its files are broken.
         """
         if kind not in self.kinds:
-            held = " and ".join(self.kinds)
-            raise UserError(f"{self.folder} holds a {held} index, not {kind}; {_BUILD_AGAIN}.")
+            kinds = " and ".join(self.kinds)
+            raise UserError(f"{self.folder} holds a {kinds} index, not {kind}; {_BUILD_AGAIN}.")
         try:
             yield self.folder
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
@@ -64,10 +64,10 @@ class Saved:
 
 
 def check_free(folder: str | Path) -> None:
-    """Refuse a place where something is; an empty folder is nothing.
+    """Check that a path does not exist or is an empty folder.
 
     Raises:
-        UserError: something is there already.
+        UserError: the path exists and is not an empty folder.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -75,12 +75,12 @@ def check_free(folder: str | Path) -> None:
 
 
 def save(folder: str | Path, corpus: Corpus, kinds: Sequence[str], write: Callable[[Path], None]) -> None:
-    """Write an index beside its place, then rename it: whoever sees the folder sees all of it.
+    """Write an index into a temporary folder, then rename it: a reader never sees an incomplete folder.
 
-    write: puts what is not the corpus into a folder.
+    write: writes all files but those of the corpus into a folder.
 
     Raises:
-        UserError: something is there already, or the disk says no.
+        UserError: the folder is not empty, or writing fails.
     """
     folder = Path(folder)
     check_free(folder)
@@ -90,8 +90,10 @@ def save(folder: str | Path, corpus: Corpus, kinds: Sequence[str], write: Callab
         corpus.write(partial)
         write(partial)
         files = _sizes(partial, [path.name for path in partial.iterdir()])
-        told = json.dumps({"format": FORMAT, "kinds": list(kinds), "passages": len(corpus), "files": files})
-        (partial / MANIFEST).write_text(told, encoding="utf-8")
+        manifest = json.dumps(
+            {"format": FORMAT, "kinds": list(kinds), "passages": len(corpus), "files": files}
+        )
+        (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         for path in partial.iterdir():
             _to_disk(path)
         partial.rename(folder)

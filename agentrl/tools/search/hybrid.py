@@ -1,4 +1,4 @@
-"""Search by words and by meaning at once."""
+"""Search by words and by meaning together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.tools.search import folder as folders
 from agentrl.tools.search.bm25 import Bm25Index
 from agentrl.tools.search.corpus import Corpus
 from agentrl.tools.search.dense import DenseIndex, Encoder
-from agentrl.tools.search.index import Ranked, at_least_one
+from agentrl.tools.search.index import Ranked, check_k
 
 _FUSION_FILE = "hybrid.json"
 
@@ -42,26 +42,26 @@ class HybridIndex:
 
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder, *, mmap: bool = True) -> HybridIndex:
-        """An index that was saved.
+        """A saved index.
 
         Raises:
-            UserError: the folder holds no such index, not all of it, or one of another encoder.
+            UserError: the folder holds no such index, an incomplete one, or one of another encoder.
         """
         words, meaning = Bm25Index.load(folder, mmap=mmap), DenseIndex.load(folder, encoder, mmap=mmap)
-        with folders.Saved.at(folder).reading(dense.KIND) as inside:
-            told = json.loads((inside / _FUSION_FILE).read_text(encoding="utf-8"))
-            return cls(words, meaning, depth=int(told["depth"]), constant=float(told["constant"]))
+        with folders.Saved.at(folder).reading(dense.KIND) as files:
+            settings = json.loads((files / _FUSION_FILE).read_text(encoding="utf-8"))
+            return cls(words, meaning, depth=int(settings["depth"]), constant=float(settings["constant"]))
 
     def save(self, folder: str | Path) -> None:
-        """Keep both indexes and their corpus in a new folder.
+        """Save both indexes and their corpus in a new folder.
 
         Raises:
-            UserError: something is there already, or the disk says no.
+            UserError: the folder is not empty, or writing fails.
         """
         folders.save(folder, self.corpus, [bm25.KIND, dense.KIND], self.write)
 
     def write(self, folder: Path) -> None:
-        """Write all but the corpus into a folder that is there."""
+        """Write everything but the corpus into an existing folder."""
         for part in self._parts:
             part.write(folder)
         fusion = {"depth": self._depth, "constant": self._constant}
@@ -76,19 +76,21 @@ class HybridIndex:
         Raises:
             ValueError: k is less than 1.
         """
-        at_least_one(k)
+        check_k(k)
         rankings = [part.rank(queries, max(k, self._depth)) for part in self._parts]
-        return [self._fused(several)[:k] for several in zip(*rankings, strict=True)]
+        return [self._fused(of_query)[:k] for of_query in zip(*rankings, strict=True)]
 
     def _fused(self, rankings: Sequence[Sequence[Ranked]]) -> list[Ranked]:
         scores: dict[int, float] = defaultdict(float)
         for ranking in rankings:
             for rank, (row, _) in enumerate(ranking, start=1):
                 scores[row] += 1 / (self._constant + rank)
-        return sorted((Ranked(*one) for one in scores.items()), key=lambda one: (-one.score, one.row))
+        return sorted(
+            (Ranked(*item) for item in scores.items()), key=lambda ranked: (-ranked.score, ranked.row)
+        )
 
 
-def _same(one: Corpus, other: Corpus) -> bool:
-    """Whether two corpora are the same, as far as a look at some passages tells."""
-    rows = range(0, len(one), max(1, len(one) // 64))
-    return one is other or (len(one) == len(other) and all(one[row] == other[row] for row in rows))
+def _same(corpus: Corpus, other: Corpus) -> bool:
+    """Whether two corpora are the same, judged by a sample of their passages."""
+    rows = range(0, len(corpus), max(1, len(corpus) // 64))
+    return corpus is other or (len(corpus) == len(other) and all(corpus[row] == other[row] for row in rows))

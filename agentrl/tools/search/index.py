@@ -1,4 +1,4 @@
-"""What all indexes have in common: they rank the rows of a corpus for a batch of queries."""
+"""The interface of all indexes: they rank the rows of a corpus for a batch of queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ranked(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A passage that was found. score: None where a server tells none."""
+    """A passage that matches a query. score: None where a server returns none."""
 
     passage: Passage
     score: float | None
@@ -28,7 +28,7 @@ class SearchIndex(Protocol):
 
     @property
     def corpus(self) -> Corpus:
-        """What is searched."""
+        """The corpus that is searched."""
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[Ranked]]:
         """At most `k` rows for each query, best first.
@@ -38,21 +38,21 @@ class SearchIndex(Protocol):
         """
 
     def save(self, folder: str | Path) -> None:
-        """Keep the index and its corpus in a new folder.
+        """Save the index and its corpus in a new folder.
 
         Raises:
-            UserError: something is there already, or the disk says no.
+            UserError: the folder is not empty, or writing fails.
         """
 
 
-def found(index: SearchIndex, queries: Sequence[str], k: int) -> list[tuple[Hit, ...]]:
+def hits_of(index: SearchIndex, queries: Sequence[str], k: int) -> list[tuple[Hit, ...]]:
     """At most `k` passages for each query, best first."""
     ranked = index.rank(queries, k)
     return [tuple(Hit(index.corpus[row], score) for row, score in rows) for rows in ranked]
 
 
-def at_least_one(k: int) -> None:
-    """Refuse to look for nothing.
+def check_k(k: int) -> None:
+    """Check the number of passages for a query.
 
     Raises:
         ValueError: k is less than 1.

@@ -1,4 +1,4 @@
-"""From what a run names to an index: a saved one, or a corpus that has yet to be indexed."""
+"""Opens the index that a path names: a saved index, or a corpus that is indexed now."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ KINDS = (bm25.KIND, dense.KIND, HYBRID)
 def open_index(
     path: str | Path, *, kind: str | None = None, encoder: Encoder | None = None, watch: Watch = unwatched
 ) -> Callable[[], SearchIndex]:
-    """What makes the index that a path names: loads it from its folder, or builds it over a JSONL corpus.
+    """A function that loads a saved index from a folder, or builds an index over a JSONL corpus.
 
-    kind: `bm25`, `dense` or `hybrid`. None = what the folder holds; over a corpus, dense where there is an
+    kind: `bm25`, `dense` or `hybrid`. None = the kind in the folder; over a corpus, dense where there is an
         encoder, else bm25.
 
     Raises:
-        UserError: at once, where nothing is there or an encoder is missing; when called, where the files or
-            lines are not what they should be.
+        UserError: at once, where the path does not exist or an encoder is missing; when called, where the
+            files or lines are invalid.
     """
     path = Path(path)
     if path.is_dir():
-        held = Saved.at(path).kinds
-        kind = kind or (held[0] if len(held) == 1 else HYBRID)
-        build = partial(_loaded, path)
+        kinds = Saved.at(path).kinds
+        kind = kind or (kinds[0] if len(kinds) == 1 else HYBRID)
+        build = partial(_load, path)
     elif path.is_file():
         kind = kind or (bm25.KIND if encoder is None else dense.KIND)
-        build = partial(_built, path, watch=watch)
+        build = partial(_build, path, watch=watch)
     else:
         raise UserError(f"There is no corpus and no saved index at {path}; name a JSONL file or a folder.")
     if kind not in KINDS:
@@ -48,18 +48,18 @@ def open_index(
     return partial(build, kind, encoder)
 
 
-def _loaded(folder: Path, kind: str, encoder: Encoder | None) -> SearchIndex:
+def _load(folder: Path, kind: str, encoder: Encoder | None) -> SearchIndex:
     if kind == bm25.KIND or encoder is None:
         return Bm25Index.load(folder)
     return (DenseIndex if kind == dense.KIND else HybridIndex).load(folder, encoder)
 
 
-def _built(path: Path, kind: str, encoder: Encoder | None, *, watch: Watch) -> SearchIndex:
+def _build(path: Path, kind: str, encoder: Encoder | None, *, watch: Watch) -> SearchIndex:
     corpus = Corpus.read(path, watch=watch)
     try:
         if kind == bm25.KIND or encoder is None:
             return Bm25Index(corpus, watch=watch)
-        meaning = DenseIndex(corpus, encoder, watch=watch)
-        return meaning if kind == dense.KIND else HybridIndex(Bm25Index(corpus, watch=watch), meaning)
+        vectors = DenseIndex(corpus, encoder, watch=watch)
+        return vectors if kind == dense.KIND else HybridIndex(Bm25Index(corpus, watch=watch), vectors)
     except ValueError as error:
         raise UserError(f"{path} cannot be indexed: {error}.") from error

@@ -1,7 +1,7 @@
-"""A server that speaks Search-R1's `/retrieve` over an index; `agentrl serve-search` runs it.
+"""A server that implements Search-R1's `/retrieve` over an index; `agentrl serve-search` runs it.
 
-Errors are `{"detail": "one sentence"}`: 400 for what is not JSON, 413 for what is too long, 422 for what is
-no request. `GET /health` says how many passages there are.
+Errors are `{"detail": "one sentence"}`: 400 for a body that is not JSON, 413 for one that is too long, 422
+for one that is no request. `GET /health` returns the number of passages.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from starlette.routing import Route
 
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
-from agentrl.tools.search.index import Hit, SearchIndex, found
+from agentrl.tools.search.index import Hit, SearchIndex, hits_of
 from agentrl.tools.search.worker import WorkerThread
 
-_Found: TypeAlias = Sequence[tuple[Hit, ...]]
+_Results: TypeAlias = Sequence[tuple[Hit, ...]]
 
 
 class RetrieveApp:
-    """The ASGI application: `app`. Concurrent requests are done together, in a thread.
+    """The ASGI application: `app`. Concurrent requests are batched and run in a thread.
 
-    topk: passages for a query where the request does not say.
+    topk: passages for a query where the request has no `topk`.
     served: how many `requests` were answered, in how many `batches`.
     """
 
@@ -39,7 +39,7 @@ class RetrieveApp:
         self._index = index
         self._topk = topk
         self._bounds = bounds or wire.Bounds()
-        self._batcher: Batcher[wire.RetrieveRequest, _Found] | None = None
+        self._batcher: Batcher[wire.RetrieveRequest, _Results] | None = None
         self._worker = WorkerThread("search")
         self.served = {"requests": 0, "batches": 0}
         self.app = Starlette(
@@ -47,14 +47,14 @@ class RetrieveApp:
                 Route(wire.PATH, self._retrieve, methods=["POST"]),
                 Route("/health", self._health),
             ],
-            exception_handlers={HTTPException: _told},
+            exception_handlers={HTTPException: _error_reply},
             lifespan=self._lifespan,
         )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        self._batcher = Batcher(self._answered)
+        self._batcher = Batcher(self._answer)
         try:
             yield
         finally:
@@ -68,15 +68,15 @@ class RetrieveApp:
     async def _retrieve(self, request: Request) -> Response:
         body = await self._body(request)
         try:
-            asked = wire.read_request(body, self._bounds, self._topk)
+            retrieve = wire.read_request(body, self._bounds, self._topk)
         except ValueError as error:
             raise HTTPException(400, f"{error}.") from None
         except LookupError as error:
             raise HTTPException(422, f"{error.args[0]}.") from None
         assert self._batcher is not None, "requests come after the start"
-        hits = await self._batcher.ask(asked)
+        hits = await self._batcher.submit(retrieve)
         self.served["requests"] += 1
-        return JSONResponse(wire.answered(hits, return_scores=asked.return_scores))
+        return JSONResponse(wire.reply_of(hits, return_scores=retrieve.return_scores))
 
     async def _body(self, request: Request) -> bytes:
         pieces, length = [], 0
@@ -90,25 +90,25 @@ class RetrieveApp:
             raise HTTPException(400, "the request broke off.") from None
         return b"".join(pieces)
 
-    async def _answered(self, several: Sequence[wire.RetrieveRequest]) -> Sequence[_Found]:
+    async def _answer(self, requests: Sequence[wire.RetrieveRequest]) -> Sequence[_Results]:
         self.served["batches"] += 1
-        return await self._worker.call(partial(_all_found, self._index, several))
+        return await self._worker.call(partial(_answers, self._index, requests))
 
 
-def _all_found(index: SearchIndex, several: Sequence[wire.RetrieveRequest]) -> list[_Found]:
+def _answers(index: SearchIndex, requests: Sequence[wire.RetrieveRequest]) -> list[_Results]:
     """The answers to several requests, one call of the index for each `topk`."""
     by_topk: dict[int, list[int]] = defaultdict(list)
-    for place, asked in enumerate(several):
-        by_topk[asked.topk].append(place)
-    answers: dict[int, _Found] = {}
-    for topk, places in by_topk.items():
-        hits = iter(found(index, [query for place in places for query in several[place].queries], topk))
-        for place in places:
-            answers[place] = [next(hits) for _ in several[place].queries]
-    return [answers[place] for place in range(len(several))]
+    for number, request in enumerate(requests):
+        by_topk[request.topk].append(number)
+    answers: dict[int, _Results] = {}
+    for topk, numbers in by_topk.items():
+        hits = iter(hits_of(index, [query for n in numbers for query in requests[n].queries], topk))
+        for number in numbers:
+            answers[number] = [next(hits) for _ in requests[number].queries]
+    return [answers[number] for number in range(len(requests))]
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _error_reply(request: Request, error: Exception) -> Response:
     del request
-    assert isinstance(error, HTTPException), "it handles nothing else"
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
     return JSONResponse({"detail": error.detail}, status_code=error.status_code)

@@ -1,4 +1,4 @@
-"""A search tool for models: over an index in this process, or over a server elsewhere."""
+"""Search tools for models: over an index in this process, or over a remote server."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from agentrl.tools.base import Overrun, Tool
 from agentrl.tools.running import run
 from agentrl.tools.schema import describe
 from agentrl.tools.search.batching import Batcher
-from agentrl.tools.search.index import Hit, SearchIndex, at_least_one, found
+from agentrl.tools.search.index import Hit, SearchIndex, check_k, hits_of
 from agentrl.tools.search.opening import open_index
 from agentrl.tools.search.worker import WorkerThread
 from agentrl.tools.shared import Shared
 from agentrl.tools.toolkit import Toolkit
 
 Search: TypeAlias = Callable[[str], Awaitable[Sequence[Hit]]]
-NOTHING_FOUND = "Nothing was found; try other words."
+NO_HITS = "Nothing was found; try other words."
 MAX_QUERY_CHARS = 2000
-"""Longer queries are turned down: nobody's time may depend on how much a model writes."""
+"""Longer queries are refused: the time of a batch must not depend on how much one model writes."""
 
 
 def as_documents(hits: Sequence[Hit]) -> str:
-    """Passages as Search-R1 (arXiv:2503.09516) shows them: `Doc 1(Title: ...) text`, a line each."""
+    """Passages in the format of Search-R1 (arXiv:2503.09516): `Doc 1(Title: ...) text`, a line each."""
     return "".join(
         f"Doc {number}(Title: {hit.passage.title}) {hit.passage.text}\n"
         for number, hit in enumerate(hits, start=1)
@@ -46,7 +46,7 @@ async def _search(query: str) -> str:
 
 @dataclass(eq=False, kw_only=True)
 class _SearchToolkit(Toolkit):
-    """What both search tools share. write: makes text for the model of what was found, at least one hit."""
+    """The common part of both search tools. write: formats hits, at least one, for the model."""
 
     name: str = "search"
     k: int = 3
@@ -55,20 +55,20 @@ class _SearchToolkit(Toolkit):
     overrun: Overrun = field(default="model", init=False)
 
     def __post_init__(self) -> None:
-        at_least_one(self.k)
+        check_k(self.k)
         schema = describe(_search, name=self.name, description=self.description)
         self._tool = Tool.described(schema, self._unopened, overrun=self.overrun)
         self._shared = Shared(self._open, self.name)
 
     @asynccontextmanager
     async def episode(self) -> AsyncIterator[Sequence[Tool]]:
-        """One tool, the same for every episode: a search remembers nothing."""
+        """One tool, the same for every episode: a search has no state."""
         search = await self._shared.get()
         yield (replace(self._tool, function=partial(self._answer, search)),)
 
     @abstractmethod
     def _open(self) -> AbstractAsyncContextManager[Search]:
-        """What finds passages for a query; shared by all episodes of an event loop."""
+        """Open the search function; all episodes of an event loop share it."""
 
     async def _unopened(self, query: str) -> str:
         raise RuntimeError(f"open an episode of {self.name} to search for {query!r}")
@@ -80,7 +80,7 @@ class _SearchToolkit(Toolkit):
         if len(query) > MAX_QUERY_CHARS:
             raise ToolRejected(f"The query is too long; write at most {MAX_QUERY_CHARS} characters.")
         hits = await search(query)
-        return self.write(hits) if hits else NOTHING_FOUND
+        return self.write(hits) if hits else NO_HITS
 
 
 @dataclass(eq=False)
@@ -88,11 +88,11 @@ class SearchTool(_SearchToolkit):
     """A search over an index in this process.
 
     index: an index; or the folder of a saved BM25 index, or a JSONL corpus, to be indexed with BM25; or a
-        function that makes an index (see `open_index`). What has to be made is made in a thread when an
-        episode is first opened.
+        function that builds an index (see `open_index`). An index is built or loaded in a thread when the
+        first episode is opened.
     k: passages for a query, at most.
-    max_batch: queries that are done together. Queries run in a thread, a batch at a time; those that come
-        meanwhile make up the next batch.
+    max_batch: queries of one batch. Queries run in a thread, a batch at a time; those that arrive meanwhile
+        form the next batch.
 
     Raises:
         UserError: there is no index and no corpus of that name.
@@ -111,17 +111,17 @@ class SearchTool(_SearchToolkit):
     async def _open(self) -> AsyncIterator[Search]:
         index = self.index
         if callable(index):
-            # Kept for the next event loop, too.
+            # Stored for the next event loop, too.
             index = self.index = cast(SearchIndex, await run(index, thread="search index"))
         assert not isinstance(index, str | Path), "a path has become a function"
         worker = WorkerThread(self.name)
 
         async def answer(queries: Sequence[str]) -> Sequence[Sequence[Hit]]:
-            return await worker.call(partial(found, index, queries, self.k))
+            return await worker.call(partial(hits_of, index, queries, self.k))
 
-        batcher = Batcher[str, Sequence[Hit]](answer, most=self.max_batch)
+        batcher = Batcher[str, Sequence[Hit]](answer, max_batch=self.max_batch)
         try:
-            yield batcher.ask
+            yield batcher.submit
         finally:
             await batcher.close()
             worker.close()
@@ -129,13 +129,13 @@ class SearchTool(_SearchToolkit):
 
 @dataclass(eq=False)
 class RemoteSearchTool(_SearchToolkit):
-    """A search over any server that speaks Search-R1's `/retrieve`: `agentrl serve-search`, or another.
+    """A search over any server that implements Search-R1's `/retrieve`: `agentrl serve-search`, or another.
 
-    All episodes share one `SearchClient`, which says what the settings mean. Its failures are the
-    world's doing, and so is overrunning the environment's deadline: the episode is replaced.
+    All episodes share one `SearchClient`, which documents the settings. Its failures, and overrunning the
+    environment's deadline, count as failures of the world: the episode is replaced.
 
     Raises:
-        ConfigError: the address is none, or a setting is out of range.
+        ConfigError: the address is invalid, or a setting is out of range.
         ValueError: k is less than 1.
     """
 

@@ -1,4 +1,4 @@
-"""A thread that stays: for calls of a millisecond, starting one each time would be half of the cost."""
+"""A persistent worker thread: for calls of a millisecond, a new thread each would be half of the cost."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agentrl.tools.running import outcome_of
 
 _T = TypeVar("_T")
 _Job: TypeAlias = Callable[[], Callable[[], None]]
-"""Does the work and returns what tells of it."""
+"""Does the work; returns the function that reports the outcome to the event loop."""
 
 
 class WorkerThread:
-    """Does the calls of one event loop in a daemon thread, one at a time.
+    """Runs the calls of one event loop in a daemon thread, one at a time.
 
     Consumes: functions, by call(). Waits for: their end. Unblocked by: cancellation. A thread that is still
-    busy when the next call comes is left to itself, to end when it can, and a new one takes its place: a
-    function that never returns is in nobody's way. On shutdown: close().
+    busy when the next call comes is abandoned, ends when its function returns, and is replaced by a new one:
+    a function that never returns blocks no other call. On shutdown: close().
     """
 
     def __init__(self, name: str) -> None:
@@ -30,29 +30,29 @@ class WorkerThread:
         self._thread: _Thread | None = None
 
     async def call(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns.
+        """The result of `work`.
 
         Raises:
             Exception: whatever it raised.
-            RuntimeError: what it raised was no Exception (exit() and the like).
+            RuntimeError: it raised a BaseException that is no Exception (exit() and the like).
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Callable[[], object]] = loop.create_future()
 
         def job() -> Callable[[], None]:
-            return partial(_tell, loop, done, outcome_of(work, self._name))
+            return partial(_report, loop, done, outcome_of(work, self._name))
 
-        self._free().do(job)
+        self._idle_thread().do(job)
         outcome = await done
         return cast(_T, outcome())
 
     def close(self) -> None:
-        """Let the thread end, after what it does now."""
+        """Let the thread end after its current job."""
         if self._thread is not None:
             self._thread.end()
             self._thread = None
 
-    def _free(self) -> _Thread:
+    def _idle_thread(self) -> _Thread:
         if self._thread is not None and self._thread.busy:
             self.close()
         if self._thread is None:
@@ -61,12 +61,12 @@ class WorkerThread:
 
 
 class _Thread:
-    """A daemon thread and its jobs. busy: it has not yet come to the end of the last one."""
+    """A daemon thread and its jobs. busy: its last job has not ended yet."""
 
     def __init__(self, name: str) -> None:
         self.busy = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        threading.Thread(target=self._work_off, name=name, daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def do(self, job: _Job) -> None:
         self.busy = True
@@ -75,19 +75,19 @@ class _Thread:
     def end(self) -> None:
         self._jobs.put(None)
 
-    def _work_off(self) -> None:
+    def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            tell = job()
-            self.busy = False  # before anybody is told and comes with the next
-            tell()
+            report = job()
+            self.busy = False  # before the report: the caller may send the next job at once
+            report()
 
 
-def _tell(
+def _report(
     loop: asyncio.AbstractEventLoop,
     done: asyncio.Future[Callable[[], object]],
     outcome: Callable[[], object],
 ) -> None:
-    # The loop may be closed by now: then nobody waits for this outcome.
+    # The loop may be closed by now: then no task waits for this outcome.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, done, outcome)
 

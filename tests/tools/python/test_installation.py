@@ -31,30 +31,30 @@ def install(tmp_path, monkeypatch):
     return make
 
 
-def shown(*packages: str) -> set[str]:
-    """What of these is seen inside, beside what says who they are."""
-    seen = {inside for _, inside in installation.plan(packages, ())["seen"]}
-    found = {path.removeprefix("/packages/") for path in seen if path.startswith("/packages/")}
-    return {path for path in found if ".dist-info" not in path}
+def mounted(*packages: str) -> set[str]:
+    """The paths of these packages inside the sandbox, without their metadata."""
+    inside = [path for _, path in installation.plan(packages, ())["mounts"]]
+    names = {path.removeprefix("/packages/") for path in inside if path.startswith("/packages/")}
+    return {name for name in names if ".dist-info" not in name}
 
 
-def test_packages_modules_and_compiled_modules_are_shown(install):
+def test_packages_modules_and_compiled_modules_are_mounted(install):
     install(
         "zz-several", ["zz_pack/__init__.py", "zz_pack/in/x.py", "zz_one.py", "_zz.so", "zz.libs/libz.so"]
     )
-    assert shown("zz-several") == {"zz_pack", "zz_one.py", "_zz.so", "zz.libs"}
+    assert mounted("zz-several") == {"zz_pack", "zz_one.py", "_zz.so", "zz.libs"}
 
 
 def test_of_a_folder_that_distributions_share_each_is_shown_its_own_part(install):
     install("zz-one", ["zzspace/one/__init__.py", "zzspace/alone.py", "zzspace/deep/a/__init__.py"])
     install("zz-two", ["zzspace/two/__init__.py", "zzspace/deep/b/__init__.py"])
-    assert shown("zz-one") == {"zzspace/one", "zzspace/alone.py", "zzspace/deep/a"}
-    assert shown("zz-two") == {"zzspace/two", "zzspace/deep/b"}
+    assert mounted("zz-one") == {"zzspace/one", "zzspace/alone.py", "zzspace/deep/a"}
+    assert mounted("zz-two") == {"zzspace/two", "zzspace/deep/b"}
 
 
 def test_files_outside_of_the_folder_of_packages_are_never_shown(install):
     install("zz-far", ["/etc/passwd", "../../../bin/zz", "zz_far/../../x.py", "zz_far.py", "zz.pth"])
-    assert shown("zz-far") == {"zz_far.py"}
+    assert mounted("zz-far") == {"zz_far.py"}
 
 
 def test_what_only_an_extra_needs_is_not_shown(install):
@@ -62,7 +62,7 @@ def test_what_only_an_extra_needs_is_not_shown(install):
     install("zz-extra", ["zz_extra.py"])
     lines = ["zz-base>=1", "zz-extra; extra=='all'", 'zz-extra ; (python_version > "3") and extra == "all"']
     install("zz-top", ["zz_top.py"], requires=lines)
-    assert shown("zz-top") == {"zz_top.py", "zz_base.py"}
+    assert mounted("zz-top") == {"zz_top.py", "zz_base.py"}
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_what_only_an_extra_needs_is_not_shown(install):
 def test_a_package_that_does_not_say_what_is_its_own_is_refused_in_words(install, how):
     install("zz-here", ["zz_here.py"], **how)
     with pytest.raises(UserError, match="which files belong to the package `zz-here`; install it as a wheel"):
-        shown("zz-here")
+        mounted("zz-here")
 
 
 def test_agentrl_with_its_tasks_and_rewards_is_never_shown(install):
     install("zz-env", ["zz_env.py"], requires=["AgentRL>=0.1"])
-    assert shown("zz-env") == {"zz_env.py"}
+    assert mounted("zz-env") == {"zz_env.py"}
     with pytest.raises(UserError, match="shows no model `agentrl` itself"):
-        shown("agentrl")
+        mounted("agentrl")

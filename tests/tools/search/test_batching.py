@@ -34,14 +34,14 @@ class Slow:
 
 
 async def asking(batcher, *queries):
-    tasks = [asyncio.create_task(batcher.ask(query)) for query in queries]
+    tasks = [asyncio.create_task(batcher.submit(query)) for query in queries]
     await asyncio.sleep(0.01)
     return tasks
 
 
 async def test_nobody_waits_for_company_and_who_comes_meanwhile_goes_together():
     slow = Slow()
-    batcher = Batcher(slow, most=3)
+    batcher = Batcher(slow, max_batch=3)
     tasks = [
         *await asking(batcher, "a"),
         *await asking(batcher, "b", "c"),
@@ -55,7 +55,7 @@ async def test_nobody_waits_for_company_and_who_comes_meanwhile_goes_together():
 
 async def test_several_batches_go_at_once_where_they_may():
     slow = Slow()
-    batcher = Batcher(slow, at_once=2)
+    batcher = Batcher(slow, max_in_flight=2)
     tasks = [task for query in "abcd" for task in await asking(batcher, query)]
     assert slow.batches == [("a",), ("b",)]
     slow.go.set()
@@ -70,7 +70,7 @@ async def test_a_failure_reaches_all_of_its_batch_and_no_other():
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes[0] == "A"
     assert [str(one) for one in outcomes[1:]] == ["tool crashed: as asked"] * 2
-    assert await batcher.ask("c") == "C"
+    assert await batcher.submit("c") == "C"
 
 
 async def test_a_batch_that_nobody_waits_for_any_more_ends_at_once():
@@ -85,7 +85,7 @@ async def test_a_batch_that_nobody_waits_for_any_more_ends_at_once():
     assert tasks[1].cancelled()
     assert slow.ended == 1
     slow.go.set()
-    assert await batcher.ask("c") == "C"
+    assert await batcher.submit("c") == "C"
     assert len(asyncio.all_tasks()) == 1
 
 

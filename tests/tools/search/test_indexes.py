@@ -12,7 +12,7 @@ from agentrl.errors import UserError
 from agentrl.tools import Bm25Index, DenseIndex, HybridIndex
 from agentrl.tools.search import Corpus
 from agentrl.tools.search.folder import MANIFEST
-from agentrl.tools.search.index import found
+from agentrl.tools.search.index import hits_of
 from agentrl.tools.search.opening import open_index
 from tests.tools.search.corpora import bm25_scores, corpus, encoder, jsonl, queries, texts
 
@@ -74,7 +74,7 @@ def test_hybrid_wants_one_corpus():
 def test_a_batch_is_what_its_queries_are_alone():
     for make in KINDS.values():
         index = make(corpus())
-        assert found(index, queries(9), 3) == [found(index, [query], 3)[0] for query in queries(9)]
+        assert hits_of(index, queries(9), 3) == [hits_of(index, [query], 3)[0] for query in queries(9)]
         assert index.rank([], 3) == []
         with pytest.raises(ValueError, match="k must be at least 1, got 0"):
             index.rank(["w1"], 0)
@@ -89,12 +89,12 @@ def test_a_saved_index_answers_as_the_one_in_memory_and_stays_on_disk(kind, tmp_
     mapped = open_index(tmp_path / "saved", encoder=encoder)()
     assert type(mapped) is type(index)
     asked = [*queries(2), "line", ""]
-    assert found(mapped, asked, 4) == found(index, asked, 4)
+    assert hits_of(mapped, asked, 4) == hits_of(index, asked, 4)
     assert not isinstance(mapped.corpus.contents, tuple)
     held = type(index).load(tmp_path / "saved", *([] if kind == "bm25" else [encoder]), mmap=False)
-    assert found(held, asked, 4) == found(index, asked, 4)
+    assert hits_of(held, asked, 4) == hits_of(index, asked, 4)
     mapped.save(tmp_path / "again")
-    assert found(open_index(tmp_path / "again", encoder=encoder)(), asked, 4) == found(index, asked, 4)
+    assert hits_of(open_index(tmp_path / "again", encoder=encoder)(), asked, 4) == hits_of(index, asked, 4)
     assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "saved", "again"}
 
 

@@ -20,7 +20,7 @@ from agentrl.serving import bound
 from agentrl.tools import Bm25Index, DenseIndex, HybridIndex
 from agentrl.tools.search import Corpus, wire
 from agentrl.tools.search.client import SearchClient
-from agentrl.tools.search.index import found
+from agentrl.tools.search.index import hits_of
 from agentrl.tools.search.server import RetrieveApp
 from agentrl.tools.search.tool import MAX_QUERY_CHARS
 from agentrl.tools.search.wire import Bounds
@@ -40,7 +40,7 @@ async def asking(app):
 async def test_replies_are_those_of_search_r1_with_and_without_scores():
     index = Bm25Index(texts(1))
     async with asking(RetrieveApp(index, topk=2)) as client:
-        best, second = found(index, ["w1 w2"], 2)[0]
+        best, second = hits_of(index, ["w1 w2"], 2)[0]
         documents = [{"id": hit.passage.id, "contents": hit.passage.contents} for hit in (best, second)]
         bare = await client.post("/retrieve", json={"queries": ["w1 w2", "unknown"]})
         assert bare.json() == {"result": [documents, []]}
@@ -105,7 +105,7 @@ async def test_requests_at_once_are_done_together_each_with_its_own_topk():
         free.set()
         for one, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
             expected = [
-                [h.passage.contents for h in hits] for hits in found(index, one["queries"], one["topk"])
+                [h.passage.contents for h in hits] for hits in hits_of(index, one["queries"], one["topk"])
             ]
             assert [[d["contents"] for d in documents] for documents in answer.json()["result"]] == expected
     assert app.served == {"requests": 12, "batches": 2}
@@ -128,7 +128,7 @@ async def test_replies_are_not_held_back_for_a_delayed_acknowledgement():
 
 async def test_the_largest_batch_of_the_longest_queries_is_no_request_too_large():
     query = chr(1) * MAX_QUERY_CHARS
-    body = wire.written(wire.RetrieveRequest((query,) * wire.Bounds().max_queries))
+    body = wire.request_body(wire.RetrieveRequest((query,) * wire.Bounds().max_queries))
     assert wire.read_request(body, wire.Bounds(), 3).queries[-1] == query
     assert len(body) <= wire.Bounds().max_bytes
 
@@ -171,7 +171,7 @@ def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
                 async with SearchClient(told["url"], k=3).connected() as search:
                     return await asyncio.gather(*(search(query) for query in queries(1)))
 
-            assert asyncio.run(ask()) == found(Bm25Index.load(saved), queries(1), 3)
+            assert asyncio.run(ask()) == hits_of(Bm25Index.load(saved), queries(1), 3)
         finally:
             process.send_signal(number)
         out, err = process.communicate(timeout=20)

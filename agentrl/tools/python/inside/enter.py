@@ -1,6 +1,6 @@
-"""Enters the sandbox: new namespaces, a file system of what is needed alone, then the warm parent.
+"""Enters the sandbox: creates the namespaces and a minimal file system, then becomes the warm parent.
 
-Started by the host as a program of its own, with an empty environment and one socket.
+The host starts it as a subprocess, with an empty environment and one socket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn, TypedDict, cast
 from . import kernel, wire, zygote
 from .wire import DEVICES, SandboxPlan
 
-_ROOT = "/sys"  # any folder that nothing needs: the new root is built on top of it
+_ROOT = "/sys"  # any unused folder: the new root is mounted over it
 _NAMESPACES = (
     kernel.CLONE_NEWUSER
     | kernel.CLONE_NEWNS
@@ -27,8 +27,8 @@ _NAMESPACES = (
     | kernel.CLONE_NEWCGROUP
 )
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-_NOTHING = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-_KEPT_FLAGS = {
+_EMPTY = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+_LOCKED_FLAGS = {
     os.ST_NOEXEC: kernel.MS_NOEXEC,
     os.ST_NOATIME: 1024,
     os.ST_NODIRATIME: 2048,
@@ -41,14 +41,14 @@ class _Mapped(TypedDict):
 
 
 def main() -> NoReturn:
-    """Enter, or say why not."""
+    """Enter, or send the reason of the failure."""
     control = socket.socket(fileno=int(sys.argv[1]))
     plan = cast(SandboxPlan, wire.read(control.fileno()))
     step = "namespaces"
     try:
         kernel.unshare(_NAMESPACES)
         wire.write(control.fileno(), {"unshared": True})
-        # The host writes the map of users: only from outside can it hold more than one.
+        # The host writes the user map: only from outside may it hold more than one id.
         mapped = cast(_Mapped | None, wire.read(control.fileno()))
         if mapped is None:
             os._exit(1)
@@ -65,42 +65,42 @@ def main() -> NoReturn:
     except (OSError, ImportError) as error:
         wire.write(control.fileno(), {"refused": step, "detail": str(error)})
         os._exit(1)
-    _be_silent()
+    _discard_stderr()
     wire.write(control.fileno(), {"ready": True})
     zygote.serve(control, plan["environment"], mapped["user"])
 
 
-def _be_silent() -> None:
-    """From here on nobody reads what this process prints."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
+def _discard_stderr() -> None:
+    """Redirect stderr to /dev/null: from here on the host does not read it."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
+    os.close(devnull)
 
 
 def _wait_for(child: int, control: socket.socket) -> NoReturn:
-    """Live as long as the child does: it is pid 1 of the sandbox, and dies with this process."""
+    """Wait for the child, then exit: it is pid 1 of the sandbox, and dies with this process."""
     control.close()
     os.waitpid(child, 0)
     os._exit(0)
 
 
 def _build(plan: SandboxPlan) -> None:
-    """Make a root of what is in the plan, read-only, and go there for good."""
+    """Mount the files of the plan in a new root, read-only, and make it the root."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=4m")
-    for outside, inside in plan["seen"]:
-        _show(outside, inside)
+    for outside, inside in plan["mounts"]:
+        _bind(outside, inside)
     for folder in plan["hidden"]:
         if os.path.isdir(_ROOT + folder):
-            kernel.mount("tmpfs", _ROOT + folder, "tmpfs", _NOTHING, "mode=755,size=4k")
+            kernel.mount("tmpfs", _ROOT + folder, "tmpfs", _EMPTY, "mode=755,size=4k")
     for inside, target in plan["links"]:
         os.makedirs(os.path.dirname(_ROOT + inside), exist_ok=True)
         if not os.path.lexists(_ROOT + inside):
             os.symlink(target, _ROOT + inside)
-    _show_devices()
+    _bind_devices()
     for folder in ("/proc", "/tmp"):
         os.makedirs(_ROOT + folder, exist_ok=True)
-    # Containers that hide parts of /proc allow no other one. The limits of single processes still hold.
+    # Containers that mask parts of /proc forbid to mount another. Limits per process still apply.
     with suppress(PermissionError):
         kernel.mount("proc", f"{_ROOT}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.mount(None, _ROOT, None, _READ_ONLY)
@@ -108,8 +108,8 @@ def _build(plan: SandboxPlan) -> None:
     socket.sethostname("sandbox")
 
 
-def _show(outside: str, inside: str) -> None:
-    """Bind a file or a folder into the new root, read-only with all that is mounted in it."""
+def _bind(outside: str, inside: str) -> None:
+    """Bind a file or a folder into the new root, read-only, with all mounts below it."""
     place = _ROOT + inside
     _make_place(place, os.path.isdir(outside))
     kernel.mount(outside, place, None, kernel.MS_BIND | kernel.MS_REC)
@@ -119,27 +119,27 @@ def _show(outside: str, inside: str) -> None:
 
 
 def _freeze(place: str, flags: int) -> None:
-    """Set flags on a mount. Those that were set outside cannot be taken off in here: they are named again."""
+    """Set flags on a mount. Flags of the host's mount are locked in this namespace: they are repeated."""
     before = os.statvfs(place).f_flag
-    kept = sum(flag for one, flag in _KEPT_FLAGS.items() if before & one)
-    kernel.mount(None, place, None, flags | kept)
+    locked = sum(flag for status, flag in _LOCKED_FLAGS.items() if before & status)
+    kernel.mount(None, place, None, flags | locked)
 
 
 def _mounts() -> list[str]:
-    """Where something is mounted."""
+    """All mount points."""
     with open("/proc/self/mountinfo", "rb") as file:
         fields = [line.split()[4] for line in file]
     return [
-        os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), one)) for one in fields
+        os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), field)) for field in fields
     ]
 
 
-def _show_devices() -> None:
+def _bind_devices() -> None:
     for name in DEVICES:
         place = f"{_ROOT}/dev/{name}"
         _make_place(place, folder=False)
         kernel.mount(f"/dev/{name}", place, None, kernel.MS_BIND)
-        # It can be written to all the same, but its times and rights are those of the host's.
+        # A device stays writable when read-only; its times and permissions, the host's, do not.
         _freeze(place, _READ_ONLY & ~kernel.MS_NODEV)
     os.symlink("/tmp", f"{_ROOT}/dev/shm")
 

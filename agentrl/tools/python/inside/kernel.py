@@ -1,4 +1,4 @@
-"""System calls that Python has no function for."""
+"""System calls that Python does not wrap."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 _SIGNAL_SET_BYTES = 8
-# Python ignores these, and answers a broken pipe and a full file with an exception.
+# Python ignores these, and raises an exception for a broken pipe and a full file.
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
-_NOT_FOR_US = {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}
+_FIXED_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 
@@ -57,7 +57,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, flags: int) -> None:
-    """Move this process (for pids: its next child) into the namespaces that a pidfd shows."""
+    """Move this process (for pids: its next child) into the namespaces of a pidfd."""
     _checked(_libc.setns(fd, flags), "setns")
 
 
@@ -69,12 +69,12 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def unmount(target: str) -> None:
-    """Take a mount off its place; files that are open in it stay readable."""
+    """Unmount lazily: files that are open in the mount stay readable."""
     _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(folder: str) -> None:
-    """Make `folder`, a mount, the root, and take the old root away."""
+    """Make `folder`, a mount, the root, and unmount the old root."""
     os.chdir(folder)
     _checked(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
     _checked(_libc.umount2(b".", MNT_DETACH), "umount of the old root")
@@ -87,40 +87,40 @@ def prctl(option: int, argument: int, what: str) -> None:
 
 
 def die_with_parent(number: int) -> None:
-    """Ask for a signal when the parent is gone."""
+    """Request a signal for the end of the parent."""
     prctl(_PR_SET_PDEATHSIG, number, "prctl PDEATHSIG")
 
 
-def forget_signals() -> None:
-    """Let every signal but SIGINT do what it does in a new Python, whoever handled or ignored it before."""
-    for number in signal.valid_signals() - _NOT_FOR_US:
+def reset_signals() -> None:
+    """Reset every signal but SIGINT to its default in a new Python, also those that a parent ignored."""
+    for number in signal.valid_signals() - _FIXED_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number in _IGNORED_BY_PYTHON else signal.SIG_DFL)
-    # The C library keeps these two from Python; a parent may have ignored them all the same.
+    # The C library reserves these two, so Python cannot reset them; a parent may have ignored them.
     default = bytes(32)  # a zeroed `struct sigaction`, as the kernel has it
-    for hidden in (32, 33):
-        result = _libc.syscall(_RT_SIGACTION[MACHINE], hidden, default, None, _SIGNAL_SET_BYTES)
+    for reserved in (32, 33):
+        result = _libc.syscall(_RT_SIGACTION[MACHINE], reserved, default, None, _SIGNAL_SET_BYTES)
         _checked(result, "rt_sigaction")
 
 
 def hide_memory(hidden: bool) -> None:
-    """Whether processes of the same user may look into this one."""
+    """Forbid, or allow, processes of the same user to read the memory of this one."""
     prctl(_PR_SET_DUMPABLE, int(not hidden), "prctl DUMPABLE")
 
 
 def forbid_new_privileges() -> None:
-    """No program that is started from here gains anything by set-user-id or file capabilities."""
+    """Disable set-user-id and file capabilities for all programs that this process starts."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl NO_NEW_PRIVS")
 
 
 def install_filter(program: bytes) -> None:
-    """Put a seccomp filter, a `struct sock_fprog`, on this process and all that it starts."""
+    """Install a seccomp filter, a `struct sock_fprog`, for this process and all of its children."""
     _checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0), "prctl SECCOMP")
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for good."""
+    """Drop every capability permanently."""
     for capability in range(_MOST_CAPABILITIES):
-        # Beyond the last that this kernel knows the answer is EINVAL.
+        # Beyond the last capability of this kernel prctl returns EINVAL.
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)

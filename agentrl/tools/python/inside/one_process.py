@@ -1,7 +1,7 @@
 """A supervisor and its interpreter without a warm parent: in bubblewrap, or with no protection at all.
 
-Started by the host for one session, with one socket. In bubblewrap it is pid 1 and everything else is as in
-the sandbox; unprotected, the interpreter leads a process group, and limits are all that holds it.
+The host starts it for one session, with one socket. In bubblewrap it is pid 1, and all else is as in the
+sandbox of namespaces; unprotected, the interpreter leads a process group, and only limits confine it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .zygote import end_with
 
 
 class InterpreterGroup(SessionProcesses):
-    """The interpreter and what it started, as far as that stays in its process group."""
+    """The interpreter and its children, as far as they stay in its process group."""
 
     leader = 0
 
@@ -36,7 +36,7 @@ class InterpreterGroup(SessionProcesses):
 
 
 def main() -> NoReturn:
-    """Serve the host until it goes away."""
+    """Serve the host until it closes the socket."""
     host = int(sys.argv[1])
     sys.path.remove(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_DESCRIPTORS, MOST_DESCRIPTORS))
@@ -44,8 +44,8 @@ def main() -> NoReturn:
     sys.path += environment["PYTHONPATH"].split(os.pathsep)
     if os.getpid() == 1:
         seccomp.prepare()
-        kernel.forget_signals()
-        # The folder of this very program is not for the model to see.
+        kernel.reset_signals()
+        # The folder of this program must be invisible to the model.
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.unmount(f"{sys.argv[2]}/inside")
         end_with(Confined(host, environment, None).run, host)

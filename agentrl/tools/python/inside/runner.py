@@ -1,6 +1,6 @@
-"""The interpreter that runs a model's code. Before the first line of it every privilege is gone.
+"""The interpreter that runs a model's code. It drops every privilege before the first line of the code.
 
-Nothing that it says is believed: what it reports can only change what the model itself is told.
+Its reports are not trusted: they can only change the text that the model itself receives.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _STACK_BYTES = 8 * 2**20
 
 
 def confine(limits: SessionLimits, mapped_bytes: int, *, user: int | None) -> None:
-    """Give up every privilege, for good.
+    """Drop every privilege permanently.
 
-    mapped_bytes: address space that the interpreter has already, beside what the code may take.
-    user: the id to become; None where the session is its own user already.
+    mapped_bytes: address space of the interpreter itself, in addition to that of the code.
+    user: the user id to switch to; None where the session runs as its only user.
     """
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    # A user namespace of its own: its processes are counted for it alone.
+    # A user namespace of its own: RLIMIT_NPROC then counts only processes of this session.
     kernel.unshare(kernel.CLONE_NEWUSER)
     bound(limits, mapped_bytes)
     resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))
@@ -51,31 +51,31 @@ def confine(limits: SessionLimits, mapped_bytes: int, *, user: int | None) -> No
 
 
 def bound(limits: SessionLimits, mapped_bytes: int) -> None:
-    """The limits that the kernel keeps for each process by itself."""
+    """Set the limits that the kernel enforces per process."""
     bounds = {
         resource.RLIMIT_AS: mapped_bytes + limits["memory_bytes"],
         resource.RLIMIT_FSIZE: limits["files_bytes"],
         resource.RLIMIT_NOFILE: _MOST_FILES,
-        # Where a program is given core files, 0 does not stop it (core(5)); 1 does.
+        # Where core files are piped to a program, a limit of 0 does not prevent it (core(5)); 1 does.
         resource.RLIMIT_CORE: 1,
         resource.RLIMIT_STACK: _STACK_BYTES,
     }
     if not limits["stateful"]:
-        # More than the supervisor grants: it tells the reason, this is the net below it.
+        # More than the supervisor allows, which reports the reason; this is the fallback.
         bounds[resource.RLIMIT_CPU] = int(limits["cpu_s"]) + 2
     if sys.platform == "linux":
         bounds |= {resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0}
         bounds |= {resource.RLIMIT_SIGPENDING: _MOST_PENDING_SIGNALS}
-    for which, wanted in bounds.items():
+    for which, target in bounds.items():
         hard = resource.getrlimit(which)[1]
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(which, (most, most))
+        limit = target if hard == resource.RLIM_INFINITY else min(target, hard)
+        resource.setrlimit(which, (limit, limit))
 
 
 def serve(cells: int, status: int, environment: Mapping[str, str], *, stateful: bool) -> None:
-    """Say READY, run cells of code as they come, and report the end of each, until the pipe is closed.
+    """Report READY, run each cell of code and report its outcome, until the pipe is closed.
 
-    Without state there is one cell, and its end is that of a program.
+    Without state there is one cell, which ends as a program does.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -83,18 +83,18 @@ def serve(cells: int, status: int, environment: Mapping[str, str], *, stateful: 
     module = _fresh_main()
     os.write(status, READY)
     while (cell := wire.read(cells)) is not None:
-        told = _Told()
-        with told:
+        report = _Report()
+        with report:
             _run(str(cell), module)
         if not stateful:
-            with told:
+            with report:
                 _finish()
         _flush()
-        os.write(status, told.outcome)
+        os.write(status, report.outcome)
 
 
 def _reseed() -> None:
-    """Chance starts anew in every session: the same code gives the same answer."""
+    """Seed the random generators in every session: the same code gives the same output."""
     for name in ("random", "numpy.random"):
         if (module := sys.modules.get(name)) is not None:
             vars(module)["seed"](0)
@@ -106,7 +106,7 @@ def _fresh_main() -> types.ModuleType:
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
     sys.stdout, sys.stderr = _text(1), _text(2)
     sys.argv = [""]
-    # Consoles have them, interpreters that were started without `site` do not.
+    # `site` defines them, and this interpreter was started without it.
     vars(builtins)["exit"] = vars(builtins)["quit"] = sys.exit
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -130,8 +130,8 @@ def _run(code: str, module: types.ModuleType) -> None:
             print(repr(value))
 
 
-class _Told:
-    """Lets nothing escape that code raises: it is printed, and the outcome is an error."""
+class _Report:
+    """The outcome of a cell. As a context manager it catches and prints every exception of the code."""
 
     def __init__(self) -> None:
         self.outcome = b"d"
@@ -146,14 +146,14 @@ class _Told:
             return True
         if error is not None:
             self.outcome = b"e"
-            # Its __str__, and what stands in the place of stderr, are the model's code too.
+            # Its __str__, and an object that replaces stderr, are code of the model, too.
             with suppress(BaseException):
-                sys.stderr.write(_explained(error))
+                sys.stderr.write(_traceback_of(error))
         return True
 
 
-def _explained(error: BaseException) -> str:
-    """A traceback that begins in the model's own code."""
+def _traceback_of(error: BaseException) -> str:
+    """A traceback that begins in the code of the model."""
     if isinstance(error, SystemExit):
         return f"exit: {error.code}\n"
     trace = error.__traceback__
@@ -167,9 +167,9 @@ def _explained(error: BaseException) -> str:
 
 
 def _finish() -> None:
-    """What an interpreter does at its end: wait for its threads, run what was registered."""
-    while waiting := [thread for thread in threading.enumerate() if _is_awaited(thread)]:
-        waiting[0].join()
+    """Wait for threads and run the functions of atexit, as an interpreter does at its end."""
+    while running := [thread for thread in threading.enumerate() if _is_awaited(thread)]:
+        running[0].join()
     atexit._run_exitfuncs()
 
 
@@ -179,6 +179,6 @@ def _is_awaited(thread: threading.Thread) -> bool:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # It may be closed, or replaced by anything.
+        # The code may have closed or replaced it.
         with suppress(BaseException):
             stream.flush()

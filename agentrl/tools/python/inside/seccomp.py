@@ -1,7 +1,7 @@
 """A filter on system calls, as a program for the kernel's BPF machine (seccomp(2), Linux >= 3.17).
 
-The namespaces are the wall; the filter makes the kernel behind it smaller: what an interpreter never needs
-fails with EPERM, and so do calls that are younger than this list (ENOSYS).
+The namespaces isolate; the filter reduces the attack surface of the kernel: system calls that an interpreter
+never needs fail with EPERM, and those newer than this list with ENOSYS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
-    # The network. Pairs of connected sockets stay allowed; one with a name could be reached by siblings.
+    # The network. Pairs of connected sockets stay allowed; a bound socket could be reached by other sessions.
     "socket": (41, 198),
     "bind": (49, 200),
     "connect": (42, 203),
@@ -49,7 +49,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "accept": (43, 202),
     "accept4": (288, 242),
     "setsockopt": (54, 208),
-    # Memory that no limit counts, and what is shared beyond a process.
+    # Memory that no limit counts, and memory that is shared between processes.
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -67,13 +67,13 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "vmsplice": (278, 75),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
-    # It continues processes that were stopped.
+    # A timer's signal could continue processes that the supervisor stopped.
     "timer_create": (222, 107),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "mbind": (237, 235),
     "set_mempolicy": (238, 237),
-    # Parts of the kernel where holes were found again and again.
+    # Parts of the kernel with a history of vulnerabilities.
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -115,16 +115,16 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "adjtimex": (159, 171),
     "clock_adjtime": (305, 266),
 }
-# Allowed for the process itself, whose number is then written as 0: limits and cores of others of the same
-# user could be changed too, and outside of root's sandboxes the supervisor is such a one.
+# Allowed for the calling process only, which is pid 0: they could also change limits and cores of other
+# processes of the same user, and unless the host is root the supervisor is one of these.
 ONLY_ITSELF = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
-# clone3 hides its flags behind a pointer; "no such call" makes the C library use clone, whose flags show.
+# clone3 passes its flags behind a pointer, which a filter cannot read; after ENOSYS the C library uses clone.
 CLONE3 = 435
 CLONE = {"x86_64": 56, "aarch64": 220}
-# Memory that processes share is in no account of theirs, unless it lies in files, which are bounded.
+# Shared memory is not counted in any process, unless it is backed by files, which are bounded.
 MMAP = {"x86_64": 9, "aarch64": 222}
 _SHARED_WITHOUT_A_FILE = 0x01 | 0x20
-LAST_KNOWN = 462
+NEWEST_CALL = 462
 _NEW_NAMESPACES = 0x7E020080
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -162,7 +162,7 @@ def program(machine: str = MACHINE) -> bytes:
     ]
     steps.append((_LOAD, 0, 0, _NUMBER))
     steps += _if(_EQUAL, CLONE3, _ERRNO | errno.ENOSYS)
-    steps += _if(_ABOVE, LAST_KNOWN, _ERRNO | errno.ENOSYS)
+    steps += _if(_ABOVE, NEWEST_CALL, _ERRNO | errno.ENOSYS)
     steps += [(_EQUAL, 0, 3, CLONE[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
     steps += _if(_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM)
     steps.append((_RETURN, 0, 0, _ALLOW))
@@ -174,12 +174,12 @@ def _if(test: int, value: int, then: int) -> list[tuple[int, int, int, int]]:
 
 
 def prepare() -> None:
-    """Compile the filter now; children that are forked have it then."""
+    """Compile the filter now; forked children inherit it."""
     _compiled()
 
 
 def install() -> None:
-    """Put the filter on this process and all that it starts; it cannot be taken off."""
+    """Install the filter for this process and all of its children; it cannot be removed."""
     forbid_new_privileges()
     code = _compiled()
     header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(code))

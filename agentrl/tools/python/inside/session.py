@@ -16,22 +16,22 @@ from .wire import SessionLimits
 
 WORK = "/tmp"
 CELLS, STATUS = 3, 4
-MOST_DESCRIPTORS = 256  # of the parents: none is open above, so none has to be closed there
+MOST_DESCRIPTORS = 256  # limit of the parents: no higher descriptor is open, so none has to be closed
 
 
 class Confined:
     """A session inside the sandbox, as pid 1 of its own pid namespace.
 
-    user: the id that the interpreter becomes; None where all of the sandbox is one user.
+    user: the user id of the interpreter; None where the sandbox has only one user.
     """
 
     def __init__(self, host: int, environment: Mapping[str, str], user: int | None) -> None:
         self._host, self._environment, self._user = host, environment, user
 
     def run(self) -> None:
-        """Serve the host until it goes away; then everything in the session is dead."""
+        """Serve the host until it closes the socket; then end all processes of the session."""
         kernel.hide_memory(True)
-        # A signal from inside reaches pid 1 only where it has a handler; Python has one, for this.
+        # A signal from inside reaches pid 1 only where it has a handler; Python has one for SIGINT.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         limits = cast(SessionLimits, wire.read(self._host))
         proc = _own_file_system(limits)
@@ -55,7 +55,7 @@ class Confined:
 
 
 def _own_file_system(limits: SessionLimits) -> int | None:
-    """A folder to write in that goes with the session; no /proc, but a way for the supervisor to read it."""
+    """Mount a writable folder for the session; return a descriptor of its /proc, which is unmounted."""
     kernel.unshare(kernel.CLONE_NEWNS)
     proc = None
     if os.path.ismount("/proc"):
@@ -70,9 +70,11 @@ def _own_file_system(limits: SessionLimits) -> int | None:
 
 
 def _die_first(proc: int | None) -> None:
-    """Where memory runs out, and however it was taken, the kernel ends this process before all others."""
+    """Make this process the first that the kernel kills when memory runs out."""
     if proc is not None:
-        kernel.hide_memory(False)  # what is hidden belongs to the real root, who alone may write this
+        kernel.hide_memory(
+            False
+        )  # /proc of a non-dumpable process belongs to the real root, and only root may write it
         fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         os.write(fd, b"1000")
         os.close(fd)
@@ -85,14 +87,14 @@ def interpret(
     environment: Mapping[str, str],
     proc: int | None = None,
 ) -> NoReturn:
-    """All that the interpreter's process does: it never gets back to what its parent was doing.
+    """Run the interpreter in the forked child; never returns into the code of the parent.
 
-    pipes: cells, status, output. What breaks before the first cell is said instead of READY.
+    pipes: cells, status, output. An error before the first cell is reported instead of READY.
     """
     try:
-        # A group of its own: signals to "my group" would reach the groups of siblings and of the host.
+        # A process group of its own: signals to the own group must not reach the supervisor or the host.
         os.setsid()
-        with suppress(PermissionError):  # where a security module says no, all other limits still hold
+        with suppress(PermissionError):  # where a security module forbids it, all other limits still apply
             _die_first(proc)
         keep_only(*pipes)
         try:
@@ -106,10 +108,10 @@ def interpret(
 
 
 def keep_only(cells: int, status: int, output: int) -> None:
-    """Keep these and nothing else open: no way back to the supervisor or the host."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    # First out of the way of the numbers that they get.
-    high = [os.dup2(fd, 100 + n, inheritable=False) for n, fd in enumerate((nothing, output, cells, status))]
+    """Close all other descriptors: the code must not reach the supervisor or the host through them."""
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    # First to high numbers, so that none overwrites another.
+    high = [os.dup2(fd, 100 + n, inheritable=False) for n, fd in enumerate((devnull, output, cells, status))]
     for fd, number in zip((high[0], high[1], high[1], high[2], high[3]), range(5), strict=True):
         os.dup2(fd, number, inheritable=number < CELLS)
     os.closerange(5, MOST_DESCRIPTORS)

@@ -1,12 +1,12 @@
-"""Pid 1 of a session: starts the interpreter, holds it to its limits, and ends everything in it.
+"""Pid 1 of a session: starts the interpreter, enforces its limits, and ends all processes of the session.
 
 Every process of the session is a descendant. When pid 1 of a pid namespace ends, the kernel kills the rest;
-signals from inside cannot reach it. Between calls of a stateful session all others are stopped.
+signals from inside cannot reach it. Between calls of a stateful session all other processes are stopped.
 
 Consumes: cells of code from the host's socket. Waits for: the socket, the interpreter, its output, the next
-look at the limits. Ends: when the host closes the socket, or a limit is broken.
+check of the limits. Ends: when the host closes the socket, or a limit is exceeded.
 
-Code may do anything to its ends of the pipes, at any time: no loop here goes on for as long as it writes.
+Code may do anything to its ends of the pipes, at any time: every loop that reads from them is bounded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from . import runner, wire
 from .usage import ProcessTable
 from .wire import SessionLimits
 
-_LOOK_S = 0.05
+_CHECK_S = 0.05
 _SOON_S = 0.002
-_IDLE_LOOK_S = 1.0
+_IDLE_CHECK_S = 1.0
 _CHUNK_BYTES = 65_536
-_MOST_CHUNKS = 32  # a flood must not keep the supervisor from its other duties; a pipe holds less
-_MOST_WORDS = 500
+_MOST_CHUNKS = 32  # a flood of output must not block the limits; a pipe holds less
+_MAX_REPORT_BYTES = 500
 _REPORTS = {b"d": "done", b"e": "error"}
 
 
@@ -35,7 +35,7 @@ class Result(TypedDict):
     """How a cell ended.
 
     outcome: done, error, timeout, cpu, memory, processes, signal or ended. detail: the signal, or the exit
-        code. over: the session has ended with it.
+        code. over: the session ended with it.
     """
 
     outcome: str
@@ -47,17 +47,17 @@ class Result(TypedDict):
 
 
 class SessionProcesses:
-    """All processes of a session but this one, as pid 1 of their namespace sees them."""
+    """All processes of a session but this one, which is pid 1 of their namespace."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to every one of them at once; no fork can slip through."""
+        """Send a signal to all of them in one call; no fork can escape it."""
         try:
             os.kill(-1, number)
         except ProcessLookupError:
             return
 
     def reap(self) -> None:
-        """Wait for all of them, after they were killed."""
+        """Wait for the end of all of them, after SIGKILL."""
         while True:
             try:
                 os.waitpid(-1, 0)
@@ -68,7 +68,7 @@ class SessionProcesses:
 class Supervisor:
     """Runs the cells of one session.
 
-    start: forks the interpreter; given the ends of its pipes, returns its process id.
+    start: forks the interpreter with its ends of the pipes and returns its process id.
 
     Raises:
         OSError: the interpreter did not start.
@@ -94,19 +94,19 @@ class Supervisor:
         self._interpreter = start(cells, status, output)
         for fd in (cells, status, output):
             os.close(fd)
-        # No line of a model has run yet: what breaks until now is the world's doing, and this is true.
-        if (said := os.read(self._status, _MOST_WORDS)) != runner.READY:
-            raise OSError(f"the interpreter did not start: {said.decode('utf-8', 'replace')}")
+        # No code of a model has run yet: a failure up to here is the world's, and this report can be trusted.
+        if (report := os.read(self._status, _MAX_REPORT_BYTES)) != runner.READY:
+            raise OSError(f"the interpreter did not start: {report.decode('utf-8', 'replace')}")
         for fd in (self._cells, self._status, self._output):
-            # The other ends are in untrusted hands: nothing here may wait for them.
+            # Untrusted code holds the other ends: nothing here may wait for them.
             os.set_blocking(fd, False)
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._dropped = 0
-        self._untaken = memoryview(b"")
+        self._unsent = memoryview(b"")
         self._used = self._cpu_s()
 
     def serve(self) -> None:
-        """Run cells until the host goes away or the session is over."""
+        """Run cells until the host closes the socket or the session ends."""
         over = False
         while not over and (cell := self._next_cell()) is not None:
             result = self._run(cell)
@@ -116,29 +116,29 @@ class Supervisor:
             wire.write(self._host, result)
 
     def _next_cell(self) -> object | None:
-        """Wait for a cell; None where the host goes away.
+        """Wait for a cell; None where the host closes the socket.
 
-        Code that was stopped can have itself continued (by a timer, by the end of a child). It is stopped
-        again and again, and what it uses up meanwhile is counted.
+        Stopped code can continue itself (by a timer, by the end of a child). It is stopped again at every
+        check, and its usage in between is counted.
         """
         poll = select.poll()
         poll.register(self._host, select.POLLIN)
-        while not poll.poll(_IDLE_LOOK_S * 1e3):
-            self._session_processes.signal(signal.SIGKILL if self._broken() else signal.SIGSTOP)
+        while not poll.poll(_IDLE_CHECK_S * 1e3):
+            self._session_processes.signal(signal.SIGKILL if self._exceeded_limit() else signal.SIGSTOP)
         return wire.read(self._host)
 
     def _run(self, cell: object) -> Result | None:
-        """Run one cell; None where the host went away meanwhile."""
-        self._kept.clear()
+        """Run one cell; None where the host closes the socket meanwhile."""
+        self._buffer.clear()
         self._dropped = 0
-        self._forget_reports()
-        self._untaken = memoryview(wire.pack(cell))
+        self._drop_reports()
+        self._unsent = memoryview(wire.pack(cell))
         self._session_processes.signal(signal.SIGCONT)
-        outcome = self._watched()
+        outcome = self._watch()
         if outcome is None:
             return None
         over = not (self._limits["stateful"] and outcome in ("done", "error"))
-        # Whatever is still running is stopped first: then the output ends.
+        # Stop all processes first: then no more output is written.
         self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
         self._drain()
         kind, _, detail = outcome.partition(":")
@@ -146,14 +146,14 @@ class Supervisor:
         return Result(
             outcome=kind,
             detail=detail,
-            output=self._kept.decode("utf-8", "replace"),
+            output=self._buffer.decode("utf-8", "replace"),
             dropped_bytes=self._dropped,
             cpu_s=self._used - before,
             over=over,
         )
 
-    def _forget_reports(self) -> None:
-        """Drop what was reported and not asked for, as much as a pipe holds."""
+    def _drop_reports(self) -> None:
+        """Drop unexpected reports, up to the capacity of a pipe."""
         for _ in range(_MOST_CHUNKS):
             try:
                 if not os.read(self._status, _CHUNK_BYTES):
@@ -161,58 +161,58 @@ class Supervisor:
             except BlockingIOError:
                 return
 
-    def _hand_over(self) -> bool:
-        """Give the interpreter as much of the cell as its pipe takes now; False where it is closed."""
+    def _send(self) -> bool:
+        """Write as much of the cell as the pipe of the interpreter takes now; False where it is closed."""
         try:
-            self._untaken = self._untaken[os.write(self._cells, self._untaken) :]
+            self._unsent = self._unsent[os.write(self._cells, self._unsent) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
             return False
         return True
 
-    def _watched(self) -> str | None:
+    def _watch(self) -> str | None:
         poll = select.poll()
         for fd in (self._host, self._status, self._output):
             poll.register(fd, select.POLLIN)
         poll.register(self._cells, select.POLLOUT)
         began = time.monotonic()
-        deadline, look = began + self._limits["wall_s"], began + _LOOK_S
+        deadline, check = began + self._limits["wall_s"], began + _CHECK_S
         while True:
             now = time.monotonic()
-            ready = {fd for fd, _ in poll.poll(max(min(deadline, look) - now, 0.0) * 1e3 + 1)}
+            ready = {fd for fd, _ in poll.poll(max(min(deadline, check) - now, 0.0) * 1e3 + 1)}
             if self._host in ready:
-                # The host says nothing while a cell runs: this is its end.
+                # The host sends nothing while a cell runs: it has closed the socket.
                 return None
-            if self._cells in ready and not self._hand_over():
+            if self._cells in ready and not self._send():
                 return "ended"
-            if self._cells in ready and not self._untaken:
+            if self._cells in ready and not self._unsent:
                 poll.unregister(self._cells)
             if self._output in ready and not self._drain():
                 poll.unregister(self._output)
             if self._status in ready:
-                if said := self._said():
-                    return _REPORTS.get(said, "ended")
-                # Nobody can report any more: the next look will find it dead, or its time will come.
+                if report := self._report():
+                    return _REPORTS.get(report, "ended")
+                # The pipe is closed: the next check finds the interpreter dead, or the deadline comes.
                 poll.unregister(self._status)
-                look = now + _SOON_S
+                check = now + _SOON_S
             now = time.monotonic()
             if now >= deadline:
                 return "timeout"
-            if now >= look:
-                look = now + _LOOK_S
-                if broken := self._silent() or self._broken():
-                    return broken
+            if now >= check:
+                check = now + _CHECK_S
+                if failure := self._unreported_end() or self._exceeded_limit():
+                    return failure
 
-    def _said(self) -> bytes | None:
-        """The interpreter's next report; empty where it can make none any more, None where there is none."""
+    def _report(self) -> bytes | None:
+        """The interpreter's next report; empty where its pipe is closed, None where there is none yet."""
         try:
             return os.read(self._status, 1)
         except BlockingIOError:
             return None
 
-    def _silent(self) -> str | None:
-        """How the interpreter ended, where it did without a report."""
+    def _unreported_end(self) -> str | None:
+        """The outcome of an interpreter that ended without a report."""
         pid, status = os.waitpid(self._interpreter, os.WNOHANG)
         if not pid:
             return None
@@ -221,12 +221,12 @@ class Supervisor:
         number = os.WTERMSIG(status)
         return "cpu" if number == signal.SIGXCPU else f"signal:{_name(number)}"
 
-    def _broken(self) -> str | None:
+    def _exceeded_limit(self) -> str | None:
         self._reap_orphans()
-        # First, and cheap: the kernel keeps this limit too, except for root's own processes.
+        # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
         if self._processes.number() > self._limits["processes"] + 1:
             return "processes"
-        usage = self._processes.usage(besides=os.getpid())
+        usage = self._processes.usage(excluded_pid=os.getpid())
         if usage.memory_bytes > self._limits["memory_bytes"]:
             return "memory"
         if usage.cpu_s - self._used > self._limits["cpu_s"]:
@@ -234,20 +234,20 @@ class Supervisor:
         return None
 
     def _cpu_s(self) -> float:
-        return self._processes.usage(besides=os.getpid()).cpu_s
+        return self._processes.usage(excluded_pid=os.getpid()).cpu_s
 
     def _reap_orphans(self) -> None:
-        """Bury what was left to pid 1, the interpreter excepted: its end is told by its pipe."""
+        """Reap orphans of pid 1 except the interpreter, whose end its pipe reports."""
         try:
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if found.si_pid == self._interpreter:
+            while (child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if child.si_pid == self._interpreter:
                     return
-                os.waitpid(found.si_pid, 0)
+                os.waitpid(child.si_pid, 0)
         except ChildProcessError:
             return
 
     def _drain(self) -> bool:
-        """Take some of the output that is there, keep what is within the bound; False where it is closed."""
+        """Read some of the pending output and keep it up to the bound; False where the pipe is closed."""
         for _ in range(_MOST_CHUNKS):
             try:
                 chunk = os.read(self._output, _CHUNK_BYTES)
@@ -255,9 +255,9 @@ class Supervisor:
                 return True
             if not chunk:
                 return False
-            room = self._limits["output_bytes"] - len(self._kept)
-            self._kept += chunk[:room]
-            self._dropped += max(len(chunk) - room, 0)
+            num_free_bytes = self._limits["output_bytes"] - len(self._buffer)
+            self._buffer += chunk[:num_free_bytes]
+            self._dropped += max(len(chunk) - num_free_bytes, 0)
         return True
 
 

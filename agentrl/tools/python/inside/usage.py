@@ -1,4 +1,4 @@
-"""What a set of processes uses, read from a /proc that shows them alone."""
+"""The resource usage of a set of processes, read from a /proc that lists only them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 from typing import NamedTuple
 
 _MOST_BYTES = 65_536
-_OWN_MEMORY = ("RssAnon:", "VmSwap:")
+_ANONYMOUS_MEMORY = ("RssAnon:", "VmSwap:")
 _PAGE_BYTES = resource.getpagesize()
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -15,7 +15,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class ResourceUsage(NamedTuple):
     """Memory in bytes, swapped out or not, and CPU seconds of all processes together.
 
-    CPU seconds of those that have ended are included where somebody waited for their end.
+    CPU seconds of ended processes are included where a parent has waited for them.
     """
 
     memory_bytes: int
@@ -23,9 +23,9 @@ class ResourceUsage(NamedTuple):
 
 
 class ProcessTable:
-    """The processes of a /proc; None where there is none: then only those that ended are known.
+    """The processes of a /proc. Without one (None), usage() counts only ended child processes.
 
-    own_bytes: what every process has from the start, and is not counted: the interpreter itself.
+    own_bytes: memory of the interpreter itself, which every process has from its start; it is not counted.
     """
 
     def __init__(self, proc: int | None) -> None:
@@ -38,18 +38,18 @@ class ProcessTable:
         return int(sizes[0]) * _PAGE_BYTES if sizes else 2**28
 
     def number(self) -> int:
-        """How many there are, this one included."""
+        """The number of processes, this one included."""
         return len(self._pids())
 
-    def usage(self, besides: int) -> ResourceUsage:
-        """What all of them use, without process `besides`."""
+    def usage(self, excluded_pid: int) -> ResourceUsage:
+        """The usage of all processes but `excluded_pid`."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         memory, cpu = 0, ended.ru_utime + ended.ru_stime
         for pid in self._pids():
-            if int(pid) == besides:
+            if int(pid) == excluded_pid:
                 continue
             memory += max(self._memory(pid) - self.own_bytes, 0)
-            # The name stands in brackets, may hold blanks and brackets, and comes before everything else.
+            # The name is in brackets, may hold blanks and brackets, and comes before all other fields.
             fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
             if len(fields) > 14:
                 cpu += sum(map(int, fields[11:15])) / _TICKS_PER_S
@@ -59,10 +59,10 @@ class ProcessTable:
         return [] if self._proc is None else [name for name in os.listdir(self._proc) if name.isdigit()]
 
     def _memory(self, pid: str) -> int:
-        """Pages that no file holds. Those of files are bounded with them, and others cannot be shared."""
-        # The first line holds a name that the process chose; no line break can stand in it.
+        """Anonymous memory. Pages of files count towards the bound of files; others cannot be shared."""
+        # The first line holds a name that the process chose; it cannot hold a line break.
         lines = [line.split() for line in self._read(f"{pid}/status").split("\n")[1:]]
-        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in _OWN_MEMORY)
+        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in _ANONYMOUS_MEMORY)
 
     def _read(self, path: str) -> str:
         if self._proc is None:

@@ -1,4 +1,4 @@
-"""Messages between the processes: a length of four bytes, then JSON. Reading never trusts the length."""
+"""Messages between the processes: a length of four bytes, then JSON. The reader bounds the length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypedDict
 
 
 class SessionLimits(TypedDict):
-    """Seconds, bytes and counts; the fields of PythonTool say what each means."""
+    """Seconds, bytes and counts; the docstring of PythonTool defines each."""
 
     wall_s: float
     cpu_s: float
@@ -21,18 +21,18 @@ class SessionLimits(TypedDict):
     stateful: bool
 
 
-# No /dev/zero: a mapping of it is memory that processes share and that is counted nowhere.
+# No /dev/zero: a mapping of it is shared memory that is counted in no process.
 DEVICES = ("null", "full", "random", "urandom")
 
 
 class SandboxPlan(TypedDict):
-    """What the sandbox is made of. All paths are absolute.
+    """The contents of the sandbox. All paths are absolute.
 
-    seen: [path outside, path inside], read-only. hidden: folders inside that are made empty.
-    links: [path inside, where it points]. packages: the folder inside that is searched for packages.
+    mounts: [path outside, path inside], read-only. hidden: folders inside that are replaced by empty ones.
+    links: [path inside, its target]. packages: the folder inside that is searched for packages.
     """
 
-    seen: Sequence[Sequence[str]]
+    mounts: Sequence[Sequence[str]]
     hidden: Sequence[str]
     links: Sequence[Sequence[str]]
     packages: str
@@ -45,7 +45,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def pack(message: object) -> bytes:
-    """A message as it is sent."""
+    """A message as bytes, with its length."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
 
@@ -58,10 +58,10 @@ def write(fd: int, message: object) -> None:
 
 
 def read(fd: int) -> object | None:
-    """The next message; None where the other side is gone.
+    """The next message; None where the other end is closed.
 
     Raises:
-        ValueError: what came is no message.
+        ValueError: the bytes are no message.
     """
     header = _exactly(fd, _LENGTH.size)
     if header is None:

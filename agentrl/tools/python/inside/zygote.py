@@ -1,7 +1,7 @@
-"""The warm parent: an interpreter that has imported what code often needs, and forks sessions.
+"""The warm parent: an interpreter that has imported common modules, and forks sessions.
 
-Consumes: the host's sockets, one for each session, through its own. Waits for: that socket alone.
-Ends: when the host closes it, however the host ended; the kernel then kills every session.
+Consumes: the host's sockets, one for each session, through its own socket. Waits for: that socket only.
+Ends: when the host closes the socket, however the host ended; the kernel then kills every session.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from .session import MOST_DESCRIPTORS, Confined
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import now what every session would import later."""
+    """Import modules now, so that sessions inherit them."""
     for name in modules:
         importlib.import_module(name)
-    # Pid 1 of a session is deaf to signals from inside only where it has no handler for them; and the
-    # interpreter is to end by those that whoever started the host ignores.
-    kernel.forget_signals()
-    # A collection in a child would touch, and so copy, every object that it shares with this parent.
+    # Pid 1 of a session ignores signals from inside only where it has no handler for them; and signals that
+    # the parent of the host ignores must end the interpreter.
+    kernel.reset_signals()
+    # A collection in a child would write to, and so copy, every object that it shares with this parent.
     gc.collect()
     gc.freeze()
 
 
 def serve(control: socket.socket, environment: Mapping[str, str], user: int | None) -> NoReturn:
-    """Fork a session for every socket that comes. Does not return."""
-    # Sessions that have ended are buried by the kernel.
+    """Fork a session for every socket that the host sends. Does not return."""
+    # The kernel reaps ended sessions.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_DESCRIPTORS, MOST_DESCRIPTORS))
     seccomp.prepare()
-    here = os.pidfd_open(os.getpid())
+    own_pidfd = os.pidfd_open(os.getpid())
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not data:
             os._exit(0)
         for fd in fds:
-            _begin(fd, here, control, environment, user)
+            _begin(fd, own_pidfd, control, environment, user)
             os.close(fd)
 
 
 def _begin(
-    host: int, here: int, control: socket.socket, environment: Mapping[str, str], user: int | None
+    host: int, own_pidfd: int, control: socket.socket, environment: Mapping[str, str], user: int | None
 ) -> None:
     try:
         kernel.unshare(kernel.CLONE_NEWPID)
         pid = os.fork()
     except OSError as error:
-        with suppress(OSError):  # it may be gone, and this process serves all others too
+        with suppress(OSError):  # the host's end may be closed, and this process serves other sessions, too
             wire.write(host, {"outcome": "unavailable", "detail": str(error)})
         pid = -1
     if pid == 0:
-        os.close(here)
+        os.close(own_pidfd)
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_with(Confined(host, environment, user).run, host)
-    # The next child of this process is not to be born into that namespace.
-    kernel.setns(here, kernel.CLONE_NEWPID)
+    # The next child of this process must not start in that namespace.
+    kernel.setns(own_pidfd, kernel.CLONE_NEWPID)
 
 
 def end_with(run: Callable[[], None], host: int) -> NoReturn:
-    """Do the last thing that this process does; what breaks is told to the host."""
+    """Run a function and exit; an error is sent to the host."""
     try:
         run()
     except (OSError, ValueError) as error:
