@@ -1,4 +1,4 @@
-"""Serving an ASGI application: a socket that is bound before anything is loaded, and a clean end."""
+"""Serving an ASGI application: a socket that is bound before anything is loaded, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LAST_REQUESTS_S = 5
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that holds an address and takes no connections yet. port: 0 = any that is free.
+    """A socket that is bound to an address and does not listen yet. port: 0 = any free port.
 
     Raises:
         UserError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # TCP by name: asyncio turns Nagle's delay off only for sockets that say so.
+    # TCP is explicit: asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP.
     holder = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -39,18 +39,18 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address_of(holder: socket.socket) -> str:
-    """Where clients find what serves at a socket."""
+    """The URL of a server at a bound socket."""
     host, port = holder.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; requests that are in flight then are still answered, for 5 s."""
+    """Serve until SIGINT or SIGTERM; requests in flight then have 5 s to finish."""
     asyncio.run(_serve(app, listener))
 
 
 def server_of(app: Starlette) -> uvicorn.Server:
-    """A server that ends when `should_exit` is set; it leaves signals to the caller."""
+    """A server that ends when `should_exit` is set; the caller handles signals."""
     return _Server(
         uvicorn.Config(
             app,
@@ -70,7 +70,7 @@ async def _serve(app: Starlette, listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, but it ends when it is told to, instead of killing itself with the signal afterwards."""
+    """uvicorn's server without its signal handlers, which raise the signal again after shutdown."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

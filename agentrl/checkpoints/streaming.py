@@ -10,8 +10,8 @@ from torch import Tensor
 from agentrl.checkpoints.source import open_config
 from agentrl.checkpoints.tensors import TensorFiles, tensor_shapes
 from agentrl.protocols import TensorSpec, WeightSink
-from agentrl.weights.checksum import added_up, digests_of
-from agentrl.weights.codec import dtype_named, pack_buckets
+from agentrl.weights.checksum import digests_of, sum_digests
+from agentrl.weights.codec import pack_buckets, torch_dtype
 
 _BUCKET_BYTES = 64 << 20
 
@@ -33,9 +33,9 @@ async def deliver_directory(
             for bucket in pack_buckets(_read(files, manifest), _BUCKET_BYTES):
                 digests += digests_of(bucket)
                 await transaction.put(bucket)
-            await transaction.commit(added_up(digests))
+            await transaction.commit(sum_digests(digests))
 
 
 def _read(files: TensorFiles, manifest: tuple[TensorSpec, ...]) -> Iterator[tuple[str, Tensor]]:
     for spec in manifest:
-        yield spec.name, files.read(spec.name).to(dtype_named(spec.dtype))
+        yield spec.name, files.read(spec.name).to(torch_dtype(spec.dtype))

@@ -1,4 +1,4 @@
-"""Weights in transit: what is sent, how it is laid out in bytes, how both ends know it arrived."""
+"""The transfer of weights: manifests, byte buckets, and the checksums that both ends compare."""
 
 from agentrl.weights.checksum import checksum
 from agentrl.weights.codec import NamedTensors, manifest_of, named_weights, pack_buckets, unpack

@@ -16,10 +16,10 @@ NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What a checkpoint of `module` holds, each piece of memory once, under its first name.
+    """The tensors of a checkpoint of `module`; tensors that share memory come once, under the first name.
 
-    Tied weights (an lm_head that is the embedding) share memory and travel under the name they
-    have where they are first used, which is the one a Hugging Face checkpoint keeps.
+    Tied weights (an lm_head that is the embedding) share memory and are sent under the name of their first
+    use, which is the one that a Hugging Face checkpoint keeps.
     """
     sent: set[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in module.state_dict().items():
@@ -36,30 +36,30 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def manifest_of(named_tensors: NamedTensors) -> tuple[TensorSpec, ...]:
-    """Name, shape and dtype of every tensor, in the order given."""
+    """Name, shape and dtype of every tensor, in input order."""
     return tuple(_spec(name, tensor) for name, tensor in named_tensors)
 
 
 def pack_buckets(named_tensors: NamedTensors, max_bytes: int) -> Iterator[Bucket]:
-    """Lay whole tensors end to end into buckets of at most `max_bytes` bytes, in the order given.
+    """Pack complete tensors end to end into buckets of at most `max_bytes` bytes, in input order.
 
-    A tensor larger than `max_bytes` travels alone. Only one bucket is in memory at a time.
+    A tensor larger than `max_bytes` gets a bucket of its own. Only one bucket is in memory at a time.
 
     Raises:
         ValueError: `max_bytes` is not positive.
     """
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
-    waiting: list[tuple[str, Tensor]] = []
-    filled = 0
+    pending: list[tuple[str, Tensor]] = []
+    num_bytes = 0
     for name, tensor in named_tensors:
-        if waiting and filled + tensor.nbytes > max_bytes:
-            yield _bucket(waiting)
-            waiting, filled = [], 0
-        waiting.append((name, tensor))
-        filled += tensor.nbytes
-    if waiting:
-        yield _bucket(waiting)
+        if pending and num_bytes + tensor.nbytes > max_bytes:
+            yield _bucket(pending)
+            pending, num_bytes = [], 0
+        pending.append((name, tensor))
+        num_bytes += tensor.nbytes
+    if pending:
+        yield _bucket(pending)
 
 
 def slices(bucket: Bucket) -> Iterator[tuple[TensorSpec, npt.NDArray[np.uint8]]]:
@@ -93,25 +93,30 @@ def views(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
     """
-    # torch takes no memory that it must not write to.
-    whole_B = torch.from_numpy(bucket.data) if bucket.data.flags.writeable else None
+    # torch does not wrap read-only memory.
+    buffer_B = torch.from_numpy(bucket.data) if bucket.data.flags.writeable else None
     offset = 0
     for spec, data in slices(bucket):
-        dtype = dtype_named(spec.dtype)
-        if whole_B is None or not len(data) or whole_B.data_ptr() % dtype.itemsize or offset % dtype.itemsize:
+        dtype = torch_dtype(spec.dtype)
+        if (
+            buffer_B is None
+            or not len(data)
+            or buffer_B.data_ptr() % dtype.itemsize
+            or offset % dtype.itemsize
+        ):
             yield spec.name, _copy(spec, data)
         else:
-            yield spec.name, whole_B[offset : offset + len(data)].view(dtype).view(spec.shape)
+            yield spec.name, buffer_B[offset : offset + len(data)].view(dtype).view(spec.shape)
         offset += len(data)
 
 
 def size_of(spec: TensorSpec) -> int:
-    """How many bytes a tensor has.
+    """The size of a tensor in bytes.
 
     Raises:
         ValueError: its dtype is unknown.
     """
-    return int(np.prod(spec.shape, dtype=np.int64)) * dtype_named(spec.dtype).itemsize
+    return int(np.prod(spec.shape, dtype=np.int64)) * torch_dtype(spec.dtype).itemsize
 
 
 def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
@@ -121,7 +126,7 @@ def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return view
 
 
-def dtype_named(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
     """The dtype that torch prints as `torch.NAME`.
 
     Raises:
@@ -135,7 +140,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 def _copy(spec: TensorSpec, data: npt.NDArray[np.uint8]) -> Tensor:
     # Tensors that follow an odd-sized one are not aligned to their dtype.
-    tensor = torch.empty(spec.shape, dtype=dtype_named(spec.dtype))
+    tensor = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
     bytes_of(tensor)[:] = data
     return tensor
 

@@ -1,4 +1,4 @@
-"""A whole version on its way into a sink."""
+"""Sending one complete version of the weights to a sink."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from agentrl.weights.codec import manifest_of, pack_buckets
 _BUCKET_BYTES = 64 << 20
 
 
-async def deliver(named: Sequence[tuple[str, Tensor]], sink: WeightSink, version: int) -> int:
-    """Send all tensors as `version`, in buckets of 64 MiB; gives the bytes that were sent.
+async def deliver(tensors: Sequence[tuple[str, Tensor]], sink: WeightSink, version: int) -> int:
+    """Send all tensors as `version`, in buckets of 64 MiB; returns the number of bytes sent.
 
     Raises:
-        EngineError: the sink did not take them; the old version serves on.
+        EngineError: the sink rejected them; it keeps serving the old version.
     """
     num_bytes = 0
-    async with sink.begin(manifest_of(named), version) as transaction:
-        for bucket in pack_buckets(named, _BUCKET_BYTES):
+    async with sink.begin(manifest_of(tensors), version) as transaction:
+        for bucket in pack_buckets(tensors, _BUCKET_BYTES):
             num_bytes += bucket.data.nbytes
             await transaction.put(bucket)
-        await transaction.commit(checksum(named))
+        await transaction.commit(checksum(tensors))
     return num_bytes

@@ -1,4 +1,4 @@
-"""transformers without its progress bars and reports: what went wrong comes as an exception."""
+"""transformers without progress bars and log messages; failures still raise exceptions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence inside, as before afterwards."""
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    """Turn progress bars and logging off for the block, and restore both settings afterwards."""
+    progress_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity(CRITICAL)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if shown:
+        if progress_bars:
             logging.enable_progress_bar()

@@ -1,7 +1,7 @@
-"""Memory that several processes have mapped, for weights on their way.
+"""Shared memory for the transfer of weights between processes.
 
-A buffer has no name: it is opened through its descriptor, and when nobody has it mapped any more, it is gone,
-whoever was killed.
+A buffer has no name in the file system: another process opens it through its descriptor. The kernel frees it
+with the last mapping, also where a process was killed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-KEPT = 3
-"""Buffers that are filled again (count): two at the receiver, and the one that is filled meanwhile."""
+POOL_SIZE = 3
+"""Buffers that a pool reuses (count): two at the receiver, and one that the sender fills meanwhile."""
 
 _numbers = count()
 
@@ -23,7 +23,8 @@ _numbers = count()
 class SharedBuffer:
     """Memory that other processes can map.
 
-    bytes_B: uint8. summed: whoever reads it on this side. number: no other's.
+    bytes_B: uint8. digests: of its tensors, while a thread of this process computes them. number: unique in
+    this process.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -32,38 +33,38 @@ class SharedBuffer:
         finalize(self, os.close, self.descriptor)
         os.truncate(self.descriptor, num_bytes)
         self.bytes_B = mapped(f"/proc/self/fd/{self.descriptor}", num_bytes, shared=True)
-        self.summed: Future[list[int]] | None = None
+        self.digests: Future[list[int]] | None = None
 
 
 class BufferPool:
-    """A few shared buffers that nobody looks at, to be filled again: new memory takes twice as long to fill.
+    """A few unused shared buffers for reuse: filling new memory takes twice as long.
 
-    bucket_bytes: the least size of a buffer.
+    bucket_bytes: the minimum size of a buffer.
     """
 
     def __init__(self, bucket_bytes: int) -> None:
         self.bucket_bytes = bucket_bytes
-        # The smallest first.
+        # Sorted by size, ascending.
         self._buffers: list[SharedBuffer] = []
 
     def take(self, num_bytes: int) -> SharedBuffer:
-        """A buffer of so many bytes or more, the smallest there is."""
-        found = next((one for one in self._buffers if len(one.bytes_B) >= num_bytes), None)
-        if found is None:
+        """The smallest unused buffer of at least `num_bytes`, or a new one."""
+        buffer = next((buffer for buffer in self._buffers if len(buffer.bytes_B) >= num_bytes), None)
+        if buffer is None:
             return SharedBuffer(max(num_bytes, self.bucket_bytes))
-        self._buffers.remove(found)
-        if found.summed is not None:
-            found.summed.result()
-        return found
+        self._buffers.remove(buffer)
+        if buffer.digests is not None:
+            buffer.digests.result()
+        return buffer
 
     def give_back(self, buffer: SharedBuffer) -> None:
-        """Nobody looks at it any more, but whoever sums it up."""
-        self._buffers = sorted([*self._buffers, buffer], key=lambda one: len(one.bytes_B))[-KEPT:]
+        """Return a buffer that no process reads any more; its digests may still be computed."""
+        self._buffers = sorted([*self._buffers, buffer], key=lambda item: len(item.bytes_B))[-POOL_SIZE:]
 
 
 def mapped(path: str, num_bytes: int, *, shared: bool) -> Tensor:
-    """uint8. shared: what is written there is seen by others.
+    """A file as a uint8 tensor. shared: other processes see what is written to it.
 
-    Unlike mmap's, such memory keeps no descriptor open: a sink may keep thousands of buckets.
+    Unlike mmap, this mapping keeps no descriptor open: a sink may hold thousands of buckets.
     """
     return torch.from_file(path, shared=shared, size=num_bytes, dtype=torch.uint8)

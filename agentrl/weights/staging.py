@@ -1,4 +1,4 @@
-"""One version of the weights, staged until all of it has arrived: every sink of an engine uses this."""
+"""Staging of one version of the weights until all tensors have arrived; every engine's sink uses it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from agentrl.protocols import Bucket, TensorSpec
 
 
 class StagingArea(Protocol):
-    """Where an engine keeps the tensors of a version that does not serve yet."""
+    """Holds the tensors of a version that does not serve yet."""
 
     async def add(self, bucket: Bucket) -> None:
-        """Take tensors that have not come before.
+        """Stage tensors that have not been staged before.
 
         Raises:
             ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
         """
 
     def checksum(self) -> int:
-        """The checksum of all tensors that were added, as the engine holds them."""
+        """The checksum of all staged tensors, computed from the engine's copy."""
 
     async def install(self) -> None:
-        """Put them into service."""
+        """Serve the staged tensors."""
 
 
 class Transaction:
-    """Checks the tensors of one version on their way into a staging area, then puts them into service."""
+    """Checks the tensors of one version, adds them to a staging area, and commits them into service."""
 
     def __init__(self, manifest: Sequence[TensorSpec], version: int, staging: StagingArea) -> None:
         self._missing = {spec.name: spec for spec in manifest}
@@ -49,11 +49,11 @@ class Transaction:
             raise EngineError(f"a bucket of weights cannot be read: {error}.") from error
 
     async def commit(self, checksum: int) -> None:
-        """Compare what was staged with the sender's checksum, and put it into service.
+        """Compare the staged tensors with the sender's checksum, and put them into service.
 
         Raises:
-            EngineError: tensors are missing, the checksum differs, or the engine did not take them; the old
-                version serves on.
+            EngineError: tensors are missing, the checksum differs, or the engine rejected them; the engine
+                keeps serving the old version.
         """
         if self._missing:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""Safetensors files, written as their tensors come: what will come is known, what has come is not kept."""
+"""Safetensors files, written tensor by tensor: the manifest gives the header, and no tensor is buffered."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ _CODES = {
     "bool": "BOOL",
 }
 _NAMES = {code: name for name, code in _CODES.items()}
-# Readers map the file: what follows the header begins where any dtype may.
+# Readers map the file: the data after the header is aligned for every dtype.
 _ALIGNMENT = 8
 
 
 def dtype_of_code(code: str) -> str:
-    """What safetensors calls `BF16`, as torch prints it; a code that no tensor of ours has, as it is."""
+    """The torch name of a safetensors dtype code (`BF16`: `bfloat16`); an unsupported code as it is."""
     return _NAMES.get(code, code)
 
 
 class SafetensorsFile:
-    """A new safetensors file for the tensors of a manifest, which come in its order. Use it in a `with`.
+    """A new safetensors file for the tensors of a manifest, written in its order; a context manager.
 
     Raises:
-        ValueError: the manifest names a tensor twice, or has a dtype that safetensors does not know; a block
-            that ended well has left tensors out.
-        FileExistsError: there is such a file.
+        ValueError: the manifest names a tensor twice, or has a dtype that safetensors does not support; the
+            block ended without an error before all tensors were written.
+        FileExistsError: the file exists already.
     """
 
     def __init__(self, path: Path, manifest: Sequence[TensorSpec]) -> None:
         self._path = path
-        self._coming = iter(manifest)
+        self._remaining = iter(manifest)
         header = _header(manifest)
         self._file = path.open("xb")
         self._file.write(header)
@@ -62,7 +62,7 @@ class SafetensorsFile:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
-        missing = next(self._coming, None)
+        missing = next(self._remaining, None)
         if missing is not None and error is None:
             raise ValueError(f"{self._path} was left without {missing.name}")
 
@@ -70,9 +70,9 @@ class SafetensorsFile:
         """Append a tensor. data: its bytes in row-major order.
 
         Raises:
-            ValueError: it is not the one that is next, or the bytes are not as many as it has.
+            ValueError: it is not the next tensor of the manifest, or has another number of bytes.
         """
-        expected = next(self._coming, None)
+        expected = next(self._remaining, None)
         if spec != expected:
             raise ValueError(f"{self._path} takes {expected or 'no more tensors'}, not {spec}")
         if data.nbytes != size_of(spec):
@@ -87,23 +87,23 @@ def write_model(
     *,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Write a model's tensors, which come in the order of the manifest, under Hugging Face's names of files.
+    """Write a model's tensors in the order of the manifest, under Hugging Face's file names.
 
     One file, or several of about `file_bytes` with an index.
 
     Raises:
-        ValueError: what comes is not what the manifest says.
+        ValueError: `tensors` differ from the manifest.
     """
     parts = list(_parts(manifest, file_bytes))
     names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
     if len(parts) == 1:
         names = ["model.safetensors"]
-    coming = iter(tensors)
+    remaining = iter(tensors)
     for name, part in zip(names, parts, strict=True):
         with SafetensorsFile(folder / name, part) as file:
-            for spec, data in islice(coming, len(part)):
+            for spec, data in islice(remaining, len(part)):
                 file.put(spec, data)
-    if (extra := next(coming, None)) is not None:
+    if (extra := next(remaining, None)) is not None:
         raise ValueError(f"the manifest does not have {extra[0].name}")
     if len(parts) > 1:
         index = {
@@ -114,32 +114,32 @@ def write_model(
 
 
 def _header(manifest: Sequence[TensorSpec]) -> bytes:
-    told: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for spec in manifest:
-        if spec.name in told:
+        if spec.name in entries:
             raise ValueError(f"the manifest has {spec.name} twice")
         if spec.dtype not in _CODES:
             raise ValueError(f"safetensors has no dtype {spec.dtype}")
         begin, end = end, end + size_of(spec)
-        told[spec.name] = {
+        entries[spec.name] = {
             "dtype": _CODES[spec.dtype],
             "shape": list(spec.shape),
             "data_offsets": [begin, end],
         }
-    text = json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text
 
 
 def _parts(manifest: Sequence[TensorSpec], file_bytes: int) -> Iterator[list[TensorSpec]]:
     part: list[TensorSpec] = []
-    filled = 0
+    num_bytes = 0
     for spec in manifest:
         size = size_of(spec)
-        if part and filled + size > file_bytes:
+        if part and num_bytes + size > file_bytes:
             yield part
-            part, filled = [], 0
+            part, num_bytes = [], 0
         part.append(spec)
-        filled += size
+        num_bytes += size
     yield part

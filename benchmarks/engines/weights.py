@@ -29,8 +29,8 @@ from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
 from agentrl.types import JSON
 from agentrl.weights import named_weights, pack_buckets
-from agentrl.weights.checksum import added_up, digests_of
-from agentrl.weights.codec import dtype_named
+from agentrl.weights.checksum import digests_of, sum_digests
+from agentrl.weights.codec import torch_dtype
 from benchmarks.compare import Side, timed
 from benchmarks.engine import small_model
 from benchmarks.engines.place import Place, Row, listed, save, seeded, spread
@@ -56,7 +56,7 @@ async def bench(place: Place) -> list[Row]:
     """A row for each dtype and transport, over a server that is started for each dtype."""
     work, rows = place.settings.weights, list[Row]()
     for dtype in work.dtypes:
-        network = seeded(small_model, dtype_named(dtype))
+        network = seeded(small_model, torch_dtype(dtype))
         folder = save(network, place.folder / f"weights-{dtype}" / "model")
         ways = transports(work.transports, folder)
         async with place.sglang(folder, dtype=dtype) as servers:
@@ -84,7 +84,7 @@ def versions(network: PreTrainedModel, place: Place) -> tuple[Version, Version]:
     buckets = list(pack_buckets(named_weights(network), work.bucket_bytes))
     rng = np.random.default_rng(0)
     changed = [Bucket(one.tensors, _changed(one, work.changed, rng)) for one in buckets]
-    first, second = (Version(of, added_up(_digests(of))) for of in (buckets, changed))
+    first, second = (Version(of, sum_digests(_digests(of))) for of in (buckets, changed))
     return first, second
 
 
@@ -161,7 +161,7 @@ def _lost(server: Server, error: EngineError) -> None:
 def _changed(bucket: Bucket, share: float, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     """The bytes of a bucket of one dtype, with the lowest bit of a share of its values turned."""
     data = bucket.data.copy()
-    words = data.view(_WORDS[dtype_named(bucket.tensors[0].dtype).itemsize])
+    words = data.view(_WORDS[torch_dtype(bucket.tensors[0].dtype).itemsize])
     np.bitwise_xor(words, 1, out=words, where=rng.random(words.size) < share)
     return data
 

@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.inside import LOADER
 from agentrl.protocols import TensorSpec
-from agentrl.weights.codec import dtype_named, size_of
+from agentrl.weights.codec import size_of, torch_dtype
 from tests.engine.serving import listening
 
 WIDTH, VOCAB, HEADS, MLP = 4, 5, (6, 2, 2), 3
@@ -242,7 +242,7 @@ class Scheduler:
         start, named = 0, []
         for spec in specs:
             # In place, as SGLang does: a tensor that does not begin where its dtype may is refused.
-            part = flat[start : start + size_of(spec)].view(dtype_named(spec.dtype))
+            part = flat[start : start + size_of(spec)].view(torch_dtype(spec.dtype))
             named.append((spec.name, part.reshape(spec.shape)))
             start += size_of(spec)
         self.model.load_weights(named)

@@ -7,7 +7,7 @@ import torch
 import xxhash
 
 from agentrl.weights import checksum, manifest_of, pack_buckets
-from agentrl.weights.checksum import added_up, digest, sent_in
+from agentrl.weights.checksum import bucket_checksums, digest, sum_digests
 from agentrl.weights.delta import checksum_of
 
 A = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -45,7 +45,7 @@ def test_it_is_a_64_bit_number_that_reproduces():
 def test_large_tensors_among_small_ones_count_like_any_other():
     named = [(f"{n}", torch.arange(n, n + size)) for n, size in enumerate([3, 300_000, 5, *[200_000] * 9, 2])]
     data = [np.frombuffer(tensor.numpy().tobytes(), dtype=np.uint8) for _, tensor in named]
-    wanted = added_up(map(digest, manifest_of(named), data))
+    wanted = sum_digests(map(digest, manifest_of(named), data))
     assert checksum(named) == checksum_of(pack_buckets(named, 4_000_000)) == wanted
 
 
@@ -55,7 +55,7 @@ def test_bytes_are_hashed_by_xxh3_and_for_others_by_crc32():
     digests = [int.from_bytes(hashlib.blake2b(one, digest_size=8).digest(), "little") for one in told]
     assert checksum(named) == sum(digests) % 2**64
     wanted = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in named}
-    assert sent_in(*pack_buckets(named, 1000)) == (wanted, checksum(named))
+    assert bucket_checksums(*pack_buckets(named, 1000)) == (wanted, checksum(named))
 
 
 def xxh3(tensor: torch.Tensor) -> int:

@@ -29,7 +29,7 @@ from agentrl.engine.embedded.parameters import (
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights import checksum
-from agentrl.weights.checksum import added_up
+from agentrl.weights.checksum import sum_digests
 from agentrl.weights.codec import views
 from agentrl.weights.staging import Transaction
 
@@ -122,7 +122,7 @@ class StagedParameters:
         Where the tensors that came have another dtype than `dtype`, they were cast while loading, and it is
         of what came.
         """
-        return added_up(summed.result() for summed in self._sums)
+        return sum_digests(summed.result() for summed in self._sums)
 
     async def install(self) -> None:
         """Swap, between two tokens of every request. All tensors have come."""

@@ -18,7 +18,7 @@ from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Transport
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.staging import Transaction
 
@@ -192,7 +192,7 @@ class _StagedBuckets:
         self._buckets.append(bucket)
 
     def checksum(self) -> int:
-        return added_up(self._digests)
+        return sum_digests(self._digests)
 
     async def install(self) -> None:
         """Hold, pause, send, compare the checksum of what was loaded, set the version, resume."""

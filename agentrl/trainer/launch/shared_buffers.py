@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.codec import size_of
-from agentrl.weights.shared import KEPT, BufferPool, SharedBuffer, mapped
+from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, mapped
 
-AHEAD = KEPT - 1
+AHEAD = POOL_SIZE - 1
 """Buckets that a rank has sent, and that the driver is not through with (count)."""
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,8 +18,8 @@ from agentrl.trainer.megatron.local_ranks import LocalRanks
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rules import Run
-from agentrl.weights.checksum import added_up, digests_of
-from agentrl.weights.codec import dtype_named, size_of
+from agentrl.weights.checksum import digests_of, sum_digests
+from agentrl.weights.codec import size_of, torch_dtype
 
 _Mine = Mapping[Placed, Tensor]
 
@@ -75,10 +75,10 @@ def _filled(
             _lay(load, network, mine, buffer.bytes_B)
             _receive(load, network, local_ranks.far, buffer.bytes_B)
             dist.barrier()
-            buffer.summed = pool.submit(digests_of, Bucket(tensors, buffer.bytes_B[: _size(load)].numpy()))
-            sums.append(buffer.summed)
+            buffer.digests = pool.submit(digests_of, Bucket(tensors, buffer.bytes_B[: _size(load)].numpy()))
+            sums.append(buffer.digests)
             yield Filled(tensors, buffer, local_ranks.pool)
-        return added_up(digest for found in sums for digest in found.result())
+        return sum_digests(digest for found in sums for digest in found.result())
 
 
 def _loads(network: Network, manifest: Sequence[TensorSpec], max_bytes: int) -> Iterator[_Load]:
@@ -109,7 +109,7 @@ def _places(load: _Load, bytes_B: Tensor) -> Iterator[tuple[_Wanted, list[Tensor
         places = []
         for spec in wanted.tensors:
             flat_B = bytes_B[offset : offset + size_of(spec)]
-            places.append(flat_B.view(dtype_named(spec.dtype)).view(spec.shape))
+            places.append(flat_B.view(torch_dtype(spec.dtype)).view(spec.shape))
             offset += size_of(spec)
         yield wanted, places
 
@@ -135,7 +135,7 @@ def _receive(load: _Load, network: Network, far: Collection[int], bytes_B: Tenso
         givers = _givers(wanted.placed, network)
         for number, rank in enumerate(givers):
             if rank in far:
-                dtype = dtype_named(wanted.tensors[0].dtype)
+                dtype = torch_dtype(wanted.tensors[0].dtype)
                 shard = torch.empty(_shard_shape(wanted, network), dtype=dtype, device=here())
                 dist.recv(shard, rank)
                 _write(shard, number, wanted, places, network)

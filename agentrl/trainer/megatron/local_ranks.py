@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.trainer.megatron.device import here
-from agentrl.weights.shared import KEPT, BufferPool, SharedBuffer, mapped
+from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, mapped
 
 _WORDS = 2
 
@@ -66,7 +66,7 @@ class LocalRanks:
             found = mapped(location.path, location.num_bytes, shared=True)
         self._mapped[location.number] = found
         # Rank 0 has no more that it fills again.
-        if len(self._mapped) > KEPT:
+        if len(self._mapped) > POOL_SIZE:
             self._mapped.popitem(last=False)
         return found
 

@@ -26,7 +26,7 @@ from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
 from agentrl.weights import manifest_of, named_weights
-from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import bytes_of, size_of
 from agentrl.weights.shared import BufferPool
 
@@ -107,7 +107,7 @@ class TorchWorker:
                 offset += size_of(spec)
             digests += digests_of(bucket_of(filled))
             yield filled
-        return added_up(digests)
+        return sum_digests(digests)
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Write weights and optimizers; the updates, and what each optimizer did."""

@@ -14,7 +14,7 @@ import torch
 from agentrl.protocols import Bucket
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.weights import manifest_of, unpack
-from agentrl.weights.checksum import added_up, digests_of
+from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import size_of
 from agentrl.weights.shared import BufferPool, SharedBuffer
 from tests.trainer.megatron.models import model_of
@@ -64,7 +64,7 @@ def taken(stream, keeps, kept):
         try:
             one = next(stream)
         except StopIteration as end:
-            return arrived, end.value == added_up(digests)
+            return arrived, end.value == sum_digests(digests)
         bucket = Bucket(one.tensors, one.buffer.bytes_B[: sum(map(size_of, one.tensors))].numpy())
         arrived |= dict(unpack(bucket))
         digests += digests_of(bucket)

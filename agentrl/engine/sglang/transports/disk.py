@@ -16,7 +16,7 @@ from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
 from agentrl.weights import checksum, delta, unpack
-from agentrl.weights.checksum import Sent, sent_in
+from agentrl.weights.checksum import BucketChecksums, bucket_checksums
 
 
 class Disk:
@@ -78,7 +78,11 @@ class Disk:
             EngineError: it cannot be written, or a server did not load it.
         """
         path = await asyncio.to_thread(self._written, delivery)
-        sent = await asyncio.to_thread(sent_in, *delivery.buckets) if self._readable else Sent({}, 0)
+        sent = (
+            await asyncio.to_thread(bucket_checksums, *delivery.buckets)
+            if self._readable
+            else BucketChecksums({}, 0)
+        )
         loading = [self._load(server, path, delivery, sent) for server in servers]
         # Every call has ended before anything else happens to the folder.
         answers = await asyncio.gather(*loading, return_exceptions=True)
@@ -123,7 +127,7 @@ class Disk:
             path.unlink(missing_ok=True)
         self._deltas = []
 
-    async def _load(self, server: Server, path: Path, delivery: Delivery, sent: Sent) -> Loaded:
+    async def _load(self, server: Server, path: Path, delivery: Delivery, sent: BucketChecksums) -> Loaded:
         done = await server.update_from_disk(str(path))
         if server in self._readable:
             return await read_back(server, delivery, sent, self._shared)

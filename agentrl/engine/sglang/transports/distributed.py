@@ -20,8 +20,8 @@ from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, r
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.serving import bound
-from agentrl.weights.checksum import Sent, sent_in
-from agentrl.weights.codec import dtype_named, slices
+from agentrl.weights.checksum import BucketChecksums, bucket_checksums
+from agentrl.weights.codec import slices, torch_dtype
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 _UNBLOCKING_S = 10.0
@@ -116,7 +116,11 @@ class Distributed:
             if not whole:
                 await self._leave()
         self._given = dict.fromkeys(servers, delivery.version)
-        sent = await asyncio.to_thread(sent_in, *delivery.buckets) if self._readable else Sent({}, 0)
+        sent = (
+            await asyncio.to_thread(bucket_checksums, *delivery.buckets)
+            if self._readable
+            else BucketChecksums({}, 0)
+        )
         loaded = await asyncio.gather(*(self._loaded(server, delivery, sent) for server in servers))
         return dict(zip(servers, loaded, strict=True))
 
@@ -200,7 +204,7 @@ class Distributed:
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
                 raise answer
 
-    async def _loaded(self, server: Server, delivery: Delivery, sent: Sent) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, sent: BucketChecksums) -> Loaded:
         if server not in self._readable:
             return Loaded(None, len(delivery.manifest))
         return await read_back(server, delivery, sent, self._folder)
@@ -212,7 +216,7 @@ async def _load(server: Server, group: str, specs: Sequence[TensorSpec]) -> None
 
 def _flattened(bucket: Bucket) -> tuple[list[TensorSpec], npt.NDArray[np.uint8]]:
     """A bucket's tensors, ordered so that each begins where its dtype may: SGLang looks at them in place."""
-    pieces = sorted(slices(bucket), key=lambda piece: -dtype_named(piece[0].dtype).itemsize)
+    pieces = sorted(slices(bucket), key=lambda piece: -torch_dtype(piece[0].dtype).itemsize)
     specs = [spec for spec, _ in pieces]
     if specs == list(bucket.tensors):
         return specs, bucket.data

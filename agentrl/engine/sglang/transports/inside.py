@@ -26,8 +26,8 @@ from agentrl.engine.sglang.transports.base import Delivery, Loaded
 from agentrl.errors import EngineError
 from agentrl.protocols import TensorSpec
 from agentrl.types import JSON
-from agentrl.weights.checksum import Sent
-from agentrl.weights.codec import dtype_named, slices
+from agentrl.weights.checksum import BucketChecksums
+from agentrl.weights.codec import slices, torch_dtype
 
 LOADER = "agentrl_sglang.load"
 """What `--custom-weight-loader` has to name."""
@@ -122,7 +122,7 @@ async def ask(
         return [_read(server, path) for path in replies]
 
 
-async def read_back(server: Server, delivery: Delivery, sent: Sent, folder: Path) -> Loaded:
+async def read_back(server: Server, delivery: Delivery, sent: BucketChecksums, folder: Path) -> Loaded:
     """Compare what a server without tensor parallelism holds now with what was sent.
 
     A tensor that it keeps in another dtype is compared with what was sent, cast to that dtype.
@@ -135,7 +135,9 @@ async def read_back(server: Server, delivery: Delivery, sent: Sent, folder: Path
     return await asyncio.to_thread(_compared, server, delivery, sent, told)
 
 
-def _compared(server: Server, delivery: Delivery, sent: Sent, told: Mapping[str, Crc | None]) -> Loaded:
+def _compared(
+    server: Server, delivery: Delivery, sent: BucketChecksums, told: Mapping[str, Crc | None]
+) -> Loaded:
     unread = 0
     for bucket in delivery.buckets:
         for spec, data in slices(bucket):
@@ -153,7 +155,7 @@ def _wanted(spec: TensorSpec, data: npt.NDArray[np.uint8], dtype: str, crcs: Map
 def _cast_crc(spec: TensorSpec, data: bytes, dtype: str) -> int:
     if not data:
         return 0
-    tensor = torch.frombuffer(bytearray(data), dtype=dtype_named(spec.dtype)).to(dtype_named(dtype))
+    tensor = torch.frombuffer(bytearray(data), dtype=torch_dtype(spec.dtype)).to(torch_dtype(dtype))
     return zlib.crc32(tensor.view(torch.uint8).numpy().data)
 
 

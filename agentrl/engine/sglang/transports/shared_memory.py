@@ -21,7 +21,7 @@ from agentrl.engine.sglang.transports.inside import (
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
 from agentrl.types import JSON
-from agentrl.weights.checksum import Sent, added_up, sent_in
+from agentrl.weights.checksum import BucketChecksums, bucket_checksums, sum_digests
 from agentrl.weights.codec import slices
 
 _ALIGNMENT = 64
@@ -62,11 +62,11 @@ class SharedMemory:
         Raises:
             EngineError: a server did not load them, or there is no room for a bucket.
         """
-        every = Sent({}, 0)
+        every = BucketChecksums({}, 0)
         for bucket in delivery.buckets:
             with shared_file(self._folder) as path:
                 tensors, sent = await asyncio.gather(
-                    asyncio.to_thread(_written, path, bucket), asyncio.to_thread(sent_in, bucket)
+                    asyncio.to_thread(_written, path, bucket), asyncio.to_thread(bucket_checksums, bucket)
                 )
                 calls = [self._load(server, sent.crcs, path, tensors) for server in servers]
                 # Every call has ended before the file goes: a server may be mapping it.
@@ -74,7 +74,7 @@ class SharedMemory:
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
-            every = Sent({**every.crcs, **sent.crcs}, added_up([every.checksum, sent.checksum]))
+            every = BucketChecksums({**every.crcs, **sent.crcs}, sum_digests([every.checksum, sent.checksum]))
         loaded = [self._loaded(server, delivery, every) for server in servers]
         return dict(zip(servers, await asyncio.gather(*loaded), strict=True))
 
@@ -98,7 +98,7 @@ class SharedMemory:
         if ranks > 1 and arrived != crcs:
             raise EngineError(f"weights arrived damaged in {server.url}; send them again.")
 
-    async def _loaded(self, server: Server, delivery: Delivery, sent: Sent) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, sent: BucketChecksums) -> Loaded:
         if self._ranks[server] == 1:
             return await read_back(server, delivery, sent, self._folder)
         return Loaded(sent.checksum, len(delivery.manifest))
