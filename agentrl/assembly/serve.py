@@ -11,7 +11,7 @@ from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.config import ServeSettings
-from agentrl.engine.served.requests import Words
+from agentrl.engine.served.requests import TextCodec
 from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
 
 
@@ -33,13 +33,13 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
             max_context_len=settings.max_context_len,
             decode=source.decode,
         )
-        app = EngineApp(engine, words_of(source.tokenizer), name=directory)
+        app = EngineApp(engine, codec_of(source.tokenizer), name=directory)
         holder.listen(WAITING_CONNECTIONS)
         ready(address_of(holder), engine.max_context_len)
         serve(app.app, holder)
 
 
-def words_of(tokenizer: PreTrainedTokenizerBase) -> Words:
+def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
     """The tokenizer as the server needs it; no token is added to a text."""
 
     def encode(text: str) -> list[int]:
@@ -48,4 +48,4 @@ def words_of(tokenizer: PreTrainedTokenizerBase) -> Words:
     def decode(ids: Sequence[int], skip_special: bool) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
-    return Words(encode, decode)
+    return TextCodec(encode, decode)

@@ -16,22 +16,22 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 Role: TypeAlias = Literal["regular", "prefill", "decode"]
-"""All of it; or one server reads the prompt, and another writes the answer."""
+"""The stages of a request that a server runs: both, or only prefill or decode."""
 
 
 def incomplete(roles: Collection[Role]) -> str:
-    """What servers of these roles lack to serve requests together, in a sentence; nothing of it: ""."""
+    """An error message where servers of these roles cannot serve requests together; "" where they can."""
     if set(roles) in ({"regular"}, {"prefill", "decode"}, set()):
         return ""
-    there = " and ".join(sorted(roles))
-    return f"servers that are {there} cannot serve together; have regular ones, or both prefill and decode."
+    listed = " and ".join(sorted(roles))
+    return f"servers that are {listed} cannot serve together; have regular ones, or both prefill and decode."
 
 
 class ServerGroup(Section):
-    """SGLang servers that are alike, of several groups that serve the policy."""
+    """A group of identical SGLang servers; several groups may serve the policy."""
 
     worker_type: Role = "regular"
-    """Does all of a request; or `prefill` only reads its prompt, and `decode` only writes the answer."""
+    """`regular` does both stages of a request; `prefill` only computes its prompt, `decode` only its completion."""
     num_engines: int = Field(default=1, ge=1)
     """Servers (count)."""
     num_gpus_per_engine: int | None = Field(default=None, ge=0)
@@ -41,16 +41,16 @@ class ServerGroup(Section):
 
 
 class ServedModel(Section):
-    """A model beside the policy, such as a judge. It is never given weights."""
+    """A further model, such as a judge. Its weights are never updated."""
 
     hf_checkpoint: str
     """Its Hugging Face model directory."""
     num_engines: int = Field(default=1, ge=1)
-    """Servers (count); a router stands before several."""
+    """Servers (count); several get a router."""
     num_gpus_per_engine: int = Field(default=0, ge=0)
     """GPUs of each (count), after those of the policy; 0 = they compute on the CPU."""
     sglang: Arguments = Field(default_factory=dict)
-    """SGLang's own arguments; those of the policy are not its."""
+    """SGLang's own arguments; those of the policy's servers do not apply."""
 
 
 _OF_POLICY_SERVERS = ("rollout_num_engines", "rollout_num_gpus_per_engine", "sglang_groups", "sglang")
@@ -61,7 +61,7 @@ _OF_SERVERS = (
 
 
 class EngineConfig(Section):
-    """Which engine samples, where it runs, and how it gets new weights."""
+    """The inference engine: its kind, its servers, and the transport of new weights."""
 
     engine: Literal["embedded", "sglang"] = "embedded"
     """The inference engine; `embedded` decodes on the CPU. `sglang` is servers: those that
@@ -79,7 +79,7 @@ class EngineConfig(Section):
     eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
 
     rollout_num_engines: int = Field(default=1, ge=1)
-    """SGLang servers that the run starts; a router stands before several (count)."""
+    """SGLang servers that the run starts; several get a router (count)."""
 
     rollout_num_gpus_per_engine: int = Field(default=0, ge=0)
     """GPUs of each (count); 0 = they compute on the CPU."""
@@ -95,38 +95,38 @@ class EngineConfig(Section):
     sglang), such as some that prefill and some that decode; left out, rollout_num_engines that are alike."""
 
     sglang_models: dict[Name, ServedModel] = Field(default_factory=dict)
-    """Models served beside the policy (a table of tables, by name: hf_checkpoint, num_engines,
+    """Further models to serve (a table of tables, by name: hf_checkpoint, num_engines,
     num_gpus_per_engine, sglang). An environment's argument "sglang_models.NAME" becomes the address."""
 
     update_weights_transport: Literal["tensor", "distributed", "disk", "delta"] = "tensor"
-    """How new weights get to the servers: through memory of this machine, a process group, a folder with
-    whole checkpoints, or one with what has changed."""
+    """Transport of new weights to the servers: shared memory, a process group, a directory with complete
+    checkpoints, or one with deltas."""
 
     rollout_health_check_interval: Seconds = 10.0
-    """Time between two looks at a server's health (seconds)."""
+    """Interval between two health checks of a server (seconds)."""
 
     rollout_health_check_timeout: Seconds = 30.0
-    """How long a server may take to say that it is well; then it is started again (seconds)."""
+    """Timeout of a health check; a server that exceeds it is restarted (seconds)."""
 
     rollout_health_check_first_wait: Seconds = 600.0
-    """How long a server may take to come up (seconds)."""
+    """How long a server may take to start (seconds)."""
 
     @property
     def inactive(self) -> dict[str, str]:
-        """What is said of servers, where there are none, or where they run already."""
+        """The settings of servers that have no effect here, with the reason of each."""
         starts_servers = self.engine == "sglang" and self.sglang_url is None
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if self.engine != "sglang":
-            others = ("sglang_url", "update_weights_transport", *_OF_POLICY_SERVERS)
-            found |= dict.fromkeys(others, "without engine = sglang; choose it")
+            names = ("sglang_url", "update_weights_transport", *_OF_POLICY_SERVERS)
+            reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
         elif not starts_servers:
-            found |= dict.fromkeys(
+            reasons |= dict.fromkeys(
                 _OF_POLICY_SERVERS, "with sglang_url, whose servers run already; drop that"
             )
         if not starts_servers and not self.sglang_models:
-            nobody = "without servers that the run starts (engine = sglang); choose that"
-            found |= dict.fromkeys(_OF_SERVERS, nobody)
-        return found
+            reason = "without servers that the run starts (engine = sglang); choose that"
+            reasons |= dict.fromkeys(_OF_SERVERS, reason)
+        return reasons
 
     @model_validator(mode="after")
     def _an_address_belongs_to_sglang(self) -> EngineConfig:
@@ -153,10 +153,10 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _groups_make_up_a_whole(self) -> EngineConfig:
+    def _groups_are_complete(self) -> EngineConfig:
         if self.sglang_groups and self.rollout_num_engines > 1:
             raise ValueError(
-                f"rollout_num_engines = {self.rollout_num_engines} stands beside sglang_groups, each of "
+                f"rollout_num_engines = {self.rollout_num_engines} conflicts with sglang_groups, each of "
                 "which has num_engines; leave it out."
             )
         if problem := incomplete({group.worker_type for group in self.sglang_groups}):
@@ -169,6 +169,6 @@ class EngineConfig(Section):
         return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
 
     def gpus_of(self, group: ServerGroup) -> int:
-        """GPUs of each of its servers (count)."""
-        given = group.num_gpus_per_engine
-        return self.rollout_num_gpus_per_engine if given is None else given
+        """GPUs of each server of a group (count)."""
+        num_gpus = group.num_gpus_per_engine
+        return self.rollout_num_gpus_per_engine if num_gpus is None else num_gpus

@@ -1,8 +1,8 @@
-"""A small, deterministic engine for tests: no network, no torch, everything an Engine promises.
+"""A small, deterministic engine for tests: no network, no torch, all guarantees of an Engine.
 
-The next token depends on the last one alone, through a seeded table of logits; or on nothing at all,
-where a script says what to write. One token takes one visit of the event loop, so that requests
-interleave, and aborts and weights arrive in mid-flight, as they do in a real engine.
+The next token depends only on the last one, through a seeded table of logits; or a script gives the
+completion. One token takes one iteration of the event loop, so that requests interleave, and aborts and
+weights arrive between two tokens of a request, as they do in a real engine.
 
 Importing this is free of torch; only a weight update needs it, for the checksum.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentrl.weights.staging import Transaction
 
 Answer = Callable[[Sequence[int]], Sequence[int]]
-"""What to write after a prompt. The end of it is the end of the turn."""
+"""The completion of a prompt; the turn ends with it."""
 
 Annotate = Callable[[Sequence[int], Sequence[int]], Mapping[str, Extra]]
 """Extras of a completion, from its prompt and its tokens."""
@@ -40,7 +40,7 @@ def _none(prompt: Sequence[int], tokens: Sequence[int]) -> Mapping[str, Extra]:
 
 
 def seeded_table(vocab_size: int, seed: int) -> FloatArray:
-    """Logits [last token, next token]: what a fake model with this seed believes."""
+    """Logits [last token, next token] of the fake model with this seed."""
     return np.random.default_rng(seed).normal(0, 1.5, (vocab_size, vocab_size)).astype(np.float32)
 
 
@@ -72,17 +72,17 @@ class _Running:
 
 
 class FakeEngine:
-    """Samples from a table, or recites a script.
+    """Samples from a table, or returns scripted completions.
 
     Args:
         vocab_size: tokens are 0 to vocab_size - 1.
         table_seed: seeds the table of version 0.
-        max_slots: requests at once; more of them wait, first come, first served.
+        max_slots: concurrent requests; more of them wait, in order.
         max_context_len: most tokens of prompt and completion together.
-        answer: recite this instead of sampling; logprobs are then 0.
+        answer: the scripted completion of a prompt; its logprobs are 0. None = sample.
         decode: tokens to text, for stop strings; default: `chr` of each token.
 
-    extras (an attribute): makes more arrays of a completion from its prompt and its tokens; none at first.
+    extras (an attribute): further arrays of a completion, from its prompt and its tokens; none by default.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class FakeEngine:
         self.max_context_len = max_context_len
         self._table = seeded_table(vocab_size, table_seed)
         self._version = 0
-        self._room = asyncio.Semaphore(max_slots)
+        self._slots = asyncio.Semaphore(max_slots)
         self._answer = answer
         self._decode = decode or (lambda ids: "".join(map(chr, ids)))
         self.extras: Annotate = _none
@@ -114,16 +114,16 @@ class FakeEngine:
 
     @property
     def sink(self) -> FakeEngine:
-        """The engine takes new tables itself: one tensor, `table`, float32 [V, V]."""
+        """The engine is its own sink; the weights are one tensor, `table`, float32 [V, V]."""
         return self
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Nothing out of the ordinary can happen in here."""
+        """Empty: no request of this engine is retried or lost."""
         return {}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Write a continuation of `prompt_ids`.
+        """Sample a continuation of `prompt_ids`.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
@@ -132,22 +132,22 @@ class FakeEngine:
         request = self._accept(list(prompt_ids), sampling, session)
         self._running.append(request)
         try:
-            async with self._room:
-                completion = await self._write(request)
+            async with self._slots:
+                completion = await self._sample(request)
         finally:
             self._running.remove(request)
-        # The token sampled last has not been read yet, as in any engine with a cache.
+        # The token sampled last is not in the cache yet, as in any engine.
         self._cached[session] = (request.prompt + request.tokens)[:-1]
         return completion
 
     async def close_session(self, session: str) -> None:
-        """Forget what is cached for a session; a request running in it is aborted."""
+        """Drop a session's cache; a request running in it is aborted."""
         for request in self._running:
             request.aborted |= request.session == session
         self._cached.pop(session, None)
 
     async def abort(self) -> None:
-        """Every request ends with what it has, finish = abort."""
+        """End every request with its tokens so far; finish = abort."""
         for request in self._running:
             request.aborted = True
 
@@ -164,9 +164,9 @@ class FakeEngine:
         Raises:
             EngineError: the manifest does not list exactly the table.
         """
-        wanted = TensorSpec("table", self._table.shape, "float32")
-        if list(manifest) != [wanted]:
-            raise EngineError(f"the fake engine takes one tensor, {wanted}; send that alone.")
+        expected = TensorSpec("table", self._table.shape, "float32")
+        if list(manifest) != [expected]:
+            raise EngineError(f"the fake engine takes one tensor, {expected}; send that alone.")
         from agentrl.weights.staging import Transaction
 
         yield Transaction(manifest, version, _StagedTable(lambda table: self._install(table, version)))
@@ -190,11 +190,11 @@ class FakeEngine:
         self._unseeded += sampling.seed is None
         seed = self._unseeded if sampling.seed is None else sampling.seed
         cached = self._cached.get(session, [])
-        kept = min(_shared_prefix(cached, prompt), len(prompt) - 1)
+        num_cached = min(_shared_prefix(cached, prompt), len(prompt) - 1)
         script = list(self._answer(prompt)) if self._answer else None
-        return _Running(prompt, sampling, session, kept, script, seed % 2**64, extras=self.extras)
+        return _Running(prompt, sampling, session, num_cached, script, seed % 2**64, extras=self.extras)
 
-    async def _write(self, request: _Running) -> Completion:
+    async def _sample(self, request: _Running) -> Completion:
         sampling = request.sampling
         stops = set(sampling.stop_token_ids)
         while True:
@@ -249,7 +249,7 @@ class _StagedTable:
         return checksum([] if self._table is None else [("table", self._table)])
 
     async def install(self) -> None:
-        assert self._table is not None, "a transaction commits what is whole"
+        assert self._table is not None, "a transaction commits complete versions"
         self._install(self._table.numpy())
 
 
@@ -264,7 +264,7 @@ def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _cut(probs: npt.NDArray[np.float64], sampling: Sampling) -> npt.NDArray[np.float64]:
-    """Zero what top-k and then top-p leave out."""
+    """Zero the probabilities that top-k, and then top-p, exclude."""
     order = np.argsort(-probs, kind="stable")
     ordered = probs[order]
     if sampling.top_k:

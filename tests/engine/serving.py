@@ -19,14 +19,14 @@ from transformers import PreTrainedTokenizerFast
 from agentrl import guard
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
-from agentrl.engine.served.requests import Words
+from agentrl.engine.served.requests import TextCodec
 from agentrl.engine.sglang.launch.process import CPU_DEFAULTS
 from agentrl.serving import address_of, bound, server_of
 from tests.engine.subjects import VOCAB, text_of, tiny
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300
-WORDS = Words(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids))
+WORDS = TextCodec(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids))
 
 
 @asynccontextmanager

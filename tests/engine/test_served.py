@@ -227,7 +227,7 @@ async def running(client, engine, count=1):
 
 def sampled(engine, number=0):
     """The tokens that a running request has so far."""
-    completion = engine.so_far(f"key r{number}")
+    completion = engine.partial_completion(f"key r{number}")
     return [] if completion is None else completion.token_ids.tolist()
 
 
@@ -291,7 +291,7 @@ async def test_weights_from_disk_serve_under_their_version_and_every_token_has_i
         policy = SGLangPolicy(str(client.base_url))
         rule = Sampling(240, seed=3)
         task = asyncio.create_task(policy.generate(IDS, rule, session="a"))
-        while engine.so_far("key a") is None:
+        while engine.partial_completion("key a") is None:
             await asyncio.sleep(0)
         update = {"model_path": str(folder), "weight_version": "7"}
         told = await client.post("/update_weights_from_disk", json=update)

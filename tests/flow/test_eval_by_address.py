@@ -12,7 +12,7 @@ import pytest
 from agentrl import UserError, evaluate, make
 from agentrl.assembly.config import ModelSection
 from agentrl.assembly.model import fresh_source
-from agentrl.assembly.serve import words_of
+from agentrl.assembly.serve import codec_of
 from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
@@ -39,7 +39,7 @@ def served(folder):
     engine = EmbeddedEngine.from_pretrained(folder, max_slots=8, max_context_len=96, decode=source.decode)
     with bound("127.0.0.1", 0) as holder:
         holder.listen()
-        server = server_of(EngineApp(engine, words_of(source.tokenizer), name=folder).app)
+        server = server_of(EngineApp(engine, codec_of(source.tokenizer), name=folder).app)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[holder])))
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""The embedded engine's process: python -m agentrl.engine.embedded FD, with its end of a pipe."""
+"""The embedded engine's process: python -m agentrl.engine.embedded FD (the child's end of a pipe)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decoder needs to know of a model, read from its Hugging Face configuration."""
+"""The decoder's parameters of a model, read from its Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Architecture:
         return self.num_kv_heads * self.head_dim
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the model by its Hugging Face name."""
+        """The shape of every tensor of the model, by its Hugging Face name."""
         hidden, wide = self.hidden_size, self.intermediate_size
         linears = {
             "self_attn.q_proj": (self.query_size, hidden),
@@ -60,22 +60,22 @@ class Architecture:
             "mlp.up_proj": (wide, hidden),
             "mlp.down_proj": (hidden, wide),
         }
-        one_layer: dict[str, tuple[int, ...]] = {
+        layer_shapes: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
         }
         for name, shape in linears.items():
-            one_layer[f"{name}.weight"] = shape
+            layer_shapes[f"{name}.weight"] = shape
             if self.attention_bias if name.startswith("self_attn") else self.mlp_bias:
-                one_layer[f"{name}.bias"] = shape[:1]
+                layer_shapes[f"{name}.bias"] = shape[:1]
         if self.qk_norm:
-            one_layer |= {f"self_attn.{which}_norm.weight": (self.head_dim,) for which in "qk"}
+            layer_shapes |= {f"self_attn.{which}_norm.weight": (self.head_dim,) for which in "qk"}
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, hidden),
             "model.norm.weight": (hidden,),
         }
         for layer in range(self.num_layers):
-            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in one_layer.items()}
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes.items()}
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
         return shapes
@@ -85,7 +85,7 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
     """Read a Llama or Qwen3 configuration.
 
     Raises:
-        ModelLoadError: another architecture, or a variant the decoder does not compute.
+        ModelLoadError: another architecture, or a variant that the decoder does not implement.
     """
     if not isinstance(config, LlamaConfig | Qwen3Config):
         raise ModelLoadError(

@@ -1,9 +1,9 @@
 """The embedded engine: requests in, completions out, one decode step at a time in the event loop.
 
-The pump consumes the queue of waiting requests. It runs as a task while there is work, one step
-between two visits of the event loop, so that everything else (aborts, weights, new requests) happens
-at a token boundary. It ends when nothing waits and nothing runs; `close` aborts what is left. When it
-raises, every pending request fails with an EngineError.
+The pump is a task that consumes the queue of waiting requests. It runs while there are requests, one step
+per iteration of the event loop, so that everything else (aborts, weights, new requests) happens at a token
+boundary. It ends when no request waits or runs; `close` aborts the rest. When it raises, every pending
+request fails with an EngineError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentrl.weights import named_weights
 
 Decode = Callable[[Sequence[int]], str]
 
-# Visits of the event loop between two steps: how many in a row may bring no request, how many in all.
+# Iterations of the event loop between two steps: how many in a row may bring no request, how many in all.
 _PATIENCE = 3
 _MAX_YIELDS = 8
 _DEFAULT_CONTEXT = 512
@@ -42,8 +42,8 @@ class EmbeddedEngine:
     """Continuous batching over the weights of a Llama or Qwen3 model, on the CPU.
 
     A session keeps its slot, and the keys and values in it, between its requests: the next request
-    computes only the tokens that follow what is cached. Slots of idle sessions are given away, least
-    recently used first, when others wait; what was in them is then computed again.
+    computes only the tokens after the cached ones. When requests wait, slots of idle sessions are evicted,
+    least recently used first; their tokens are then computed again.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class EmbeddedEngine:
         eos_token_ids: Sequence[int],
     ) -> None:
         architecture = parameters.architecture
-        most = architecture.max_position_embeddings
-        self.max_context_len = min(max_context_len or _DEFAULT_CONTEXT, most)
+        model_limit = architecture.max_position_embeddings
+        self.max_context_len = min(max_context_len or _DEFAULT_CONTEXT, model_limit)
         self.max_slots = max_slots
         dtype = parameters.outer.embedding.dtype
         self._slots = Slots(max_slots, self.max_context_len)
@@ -89,14 +89,14 @@ class EmbeddedEngine:
         Args:
             model: a LlamaForCausalLM or Qwen3ForCausalLM.
             max_slots: requests decoded at once.
-            max_context_len: tokens a slot holds, prompt and completion; default 512, at most what
-                the model was made for.
+            max_context_len: tokens a slot holds, prompt and completion; default 512, at most the
+                model's max_position_embeddings.
             decode: token ids to text; needed for stop strings only.
             eos_token_ids: tokens that always end a completion; default: the model's own.
             dtype: of weights and cache; default: the model's.
 
         Raises:
-            ModelLoadError: the architecture is not one the engine decodes.
+            ModelLoadError: the engine does not support the architecture.
         """
         parameters = Parameters.load(
             read_architecture(model.config), dict(named_weights(model)), dtype or model.dtype
@@ -134,22 +134,22 @@ class EmbeddedEngine:
 
     @property
     def sink(self) -> EmbeddedSink:
-        """Where new weights go. A commit drops every cache; running requests go on with the new weights."""
+        """The sink of new weights. A commit drops every cache; running requests use the new weights."""
         return self._sink
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Nothing out of the ordinary can happen in here."""
+        """Empty: no request of this engine is retried or lost."""
         return {}
 
     @property
     def num_requests(self) -> int:
-        """Requests that run or wait."""
+        """The number of requests that run or wait."""
         return len(self._pending())
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of keys and values: fixed at construction by max_slots x max_context_len."""
+        """The size of the key-value cache in bytes, fixed at construction by max_slots x max_context_len."""
         return self._decoder.num_bytes
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
@@ -157,8 +157,7 @@ class EmbeddedEngine:
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
-            EngineError: the engine is closed, the request makes no sense, the session is busy, or a
-                step failed.
+            EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed.
         """
         request = self._request(prompt_ids, sampling, session)
         self._waiting.append(request)
@@ -180,30 +179,30 @@ class EmbeddedEngine:
         self._slots.forget(session)
 
     async def abort(self) -> None:
-        """End every request, running or waiting, with what it has; finish = abort."""
+        """End every request, running or waiting, with its tokens so far; finish = abort."""
         for request in self._pending():
             self._end(request)
 
     def pause(self) -> None:
-        """Stop between two tokens: whoever runs or comes waits for `resume`. Abort and close still work."""
+        """Stop between two tokens: running and new requests wait for `resume`. Abort and close still work."""
         self._paused = True
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Continue after `pause`."""
         self._paused = False
         if self._pending():
             self._start()
 
     def rename(self, version: int) -> None:
-        """Call the weights that serve now `version`; every later token tells it."""
+        """Set the version of the current weights; every later token carries it."""
         self._stepper.version = version
 
     def drop_caches(self) -> None:
-        """Forget what was computed; requests that run compute theirs again."""
+        """Drop all cached keys and values; running requests compute theirs again."""
         self._slots.drop_caches()
 
-    def so_far(self, session: str) -> Completion | None:
-        """What the request that runs in a session has sampled until now, as if it were aborted."""
+    def partial_completion(self, session: str) -> Completion | None:
+        """The tokens that a session's running request has sampled so far, as if it were aborted."""
         for request in self._pending():
             if request.session == session and request.slot is not None:
                 return self._slots.completion(request.slot, Finish.ABORT, None)
@@ -213,7 +212,7 @@ class EmbeddedEngine:
         """Abort, then free the cache. A closed engine refuses requests."""
         await self.abort()
         self._closed = True
-        # A pump that is done may belong to an event loop of the past.
+        # A pump that is done may belong to another event loop, already closed.
         if self._pump is not None and not self._pump.done():
             await asyncio.wait([self._pump])
         self._decoder.free()
@@ -276,26 +275,26 @@ class EmbeddedEngine:
             patience = _PATIENCE if finished else 1
 
     async def _gather(self, patience: int) -> None:
-        """Let finished requests come back as new ones, until `patience` visits brought none."""
-        quiet = 0
+        """Let finished sessions send their next requests, until `patience` iterations brought none."""
+        num_empty = 0
         for _ in range(_MAX_YIELDS):
             before = len(self._waiting)
             await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == before else 0
-            if quiet >= patience:
+            num_empty = num_empty + 1 if len(self._waiting) == before else 0
+            if num_empty >= patience:
                 return
 
     def _admit(self) -> None:
-        """First come, first served; but a session whose tokens are cached needs no new slot."""
-        late: list[Request] = []
+        """Admit waiting requests in order; those of a cached session first, because they need no new slot."""
+        uncached: list[Request] = []
         for request in self._waiting:
-            if self._slots.holds(request.session):
+            if self._slots.is_cached(request.session):
                 self._slots.admit(request)
             else:
-                late.append(request)
+                uncached.append(request)
         self._waiting.clear()
-        for request in late:
-            if self._slots.has_room():
+        for request in uncached:
+            if self._slots.has_free_slot():
                 self._slots.admit(request)
             else:
                 self._waiting.append(request)
@@ -304,7 +303,7 @@ class EmbeddedEngine:
         return [request for request in (*self._slots.requests, *self._waiting) if request is not None]
 
     def _end(self, request: Request) -> None:
-        completion = _nothing()
+        completion = _empty_completion()
         if request.slot is not None:
             completion = self._slots.completion(request.slot, Finish.ABORT, None)
             self._slots.keep(request.slot)
@@ -314,14 +313,14 @@ class EmbeddedEngine:
             request.answer.set_result(completion)
 
     def _discard(self, request: Request) -> None:
-        """The caller is gone: nobody will want the rest, nor the session's cache."""
+        """Drop a request whose caller was cancelled, and its session's cache."""
         if request.slot is not None and self._slots.requests[request.slot] is request:
             self._slots.release(request.slot)
         elif request in self._waiting:
             self._waiting.remove(request)
 
     def _settle(self, pump: asyncio.Task[None]) -> None:
-        """However the pump ended, leave nobody waiting for it."""
+        """Fail the pending requests where the pump raised or was cancelled."""
         error = None if pump.cancelled() else pump.exception()
         if error is None and not pump.cancelled():
             return
@@ -335,12 +334,12 @@ class EmbeddedEngine:
         self._slots.clear()
 
 
-def _nothing() -> Completion:
+def _empty_completion() -> Completion:
     return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), Finish.ABORT)
 
 
 def _eos_of(model: PreTrainedModel) -> tuple[int, ...]:
-    told = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
-    if told is None:
+    eos_ids = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    if eos_ids is None:
         return ()
-    return (told,) if isinstance(told, int) else tuple(told)
+    return (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)

@@ -1,9 +1,9 @@
-"""The embedded engine in a process of its own: what that process does.
+"""The embedded engine in a process of its own: the child's side.
 
     python -m agentrl.engine.embedded FD
 
-Messages come in lists, in the order in which they were sent. Requests run side by side; everything else is
-done before the next message is looked at, so that a session that was closed is free for the next request.
+Messages arrive in lists, in the order in which they were sent. Requests run concurrently; every other message
+is handled before the next one is read, so that a closed session is free for the next request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentrl.weights.staging import Transaction
 
 
 class Open(NamedTuple):
-    """Serve the model in a directory; the engine before is closed. seed: draw its weights first.
+    """Serve the model in a directory, after the previous engine is closed. seed: draw its weights first.
 
     threads: that torch computes with (count).
     """
@@ -53,30 +53,33 @@ class Generate(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for the request of that number any more."""
+    """Cancel the request of that number: its caller was cancelled."""
 
     number: int
 
 
 class CloseSession(NamedTuple):
-    """Forget what is cached for a session."""
+    """Drop a session's cache."""
 
     session: str
 
 
 class Abort(NamedTuple):
-    """End all requests with what they have."""
+    """End all requests with their tokens so far."""
 
 
 class Begin(NamedTuple):
-    """New weights are coming."""
+    """Begin an update of the weights."""
 
     manifest: Sequence[TensorSpec]
     version: int
 
 
 class Put(NamedTuple):
-    """Some of them, in memory that the process `pid` has open as `descriptor`; answered: is it kept."""
+    """A bucket of the update, in memory that the process `pid` has open as `descriptor`.
+
+    The answer is whether the engine still uses that memory.
+    """
 
     tensors: tuple[TensorSpec, ...]
     pid: int
@@ -85,17 +88,17 @@ class Put(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """All of them have come."""
+    """Commit the update: all buckets were sent."""
 
     checksum: int
 
 
 class EndUpdate(NamedTuple):
-    """No more comes, committed or not."""
+    """End the update, committed or not."""
 
 
 class Close(NamedTuple):
-    """Abort, and free everything."""
+    """Abort all requests, and free the engine."""
 
 
 Message: TypeAlias = (
@@ -106,7 +109,7 @@ Numbered: TypeAlias = tuple[int, Message]
 
 
 class Answer(NamedTuple):
-    """What came of a message. value: it was done; error: it was not."""
+    """The answer to a message: a value, or an error."""
 
     number: int
     value: object = None
@@ -114,7 +117,7 @@ class Answer(NamedTuple):
 
 
 class Host:
-    """Serves one engine at a time. answer: sends answers back."""
+    """Serves one engine at a time. answer: sends answers to the driver."""
 
     def __init__(self, answer: Callable[[Sequence[Answer]], None]) -> None:
         self._send = answer
@@ -124,16 +127,16 @@ class Host:
         self._update = AsyncExitStack()
         self._transaction: Transaction | None = None
 
-    async def take(self, messages: Sequence[Numbered]) -> None:
-        """Do what is asked, one message after the other."""
+    async def handle(self, messages: Sequence[Numbered]) -> None:
+        """Handle messages in order; requests run as tasks."""
         for number, message in messages:
             if isinstance(message, Generate):
                 self._requests[number] = asyncio.create_task(self._generate(number, message))
                 continue
-            # Requests that came before have to be in the engine's queue.
+            # Earlier requests have to be in the engine's queue first.
             await asyncio.sleep(0)
             try:
-                self._answer(Answer(number, await self._done(message)))
+                self._answer(Answer(number, await self._handle_other(message)))
             except AgentRLError as error:
                 self._answer(Answer(number, error=error))
 
@@ -144,16 +147,18 @@ class Host:
             await self._engine.close()
         self._engine = None
 
-    async def _generate(self, number: int, asked: Generate) -> None:
+    async def _generate(self, number: int, message: Generate) -> None:
         try:
-            done = await self._served.generate(asked.prompt_ids, asked.sampling, session=asked.session)
-            self._answer(Answer(number, done))
+            completion = await self._served.generate(
+                message.prompt_ids, message.sampling, session=message.session
+            )
+            self._answer(Answer(number, completion))
         except AgentRLError as error:
             self._answer(Answer(number, error=error))
         finally:
             del self._requests[number]
 
-    async def _done(self, message: Message) -> object:
+    async def _handle_other(self, message: Message) -> object:
         match message:
             case Open():
                 await self._open(message)
@@ -166,16 +171,16 @@ class Host:
             case Close():
                 await self.close()
             case Begin() | Put() | Commit() | EndUpdate():
-                return await self._updated(message)
+                return await self._handle_update(message)
             case _:
                 raise EngineError(f"the engine's process does not know {type(message).__name__}")
         return None
 
-    async def _updated(self, message: Begin | Put | Commit | EndUpdate) -> object:
+    async def _handle_update(self, message: Begin | Put | Commit | EndUpdate) -> object:
         match message:
             case Begin():
-                begun = self._served.sink.begin(message.manifest, message.version)
-                self._transaction = await self._update.enter_async_context(begun)
+                update = self._served.sink.begin(message.manifest, message.version)
+                self._transaction = await self._update.enter_async_context(update)
             case Put():
                 return await self._put(message)
             case Commit():
@@ -185,16 +190,16 @@ class Host:
                 await self._update.aclose()
         return None
 
-    async def _open(self, asked: Open) -> None:
+    async def _open(self, message: Open) -> None:
         await self.close()
-        torch.set_num_threads(asked.threads)
-        if asked.seed is not None:
-            draw_weights(Path(asked.directory), asked.seed)
+        torch.set_num_threads(message.threads)
+        if message.seed is not None:
+            draw_weights(Path(message.directory), message.seed)
         self._engine = EmbeddedEngine.from_pretrained(
-            asked.directory,
-            max_slots=asked.max_slots,
-            max_context_len=asked.max_context_len,
-            decode=open_source(asked.directory).decode,
+            message.directory,
+            max_slots=message.max_slots,
+            max_context_len=message.max_context_len,
+            decode=open_source(message.directory).decode,
         )
 
     async def _cancel(self, number: int) -> None:
@@ -205,14 +210,14 @@ class Host:
             await asyncio.wait([task])
 
     async def _put(self, put: Put) -> bool:
-        """Whether the engine keeps the memory."""
+        """Stage a bucket; returns whether the engine still uses its memory."""
         data = mapped(f"/proc/{put.pid}/fd/{put.descriptor}", put.num_bytes, shared=True).numpy()
-        seen = ref(data)
+        data_ref = ref(data)
         bucket = Bucket(put.tensors, data)
         del data
         await self._staged.put(bucket)
         del bucket
-        return seen() is not None
+        return data_ref() is not None
 
     @property
     def _served(self) -> EmbeddedEngine:
@@ -234,37 +239,37 @@ class Host:
 
     def _flush(self) -> None:
         answers, self._answers = self._answers, []
-        # A driver that has gone shows where it is listened to.
+        # Where the driver has exited, the reading thread detects it.
         with suppress(OSError):
             self._send(answers)
 
 
 async def serve(pipe: Connection) -> None:
-    """Serve until the driver has gone.
+    """Serve until the driver has exited.
 
-    The pipe is read in a thread: whoever sends never waits for a step of the engine to end.
+    The pipe is read in a thread, so that a sender never blocks while the engine computes a step.
     """
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Sequence[Numbered] | None]()
 
-    def listen() -> None:
+    def receive() -> None:
         with suppress(EOFError, OSError):
             while True:
                 loop.call_soon_threadsafe(inbox.put_nowait, pipe.recv())
         loop.call_soon_threadsafe(inbox.put_nowait, None)
 
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     host = Host(pipe.send)
     while (messages := await inbox.get()) is not None:
-        await host.take(messages)
+        await host.handle(messages)
     await host.close()
 
 
 def main(descriptor: int) -> None:
-    """Be the engine's process."""
+    """Run the engine's process. descriptor: the child's end of the pipe."""
     pipe = Connection(descriptor)
     follow_driver(pipe)
     with LastMessage(pipe):
         asyncio.run(serve(pipe))
     sys.stdout.flush()
-    # What is left (threads that listen) ends with the process.
+    # The threads that still run (they read pipes) end with the process.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""RMSNorm in passes that rows of a few hundred numbers can afford."""
+"""RMSNorm in few passes, for rows of a few hundred numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 class RmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
 
-    Written out, because torch's own takes twice as long on a CPU; rounded where transformers rounds.
+    Implemented here, because torch's own takes twice as long on a CPU; rounded where transformers rounds.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
         self._eps = torch.tensor(eps)
-        self._one_over_size = 1 / weight.shape[-1]
+        self._inverse_size = 1 / weight.shape[-1]
 
     def __call__(self, x: Tensor) -> Tensor:
         """The normed x, in memory of its own."""
@@ -27,4 +27,4 @@ class RmsNorm:
 
     def _scale(self, x: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.addcmul(self._eps, norm, norm, value=self._one_over_size).rsqrt_()
+        return torch.addcmul(self._eps, norm, norm, value=self._inverse_size).rsqrt_()

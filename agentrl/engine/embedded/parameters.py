@@ -1,4 +1,4 @@
-"""The model's tensors, fused for few and large multiplications; and back under their own names."""
+"""The model's tensors, fused for few and large multiplications, and read back under their own names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentrl.engine.embedded.linear import Linear
 from agentrl.engine.embedded.norm import RmsNorm
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_TURNED = _QKV[:2]
+_ROTATED = _QKV[:2]
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _OUT = ("self_attn.o_proj",)
 _DOWN = ("mlp.down_proj",)
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-"""What is outside of the layers."""
+"""The names of the tensors outside of the layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OuterParameters:
-    """What is outside of the layers. embedding: [tokens, width]."""
+    """The tensors outside of the layers. embedding: [tokens, width]."""
 
     embedding: Tensor
     norm: RmsNorm
@@ -47,9 +47,9 @@ class OuterParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
-    """All weights, in memory of their own: what trains elsewhere does not show through.
+    """All weights, in memory of their own: training the source model does not change them.
 
-    Norms are kept in fp32, rounded to the dtype of everything else.
+    Norms are kept in fp32, rounded to the dtype of the other weights.
     """
 
     architecture: Architecture
@@ -57,81 +57,83 @@ class Parameters:
     layers: tuple[LayerParameters, ...]
 
     @classmethod
-    def load(cls, architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype) -> Parameters:
+    def load(
+        cls, architecture: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Parameters:
         """Fuse the tensors that `architecture.shapes()` names, cast to `dtype`."""
-        layers = (load_layer(architecture, named, dtype, n) for n in range(architecture.num_layers))
-        return cls(architecture, load_outer(architecture, named, dtype), tuple(layers))
+        layers = (load_layer(architecture, tensors, dtype, n) for n in range(architecture.num_layers))
+        return cls(architecture, load_outer(architecture, tensors, dtype), tuple(layers))
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its Hugging Face name, read back from what the decoder multiplies with."""
-        yield from named_outer(self.outer)
+        yield from outer_tensors(self.outer)
         for n, layer in enumerate(self.layers):
-            yield from named_layer(self.architecture, layer, self.outer.embedding.dtype, n)
+            yield from layer_tensors(self.architecture, layer, self.outer.embedding.dtype, n)
 
 
 def load_outer(
-    architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype
+    architecture: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype
 ) -> OuterParameters:
     """Embedding, last norm and head."""
-    embedding = load_embedding(named, dtype)
-    head = Linear(embedding) if architecture.tied else load_head(named, dtype)
-    return OuterParameters(embedding, load_norm(architecture, named, dtype), head)
+    embedding = load_embedding(tensors, dtype)
+    head = Linear(embedding) if architecture.tied else load_head(tensors, dtype)
+    return OuterParameters(embedding, load_norm(architecture, tensors, dtype), head)
 
 
-def load_embedding(named: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+def load_embedding(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """[tokens, width], a copy."""
-    return named[EMBEDDING].detach().to("cpu", dtype, copy=True)
+    return tensors[EMBEDDING].detach().to("cpu", dtype, copy=True)
 
 
-def load_norm(architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype) -> RmsNorm:
-    """The last one."""
-    return RmsNorm(_rounded(named[NORM], dtype), architecture.rms_norm_eps)
+def load_norm(architecture: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> RmsNorm:
+    """The last norm."""
+    return RmsNorm(_rounded(tensors[NORM], dtype), architecture.rms_norm_eps)
 
 
-def load_head(named: Mapping[str, Tensor], dtype: torch.dtype) -> Linear:
-    """One that is not the embedding."""
-    return Linear(_cast(named, HEAD, dtype))
+def load_head(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Linear:
+    """The head of a model with untied embeddings."""
+    return Linear(_cast(tensors, HEAD, dtype))
 
 
-def named_outer(outer: OuterParameters) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, read back; the head's also where it is the embedding."""
+def outer_tensors(outer: OuterParameters) -> Iterator[tuple[str, Tensor]]:
+    """The tensors outside of the layers, read back; the head also where it is tied."""
     yield EMBEDDING, outer.embedding
     yield NORM, outer.norm.weight.to(outer.embedding.dtype)
     yield HEAD, outer.head.dense()
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in fp32 of what `dtype` can tell."""
+    """A copy in fp32, rounded to `dtype`."""
     return tensor.detach().to("cpu", dtype).to(torch.float32, copy=True)
 
 
-def _cast(named: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor:
-    return named[name].detach().to("cpu", dtype)
+def _cast(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> Tensor:
+    return tensors[name].detach().to("cpu", dtype)
 
 
 def load_layer(
-    architecture: Architecture, named: Mapping[str, Tensor], dtype: torch.dtype, index: int
+    architecture: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype, index: int
 ) -> LayerParameters:
     """Layer `index`, fused."""
     prefix = prefix_of(index)
 
     def cast(name: str) -> Tensor:
-        return _cast(named, prefix + name, dtype)
+        return _cast(tensors, prefix + name, dtype)
 
     def fuse(names: tuple[str, ...]) -> Linear:
         weight = _stacked([turned(name, cast(f"{name}.weight")) for name in names])
-        biased = prefix + f"{names[0]}.bias" in named
+        biased = prefix + f"{names[0]}.bias" in tensors
         bias = torch.cat([turned(name, cast(f"{name}.bias")) for name in names]) if biased else None
         return Linear(weight, bias)
 
     def turned(name: str, tensor: Tensor) -> Tensor:
-        return pair_up(tensor, architecture.head_dim) if name in _TURNED else tensor
+        return pair_up(tensor, architecture.head_dim) if name in _ROTATED else tensor
 
     def norm(name: str) -> RmsNorm:
         return RmsNorm(rounded(name), architecture.rms_norm_eps)
 
     def rounded(name: str) -> Tensor:
-        return _rounded(named[f"{prefix}{name}.weight"], dtype)
+        return _rounded(tensors[f"{prefix}{name}.weight"], dtype)
 
     qk_norm = None
     if architecture.qk_norm:
@@ -152,27 +154,27 @@ def load_layer(
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
-    """All rows; not copied where one matrix follows the other in memory already, as in buckets."""
-    follow = all(
+    """The rows of all matrices; not copied where they are adjacent in memory already, as in buckets."""
+    adjacent = all(
         after.data_ptr() == before.data_ptr() + before.nbytes for before, after in pairwise(matrices)
     )
-    memory = {matrix.untyped_storage().data_ptr() for matrix in matrices}
-    if not follow or len(memory) > 1 or not all(matrix.is_contiguous() for matrix in matrices):
+    storages = {matrix.untyped_storage().data_ptr() for matrix in matrices}
+    if not adjacent or len(storages) > 1 or not all(matrix.is_contiguous() for matrix in matrices):
         return torch.cat(list(matrices))
     first = matrices[0]
     return first.as_strided((sum(map(len, matrices)), first.shape[1]), first.stride())
 
 
 def prefix_of(index: int) -> str:
-    """What the names of layer `index` begin with."""
+    """The prefix of the names of layer `index`."""
     return f"model.layers.{index}."
 
 
 def pair_up(tensor: Tensor, head_dim: int) -> Tensor:
-    """Order each head's rows so that those which RoPE rotates together are neighbours.
+    """Order each head's rows so that the pairs which RoPE rotates together are adjacent.
 
-    Hugging Face rotates row i with row i + head_dim / 2. Queries and keys are reordered alike, so
-    their products stay what they were; and neighbours are complex numbers, rotated by one product.
+    Hugging Face rotates row i with row i + head_dim / 2. Queries and keys are reordered alike, so their
+    products do not change; and adjacent pairs are complex numbers, rotated by one product.
     """
     return tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
@@ -182,7 +184,7 @@ def undo_pairs(tensor: Tensor, head_dim: int) -> Tensor:
     return tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def named_layer(
+def layer_tensors(
     architecture: Architecture, layer: LayerParameters, dtype: torch.dtype, index: int
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of layer `index`, read back."""
@@ -202,7 +204,7 @@ def _parts(architecture: Architecture, layer: LayerParameters) -> Iterator[tuple
     for names, linear in fused:
         sizes = [shapes[f"model.layers.0.{name}.weight"][0] for name in names]
         for name, weight in zip(names, linear.dense().split(sizes), strict=True):
-            yield f"{name}.weight", undo_pairs(weight, head_dim) if name in _TURNED else weight
+            yield f"{name}.weight", undo_pairs(weight, head_dim) if name in _ROTATED else weight
         if linear.bias_O is not None:
             for name, bias in zip(names, linear.bias_O.split(sizes), strict=True):
-                yield f"{name}.bias", undo_pairs(bias, head_dim) if name in _TURNED else bias
+                yield f"{name}.bias", undo_pairs(bias, head_dim) if name in _ROTATED else bias

@@ -1,4 +1,4 @@
-"""The embedded engine in a process of its own, from the driver's side: the same promises as inline."""
+"""The embedded engine in a process of its own, the driver's side: the same guarantees as inline."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BUCKET_BYTES = 1 << 20
 
 
 class EngineProcess:
-    """A process that serves one engine at a time. folder: for what it prints, engine.log.
+    """A process that serves one engine at a time. folder: of its log, engine.log.
 
-    It starts at once and imports torch meanwhile. Messages that are sent in one turn of the event loop travel
-    together. It may be used from one event loop after the other.
+    The process starts in the constructor and imports torch in the background. Messages of one iteration of
+    the event loop are sent together. Several event loops may use it, one after the other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,22 +36,22 @@ class EngineProcess:
         self._waiting: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._failure: str | None = None
-        self._word: Failed | None = None
+        self._last_message: Failed | None = None
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._child.pid
 
     def post(self, message: hosted.Message) -> int:
-        """Send a message; the number of its answer, which nobody has to wait for.
+        """Send a message; returns the number of its answer, which need not be awaited.
 
         Raises:
-            EngineDiedError: the process has gone.
+            EngineDiedError: the process has ended.
         """
         if self._failure is not None:
             raise EngineDiedError(self._failure)
-        self._listen()
+        self._start_reading()
         self._number += 1
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -59,10 +59,10 @@ class EngineProcess:
         return self._number
 
     async def call(self, message: hosted.Message) -> object:
-        """Send a message; what is answered. A call that is cancelled lets go of its answer.
+        """Send a message and return its answer. A cancelled call drops its answer.
 
         Raises:
-            EngineError: the engine refused it, or the process has gone (EngineDiedError).
+            EngineError: the engine refused it, or the process has ended (EngineDiedError).
         """
         number = self.post(message)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -77,63 +77,63 @@ class EngineProcess:
 
     def end(self) -> None:
         """End the process."""
-        self._deafen()
+        self._stop_reading()
         self._failure = self._failure or "the embedded engine has been ended; build a new one."
         self._child.pipe.close()
         self._child.kill()
 
-    def _listen(self) -> None:
+    def _start_reading(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._deafen()
+            self._stop_reading()
             self._loop = loop
-            loop.add_reader(self._child.pipe.fileno(), self._hear)
+            loop.add_reader(self._child.pipe.fileno(), self._read)
 
-    def _deafen(self) -> None:
+    def _stop_reading(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._child.pipe.fileno())
         self._loop = None
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []
-        # Whether the process is still there shows when it is listened to.
+        # Where the process has ended, the next read reports it.
         with suppress(OSError):
             self._child.pipe.send(messages)
 
-    def _hear(self) -> None:
+    def _read(self) -> None:
         try:
             while self._child.pipe.poll():
-                heard = self._child.pipe.recv()
-                if isinstance(heard, Failed):
-                    self._word = heard
+                message = self._child.pipe.recv()
+                if isinstance(message, Failed):
+                    self._last_message = message
                     continue
-                for answer in cast(Sequence[hosted.Answer], heard):
+                for answer in cast(Sequence[hosted.Answer], message):
                     self._settle(answer)
         except (EOFError, OSError):
             self._die()
 
     def _settle(self, answer: hosted.Answer) -> None:
-        waiting = self._waiting.pop(answer.number, None)
-        if waiting is None or waiting.done():
+        future = self._waiting.pop(answer.number, None)
+        if future is None or future.done():
             return
         if answer.error is not None:
-            waiting.set_exception(answer.error)
+            future.set_exception(answer.error)
         else:
-            waiting.set_result(answer.value)
+            future.set_result(answer.value)
 
     def _die(self) -> None:
-        self._deafen()
-        fate = self._child.fate() or "has gone"
-        why = f": {self._word.why}" if self._word else ""
-        self._failure = f"the embedded engine (process {self.pid}) {fate}{why}; see {self._log}."
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(EngineDiedError(self._failure))
+        self._stop_reading()
+        ended = self._child.fate() or "has gone"
+        reason = f": {self._last_message.why}" if self._last_message else ""
+        self._failure = f"the embedded engine (process {self.pid}) {ended}{reason}; see {self._log}."
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(EngineDiedError(self._failure))
         self._waiting.clear()
 
 
 class ProcessEngine:
-    """An engine that a process serves; `opened` makes one. Closed, it leaves the process to another."""
+    """An engine in a process, created by `opened`. Once closed, it leaves the process to another engine."""
 
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
@@ -141,7 +141,7 @@ class ProcessEngine:
         self.version = 0
         """The version of the weights that serve now."""
         self.sink = ProcessSink(process, self._serve)
-        """Where new weights go. A commit drops every cache; running requests go on with the new weights."""
+        """The sink of new weights. A commit drops every cache; running requests use the new weights."""
 
     @classmethod
     async def opened(cls, process: EngineProcess, model: hosted.Open) -> ProcessEngine:
@@ -149,14 +149,14 @@ class ProcessEngine:
 
         Raises:
             ModelLoadError: the directory is missing or broken, or the architecture is not supported.
-            EngineDiedError: the process has gone.
+            EngineDiedError: the process has ended.
         """
         await process.call(model)
         return cls(process)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Nothing out of the ordinary is counted."""
+        """Empty: no request of this engine is retried or lost."""
         return {}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
@@ -164,8 +164,8 @@ class ProcessEngine:
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
-            EngineError: the engine is closed, the request makes no sense, the session is busy, or a step
-                failed; its process has gone (EngineDiedError).
+            EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed;
+                its process has ended (EngineDiedError).
         """
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
@@ -177,15 +177,15 @@ class ProcessEngine:
             self._process.post(hosted.CloseSession(session))
 
     async def abort(self) -> None:
-        """End every request, running or waiting, with what it has; finish = abort."""
+        """End every request, running or waiting, with its tokens so far; finish = abort."""
         await self._process.call(hosted.Abort())
 
     async def close(self) -> None:
-        """Abort, then free everything. A closed engine refuses requests."""
+        """Abort all requests, then free the engine. A closed engine refuses requests."""
         if self._closed:
             return
         self._closed = True
-        # Where the process has gone, there is nothing left to free.
+        # Where the process has ended, there is nothing to free.
         with suppress(EngineDiedError):
             await self._process.call(hosted.Close())
 
@@ -194,7 +194,7 @@ class ProcessEngine:
 
 
 class ProcessSink:
-    """Sends weights to the process, through memory that both have mapped."""
+    """Sends weights to the process through shared memory."""
 
     def __init__(self, process: EngineProcess, serve: Callable[[int], None]) -> None:
         self._process, self._serve = process, serve
@@ -205,7 +205,7 @@ class ProcessSink:
         """Start sending `version`.
 
         Raises:
-            EngineError: the manifest leaves out a tensor, names a strange one or a wrong shape.
+            EngineError: the manifest leaves out a tensor, or has an unknown one or a wrong shape.
         """
         await self._process.call(hosted.Begin(tuple(manifest), version))
         try:
@@ -216,13 +216,13 @@ class ProcessSink:
 
 
 class ProcessTransaction:
-    """The tensors of one version. serve: they have been put into service."""
+    """The update to one version. serve: called when the engine serves it."""
 
     def __init__(self, process: EngineProcess, pool: BufferPool, serve: Callable[[], None]) -> None:
         self._process, self._pool, self._serve = process, pool, serve
 
     async def put(self, bucket: Bucket) -> None:
-        """Copy some tensors to where the process finds them, and have it take them.
+        """Copy a bucket to shared memory, and have the process stage its tensors.
 
         Raises:
             EngineError: a tensor is not in the manifest, came before, or its bytes do not add up.
@@ -230,12 +230,14 @@ class ProcessTransaction:
         num_bytes = bucket.data.nbytes
         buffer = self._pool.take(max(1, num_bytes))
         await asyncio.to_thread(_copy, bucket, buffer)
-        kept = await self._process.call(hosted.Put(bucket.tensors, os.getpid(), buffer.descriptor, num_bytes))
-        if not kept:
+        in_use = await self._process.call(
+            hosted.Put(bucket.tensors, os.getpid(), buffer.descriptor, num_bytes)
+        )
+        if not in_use:
             self._pool.give_back(buffer)
 
     async def commit(self, checksum: int) -> None:
-        """Compare what was loaded, and swap. Runs between two tokens of every request.
+        """Compare the checksum of the loaded tensors, and swap between two tokens of every request.
 
         Raises:
             EngineError: tensors are missing or the checksum differs; the old version serves on.

@@ -2,7 +2,7 @@
 
 One uniform number per token, hashed from (seed, index of the token in its completion), picks by
 the inverse of the cumulative distribution. So a seed reproduces a completion whatever else is in
-the batch, and the noise costs one number a row rather than one per word of the vocabulary.
+the batch, and a row needs one random number instead of one per token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sample(logits_BV: Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """A number in [0, 1 - 2^-40] for each (seed, index): SplitMix64's finaliser (Steele et al., 2014), twice.
 
-    Far enough below 1 that times a total, rounded, it stays below the total.
+    Far enough below 1 that its product with a total, rounded, stays below the total.
     """
     bits = _mix(_mix(seeds) + indices * _GOLDEN) >> np.uint64(24)
     return bits.astype(np.float64) * 2.0**-40
@@ -84,10 +84,10 @@ def _draw(weights_BV: Tensor, rules: Rules) -> Tensor:
     blocks_BKW = weights_BV.view(weights_BV.shape[0], -1, _BLOCK)
     mass_BK = blocks_BKW.sum(-1).double()
     block_B1 = _pick(mass_BK, uniform_B1)
-    # Where in the chosen block the number fell, as a fraction of that block.
+    # The position of the number in the chosen block, as a fraction of that block.
     before_B1 = (mass_BK.cumsum(-1) - mass_BK).gather(-1, block_B1)
-    fallen_B1 = uniform_B1 * mass_BK.sum(-1, keepdim=True) - before_B1
-    fraction_B1 = (fallen_B1 / mass_BK.gather(-1, block_B1)).clamp(0, 1 - 2.0**-40)
+    offset_B1 = uniform_B1 * mass_BK.sum(-1, keepdim=True) - before_B1
+    fraction_B1 = (offset_B1 / mass_BK.gather(-1, block_B1)).clamp(0, 1 - 2.0**-40)
     inside_B1 = _pick(blocks_BKW[torch.arange(blocks_BKW.shape[0]), block_B1[:, 0]], fraction_B1)
     return (block_B1 * _BLOCK + inside_B1)[:, 0]
 
@@ -99,7 +99,7 @@ def _pick(weights_BN: Tensor, fraction_B1: Tensor) -> Tensor:
 
 
 def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
-    """Zero what top-k and top-p leave out, in the rows that ask for it."""
+    """Zero the probabilities that top-k and top-p exclude, in the rows that set them."""
     (rows,) = np.nonzero((rules.top_p < 1) | (rules.top_k > 0))
     if not len(rows):
         return probs_BV
@@ -108,7 +108,7 @@ def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
     size = probs_BV.shape[-1]
     top_k = torch.from_numpy(np.where(rules.top_k[rows] > 0, rules.top_k[rows], size))
     kept = torch.where(torch.arange(size) < top_k[:, None], ordered, 0)
-    # top-p counts within what top-k left; a token stays while those before it do not reach p.
+    # top-p applies to the mass that top-k kept; a token stays while the sum before it is below p.
     before = kept.cumsum(-1) - kept
     reach = torch.from_numpy(rules.top_p[rows])[:, None] * kept.sum(-1, keepdim=True)
     kept = torch.where((before < reach) | (torch.arange(size) == 0), kept, 0)

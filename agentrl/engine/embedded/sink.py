@@ -1,4 +1,4 @@
-"""New weights on their way into the embedded engine: layers are loaded as they complete, and read back."""
+"""The embedded engine's weight sink: a layer is loaded once its tensors are complete, and read back."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from agentrl.engine.embedded.parameters import (
     LayerParameters,
     OuterParameters,
     Parameters,
+    layer_tensors,
     load_embedding,
     load_head,
     load_layer,
     load_norm,
-    named_layer,
     prefix_of,
 )
 from agentrl.errors import EngineError
@@ -33,14 +33,14 @@ from agentrl.weights.checksum import sum_digests
 from agentrl.weights.codec import views
 from agentrl.weights.staging import Transaction
 
-_Named = Iterable[tuple[str, Tensor]]
+_NamedTensors = Iterable[tuple[str, Tensor]]
 
 Install = Callable[[Parameters, int], None]
-"""Put new parameters into service under a version; returns when every later token is theirs."""
+"""Serve new parameters as a version; returns when every later token is sampled from them."""
 
 
 class EmbeddedSink:
-    """Loads tensors as they come, while the old ones serve, and swaps when the checksum agrees."""
+    """Loads tensors as they arrive, while the old ones serve, and swaps when the checksum matches."""
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype, install: Install) -> None:
         self._architecture = architecture
@@ -52,7 +52,7 @@ class EmbeddedSink:
         """Start sending `version`.
 
         Raises:
-            EngineError: the manifest leaves out a tensor, names a strange one or a wrong shape.
+            EngineError: the manifest leaves out a tensor, or has an unknown one or a wrong shape.
         """
         _check_manifest(manifest, self._architecture)
         names = [spec.name for spec in manifest]
@@ -68,10 +68,10 @@ class EmbeddedSink:
 
 
 class StagedParameters:
-    """Tensors wait for the others that they are loaded with, a layer's for those of the layer, and no longer.
+    """Stages tensors until their load group (a layer, or one tensor outside of the layers) is complete.
 
-    names: all that will come. reader: reads back what was loaded, while the next is. install: puts the whole
-    into service.
+    names: of all tensors of the version. reader: reads a loaded group back while the next one is loaded.
+    install: serves the complete parameters.
     """
 
     def __init__(
@@ -84,94 +84,95 @@ class StagedParameters:
     ) -> None:
         self._architecture, self._dtype, self._reader, self._install = architecture, dtype, reader, install
         self._sums: list[Future[int]] = []
-        # What is loaded together: a layer, by its number, or a tensor outside of them, by its name.
-        self._whole_of: dict[str, int | str] = {name: name for name in names}
-        if architecture.tied and HEAD in self._whole_of:
-            self._whole_of[HEAD] = EMBEDDING
+        # The load group of each tensor: a layer, by its number, or a tensor outside of them, by its name.
+        self._group_of: dict[str, int | str] = {name: name for name in names}
+        if architecture.tied and HEAD in self._group_of:
+            self._group_of[HEAD] = EMBEDDING
         for index in range(architecture.num_layers):
             prefix = prefix_of(index)
-            self._whole_of |= {name: index for name in self._whole_of if name.startswith(prefix)}
-        self._missing = dict.fromkeys(self._whole_of.values(), 0)
-        for whole in self._whole_of.values():
-            self._missing[whole] += 1
-        self._waiting: dict[int | str, dict[str, Tensor]] = {whole: {} for whole in self._missing}
+            self._group_of |= {name: index for name in self._group_of if name.startswith(prefix)}
+        self._missing = dict.fromkeys(self._group_of.values(), 0)
+        for group in self._group_of.values():
+            self._missing[group] += 1
+        self._pending: dict[int | str, dict[str, Tensor]] = {group: {} for group in self._missing}
         self._layers: dict[int, LayerParameters] = {}
         self._embedding: Tensor | None = None
         self._norm: RmsNorm | None = None
         self._head: Linear | None = None
 
     async def add(self, bucket: Bucket) -> None:
-        """Take tensors that have not come before. Those that wait are copied, and their memory let go.
+        """Stage tensors that have not been staged before.
+
+        Tensors of incomplete groups are copied, so that the bucket's memory can be reused.
 
         Raises:
             ValueError: the bytes do not add up to the tensors.
         """
-        came: dict[str, Tensor] = {}
+        added: dict[str, Tensor] = {}
         for name, tensor in views(bucket):
-            whole = self._whole_of[name]
-            came[name] = self._waiting[whole][name] = tensor
-            self._missing[whole] -= 1
-            if not self._missing[whole]:
-                self._load(whole, self._waiting.pop(whole))
-        for waiting in self._waiting.values():
-            waiting |= {name: tensor.clone() for name, tensor in waiting.items() if name in came}
+            group = self._group_of[name]
+            added[name] = self._pending[group][name] = tensor
+            self._missing[group] -= 1
+            if not self._missing[group]:
+                self._load(group, self._pending.pop(group))
+        for pending in self._pending.values():
+            pending |= {name: tensor.clone() for name, tensor in pending.items() if name in added}
 
     def checksum(self) -> int:
-        """Of what the loaded ones hold, read back.
+        """The checksum of the loaded tensors, read back.
 
-        Where the tensors that came have another dtype than `dtype`, they were cast while loading, and it is
-        of what came.
+        Tensors that were cast to `dtype` while loading are counted as they were sent.
         """
-        return sum_digests(summed.result() for summed in self._sums)
+        return sum_digests(future.result() for future in self._sums)
 
     async def install(self) -> None:
-        """Swap, between two tokens of every request. All tensors have come."""
+        """Swap the parameters, between two tokens of every request. All tensors have arrived."""
         self._install(self._loaded())
 
     def _loaded(self) -> Parameters:
-        assert self._embedding is not None, "all tensors have come"
-        assert self._norm is not None, "all tensors have come"
-        assert self._head is not None, "all tensors have come"
+        assert self._embedding is not None, "all tensors have arrived"
+        assert self._norm is not None, "all tensors have arrived"
+        assert self._head is not None, "all tensors have arrived"
         outer = OuterParameters(self._embedding, self._norm, self._head)
         layers = tuple(self._layers[index] for index in range(self._architecture.num_layers))
         return Parameters(self._architecture, outer, layers)
 
-    def _load(self, whole: int | str, came: Mapping[str, Tensor]) -> None:
-        if isinstance(whole, int):
-            layer = self._layers[whole] = load_layer(self._architecture, came, self._dtype, whole)
-            self._read_back(came, named_layer(self._architecture, layer, self._dtype, whole))
-        elif whole == EMBEDDING:
-            self._load_embedding(came)
-        elif whole == NORM:
-            norm = self._norm = load_norm(self._architecture, came, self._dtype)
-            self._read_back(came, [(NORM, norm.weight.to(self._dtype))])
+    def _load(self, group: int | str, sent: Mapping[str, Tensor]) -> None:
+        if isinstance(group, int):
+            layer = self._layers[group] = load_layer(self._architecture, sent, self._dtype, group)
+            self._read_back(sent, layer_tensors(self._architecture, layer, self._dtype, group))
+        elif group == EMBEDDING:
+            self._load_embedding(sent)
+        elif group == NORM:
+            norm = self._norm = load_norm(self._architecture, sent, self._dtype)
+            self._read_back(sent, [(NORM, norm.weight.to(self._dtype))])
         else:
-            head = self._head = load_head(came, self._dtype)
-            self._read_back(came, ((HEAD, one.dense()) for one in [head]))
+            head = self._head = load_head(sent, self._dtype)
+            self._read_back(sent, ((HEAD, linear.dense()) for linear in [head]))
 
-    def _load_embedding(self, came: Mapping[str, Tensor]) -> None:
-        embedding = self._embedding = load_embedding(came, self._dtype)
-        self._read_back(came, [(EMBEDDING, embedding)])
+    def _load_embedding(self, sent: Mapping[str, Tensor]) -> None:
+        embedding = self._embedding = load_embedding(sent, self._dtype)
+        self._read_back(sent, [(EMBEDDING, embedding)])
         if self._architecture.tied:
             head = self._head = Linear(embedding)
-            if HEAD in came:
-                self._read_back(came, ((HEAD, one.dense()) for one in [head]))
+            if HEAD in sent:
+                self._read_back(sent, ((HEAD, linear.dense()) for linear in [head]))
 
-    def _read_back(self, came: Mapping[str, Tensor], back: _Named) -> None:
-        cast = {name: None if tensor.dtype == self._dtype else tensor for name, tensor in came.items()}
-        self._sums.append(self._reader.submit(lambda: checksum(_checked(cast, back))))
+    def _read_back(self, sent: Mapping[str, Tensor], loaded: _NamedTensors) -> None:
+        originals = {name: None if tensor.dtype == self._dtype else tensor for name, tensor in sent.items()}
+        self._sums.append(self._reader.submit(lambda: checksum(_comparable(originals, loaded))))
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], architecture: Architecture) -> None:
-    wanted = architecture.shapes()
+    expected = architecture.shapes()
     sent = {spec.name: tuple(spec.shape) for spec in manifest}
-    missing = wanted.keys() - sent.keys()
+    missing = expected.keys() - sent.keys()
     if missing:
         raise EngineError(
             f"the manifest lacks {len(missing)} tensors, {min(missing)} among them; send them all."
         )
     # A checkpoint may carry tied embeddings under both names.
-    allowed = wanted | {"lm_head.weight": wanted["model.embed_tokens.weight"]}
+    allowed = expected | {"lm_head.weight": expected["model.embed_tokens.weight"]}
     for name, shape in sent.items():
         if allowed.get(name) != shape:
             raise EngineError(
@@ -180,8 +181,10 @@ def _check_manifest(manifest: Sequence[TensorSpec], architecture: Architecture) 
             )
 
 
-def _checked(cast: Mapping[str, Tensor | None], back: _Named) -> Iterator[tuple[str, Tensor]]:
-    """What is read back of each tensor that came; where it was cast, what came."""
-    for name, tensor in back:
-        came = cast[name]
-        yield name, tensor if came is None else came
+def _comparable(
+    originals: Mapping[str, Tensor | None], loaded: _NamedTensors
+) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor as it was read back; one that was cast while loading, as it was sent."""
+    for name, tensor in loaded:
+        original = originals[name]
+        yield name, tensor if original is None else original

@@ -1,8 +1,8 @@
-"""Who sits in which slot, and what is known of each slot's tokens, as arrays over all slots.
+"""The state of all slots: the session and request of each, and its tokens, as arrays over all slots.
 
-A slot is free, kept (a session's tokens are cached, nothing runs) or active (a request runs in it).
-Of a slot's `known` tokens the first `cached` have keys in the cache. The token sampled last is
-known and not cached: it is computed together with whatever follows it.
+A slot is free, idle (a session's tokens are cached, no request runs) or active (a request runs in it).
+Of a slot's `num_tokens` tokens the first `cached` have keys in the cache. The token sampled last is not
+cached: it is computed together with the tokens after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_TOKEN = -1
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A call of generate on its way: waiting while `slot` is None, then running in that slot."""
+    """A pending call of generate: waiting while `slot` is None, then running in that slot."""
 
     prompt: IntArray
     sampling: Sampling
@@ -37,13 +37,13 @@ class Request:
 
 
 class Slots:
-    """The book of the slots. Arrays have one row per slot."""
+    """The state of all slots. Arrays have one row per slot."""
 
     def __init__(self, num_slots: int, context_len: int) -> None:
         self.ids = np.zeros((num_slots, context_len), np.int64)
         self.logprobs: FloatArray = np.zeros((num_slots, context_len), np.float32)
         self.versions: IntArray = np.zeros((num_slots, context_len), np.int32)
-        self.known = np.zeros(num_slots, np.int64)
+        self.num_tokens = np.zeros(num_slots, np.int64)
         self.cached = np.zeros(num_slots, np.int64)
         self.start = np.zeros(num_slots, np.int64)
         self.limit = np.zeros(num_slots, np.int64)
@@ -61,24 +61,24 @@ class Slots:
         self._free = list(range(num_slots))
         self._sessions: dict[int, str] = {}
         # Insertion order is the order of last use: the first is evicted first.
-        self._kept: dict[str, int] = {}
+        self._idle: dict[str, int] = {}
 
-    def holds(self, session: str) -> bool:
-        """Whether a slot keeps tokens of this session."""
-        return session in self._kept
+    def is_cached(self, session: str) -> bool:
+        """Whether an idle slot holds tokens of this session."""
+        return session in self._idle
 
-    def has_room(self) -> bool:
-        """Whether a request can be admitted now."""
-        return bool(self._free or self._kept)
+    def has_free_slot(self) -> bool:
+        """Whether a slot is free or idle, so that a request can be admitted."""
+        return bool(self._free or self._idle)
 
     def admit(self, request: Request) -> None:
-        """Give the request its session's slot, a free one, or the one unused for longest."""
+        """Assign the request its session's slot, a free one, or the least recently used idle one."""
         slot = self._claim(request.session)
         prompt, sampling = request.prompt, request.sampling
         size = len(prompt)
         self.cached[slot] = self._shared_prefix(slot, prompt)
         self.ids[slot, :size] = prompt
-        self.known[slot] = self.start[slot] = size
+        self.num_tokens[slot] = self.start[slot] = size
         self.limit[slot] = size + sampling.max_new_tokens
         rules = self._rules
         rules.temperature[slot] = sampling.temperature
@@ -94,31 +94,31 @@ class Slots:
         request.cached_tokens = int(self.cached[slot])
 
     def rules(self, slots: npt.NDArray[np.int64]) -> Rules:
-        """The sampling rules of these slots, for the token each is about to get."""
+        """The sampling rules of these slots, for the next token of each."""
         all_rules = self._rules
         return Rules(
             temperature=all_rules.temperature[slots],
             top_p=all_rules.top_p[slots],
             top_k=all_rules.top_k[slots],
             seeds=all_rules.seeds[slots],
-            indices=(self.known[slots] - self.start[slots]).astype(np.uint64),
+            indices=(self.num_tokens[slots] - self.start[slots]).astype(np.uint64),
         )
 
     def append(
         self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], logprobs: FloatArray, version: int
     ) -> None:
-        """Note one sampled token for each of these slots."""
-        at = self.known[slots]
-        self.ids[slots, at] = tokens
-        self.logprobs[slots, at] = logprobs
-        self.versions[slots, at] = version
-        self.known[slots] = at + 1
+        """Append one sampled token to each of these slots."""
+        ends = self.num_tokens[slots]
+        self.ids[slots, ends] = tokens
+        self.logprobs[slots, ends] = logprobs
+        self.versions[slots, ends] = version
+        self.num_tokens[slots] = ends + 1
 
     def stopped(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of these slots just got one of their stop tokens."""
-        last = self.ids[slots, self.known[slots] - 1]
-        found: npt.NDArray[np.bool_] = (self._stops[slots] == last[:, None]).any(-1)
-        return found
+        """Whether the last token of each of these slots is one of its stop tokens."""
+        last = self.ids[slots, self.num_tokens[slots] - 1]
+        hits: npt.NDArray[np.bool_] = (self._stops[slots] == last[:, None]).any(-1)
+        return hits
 
     def request(self, slot: int) -> Request:
         """The request that runs in an active slot."""
@@ -128,8 +128,8 @@ class Slots:
         return request
 
     def completion(self, slot: int, finish: Finish, matched: str | int | None) -> Completion:
-        """What the slot's request has sampled so far."""
-        sampled = slice(int(self.start[slot]), int(self.known[slot]))
+        """The tokens that the slot's request has sampled so far."""
+        sampled = slice(int(self.start[slot]), int(self.num_tokens[slot]))
         return Completion(
             self.ids[slot, sampled].astype(np.int32),
             self.logprobs[slot, sampled].copy(),
@@ -141,21 +141,21 @@ class Slots:
         )
 
     def keep(self, slot: int) -> None:
-        """The request is over; its tokens stay for the session's next turn."""
-        self._leave(slot)
-        self._kept[self._sessions[slot]] = slot
+        """Make an active slot idle: the request has ended, its tokens stay for the session's next turn."""
+        self._deactivate(slot)
+        self._idle[self._sessions[slot]] = slot
 
     def release(self, slot: int) -> None:
-        """Forget everything about the slot."""
-        self._leave(slot)
-        self._kept.pop(self._sessions.pop(slot), None)
-        self.cached[slot] = self.known[slot] = 0
+        """Free a slot and drop its tokens."""
+        self._deactivate(slot)
+        self._idle.pop(self._sessions.pop(slot), None)
+        self.cached[slot] = self.num_tokens[slot] = 0
         heapq.heappush(self._free, slot)
 
     def forget(self, session: str) -> None:
-        """Release the slot kept for a session; unknown sessions are fine."""
-        if session in self._kept:
-            self.release(self._kept[session])
+        """Release the idle slot of a session; a session without one is ignored."""
+        if session in self._idle:
+            self.release(self._idle[session])
 
     def clear(self) -> None:
         """Release every slot that is not free."""
@@ -163,8 +163,8 @@ class Slots:
             self.release(slot)
 
     def drop_caches(self) -> None:
-        """Nothing that was computed counts any longer: kept slots are freed, running ones start over."""
-        for session in tuple(self._kept):
+        """Invalidate all cached keys and values: idle slots are freed, active ones compute theirs again."""
+        for session in tuple(self._idle):
             self.forget(session)
         self.cached[:] = 0
 
@@ -173,8 +173,16 @@ class Slots:
         return np.flatnonzero(self.active)
 
     def exchange(self, active: int, other: int) -> None:
-        """Swap an active slot with a free or kept one; the caller moves what is cached."""
-        arrays = (self.ids, self.logprobs, self.versions, self.known, self.cached, self.start, self.limit)
+        """Swap an active slot with a free or idle one; the caller moves the cached keys and values."""
+        arrays = (
+            self.ids,
+            self.logprobs,
+            self.versions,
+            self.num_tokens,
+            self.cached,
+            self.start,
+            self.limit,
+        )
         rules = self._rules
         more = (self.active, self._stops, rules.temperature, rules.top_p, rules.top_k, rules.seeds)
         for array in (*arrays, *more):
@@ -193,24 +201,24 @@ class Slots:
             heapq.heapify(self._free)
         else:
             self._sessions[active] = evicted
-            self._kept[evicted] = active
+            self._idle[evicted] = active
 
     def _claim(self, session: str) -> int:
-        if session in self._kept:
-            return self._kept.pop(session)
+        if session in self._idle:
+            return self._idle.pop(session)
         if not self._free:
-            self.release(next(iter(self._kept.values())))
+            self.release(next(iter(self._idle.values())))
         slot = heapq.heappop(self._free)
         self._sessions[slot] = session
         return slot
 
-    def _leave(self, slot: int) -> None:
+    def _deactivate(self, slot: int) -> None:
         self.active[slot] = False
         self.requests[slot] = None
         self.searching.discard(slot)
 
     def _shared_prefix(self, slot: int, prompt: IntArray) -> int:
-        # The last token is computed in any case: its logits are what is sampled from.
+        # The last token is always computed: the next one is sampled from its logits.
         most = min(int(self.cached[slot]), len(prompt) - 1)
         differs = np.flatnonzero(self.ids[slot, :most] != prompt[:most])
         return int(differs[0]) if len(differs) else most

@@ -1,4 +1,4 @@
-"""One step: compute what is new in every active slot, sample one token for each, see who is done."""
+"""One step: compute the new tokens of every active slot, sample one token for each, finish requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Finished = tuple[Request, Completion]
 _Slots = npt.NDArray[np.int64]
 
 _PREFILL_TOKENS = 2048
-# Tokens decoded before a stop string could begin, so that a decoder which treats the start of a text in
-# its own way (a leading space dropped, a character split) has its start there.
+# Tokens decoded before the earliest start of a stop string: a tokenizer may decode the first tokens of a
+# text differently (it drops a leading space, or splits a character).
 _STOP_MARGIN = 4
 
 
 class Stepper:
-    """Moves all active slots on by one token. Synchronous: nothing else happens during a step."""
+    """Advances all active slots by one token. Synchronous: the event loop is blocked during a step."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Stepper:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Prefill who has more than one token to compute, then decode one token for everybody else."""
+        """Prefill slots with more than one token to compute, then decode one token for every active slot."""
         finished = self._prefill()
         self._make_dense()
         running = self._slots.running()
@@ -52,27 +52,27 @@ class Stepper:
         return finished
 
     def _prefill(self) -> list[Finished]:
-        """Until every active slot has exactly one token to compute, in batches of similar length."""
+        """Prefill until every active slot has exactly one token to compute, in batches of similar length."""
         slots = self._slots
         finished: list[Finished] = []
         while True:
             running = slots.running()
-            left = slots.known[running] - slots.cached[running]
-            behind, left = running[left > 1], left[left > 1]
-            if not len(behind):
+            remaining = slots.num_tokens[running] - slots.cached[running]
+            rows, remaining = running[remaining > 1], remaining[remaining > 1]
+            if not len(rows):
                 return finished
-            order = np.argsort(-left, kind="stable")
-            width = min(int(left[order[0]]), _PREFILL_TOKENS)
-            finished += self._chunk(np.sort(behind[order[: _PREFILL_TOKENS // width]]), width)
+            order = np.argsort(-remaining, kind="stable")
+            width = min(int(remaining[order[0]]), _PREFILL_TOKENS)
+            finished += self._chunk(np.sort(rows[order[: _PREFILL_TOKENS // width]]), width)
 
     def _chunk(self, rows: _Slots, width: int) -> list[Finished]:
-        """Compute up to `width` tokens of each row; sample in those that have no more."""
+        """Compute up to `width` tokens of each row; sample in those that are then complete."""
         slots = self._slots
         start = slots.cached[rows]
-        end = np.minimum(slots.known[rows], start + width)
+        end = np.minimum(slots.num_tokens[rows], start + width)
         columns = start[:, None] + np.arange(width)
         columns = np.where(columns < end[:, None], columns, self._decoder.scratch)
-        complete = end == slots.known[rows]
+        complete = end == slots.num_tokens[rows]
         last = np.arange(len(rows)) * width + (end - start - 1)
         batch = Batch(rows, self._tokens(rows, columns), columns, int(end.max()), last[complete])
         logits = self._decoder.forward(self.parameters, batch)
@@ -82,11 +82,11 @@ class Stepper:
     def _dense_batch(self, running: _Slots) -> Batch:
         """One token for every slot from the first active one to the last.
 
-        Idle slots among them compute into a column that they overwrite before they read it.
+        Inactive slots among them write to a column that they overwrite before they read it.
         """
         rows = np.arange(running[0], running[-1] + 1)
         columns = self._slots.cached[rows][:, None]
-        length = int(self._slots.known[running].max())
+        length = int(self._slots.num_tokens[running].max())
         return Batch(rows, self._tokens(rows, columns), columns, length, running - running[0])
 
     def _tokens(self, rows: _Slots, columns: _Slots) -> _Slots:
@@ -94,7 +94,7 @@ class Stepper:
         return ids[rows[:, None], np.minimum(columns, ids.shape[1] - 1)]
 
     def _sample(self, rows: _Slots, logits: torch.Tensor) -> list[Finished]:
-        """Give each row a token; end those that met a stop token, a stop string or their limit."""
+        """Sample a token for each row; end those that reached a stop token, a stop string or their limit."""
         if not len(rows):
             return []
         slots = self._slots
@@ -109,18 +109,18 @@ class Stepper:
             matched = self._find_stop(slot)
             if matched is not None:
                 finished.append(self._finish(slot, Finish.STOP, matched))
-        full = rows[slots.active[rows] & (slots.known[rows] >= slots.limit[rows])]
+        full = rows[slots.active[rows] & (slots.num_tokens[rows] >= slots.limit[rows])]
         return finished + [self._finish(int(slot), Finish.LENGTH, None) for slot in full]
 
     def _find_stop(self, slot: int) -> str | None:
         if self._decode is None:
             return None
         stops = self._slots.request(slot).sampling.stop
-        # A token is at least one byte, so a stop string lies within as many tokens as it has bytes.
-        reach = max(len(stop.encode()) for stop in stops) + _STOP_MARGIN
-        known = int(self._slots.known[slot])
-        begin = max(int(self._slots.start[slot]), known - reach)
-        text = self._decode(self._slots.ids[slot, begin:known].tolist())
+        # A token is at least one byte, so a stop string spans at most as many tokens as it has bytes.
+        num_last = max(len(stop.encode()) for stop in stops) + _STOP_MARGIN
+        end = int(self._slots.num_tokens[slot])
+        begin = max(int(self._slots.start[slot]), end - num_last)
+        text = self._decode(self._slots.ids[slot, begin:end].tolist())
         return next((stop for stop in stops if stop in text), None)
 
     def _finish(self, slot: int, finish: Finish, matched: str | int | None) -> Finished:
@@ -130,7 +130,7 @@ class Stepper:
         return request, completion
 
     def _make_dense(self) -> None:
-        """Move the last active slots into gaps, where idle slots would cost a fifth of the step."""
+        """Move the last active slots into gaps, where inactive slots would cost a fifth of the step."""
         slots = self._slots
         running = slots.running()
         if not len(running) or running[-1] + 1 <= len(running) * 1.25 + 4:

@@ -10,12 +10,12 @@ from agentrl.config import Section
 
 
 class ServeSettings(Section):
-    """Where the model is served, and how much at once."""
+    """The address of the server, and its limits."""
 
     host: str = "127.0.0.1"
-    """Address to listen at."""
+    """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
-    """Port to listen at; 0 = any that is free."""
+    """Port to listen on; 0 = any free one."""
     max_slots: Annotated[int, Field(ge=1)] = 64
     """Requests decoded at once (count); more of them wait in a queue."""
     max_context_len: Annotated[int, Field(ge=2)] = 2048

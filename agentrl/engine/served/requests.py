@@ -1,4 +1,4 @@
-"""What clients ask the server for: bodies in, checked values out, or one sentence that says what is wrong."""
+"""Request and reply bodies of the server: parsing, validation with one-sentence errors, serialization."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _NEUTRAL: dict[str, tuple[JSON, ...]] = {
     "ignore_eos": (False,),
     "spaces_between_special_tokens": (True, False),
 }
-"""Rules of SGLang that this server does not know, and the values at which they do nothing."""
-_WITHOUT = (
+"""Sampling parameters of SGLang that this server does not support, and the values that disable them."""
+_UNSUPPORTED = (
     *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
     *("custom_logit_processor", "top_logprobs_num", "token_ids_logprob", "return_hidden_states"),
 )
 
 
 class RefusedError(Exception):
-    """A request that is none; the sentence is for whoever sent it."""
+    """An invalid or unsupported request; the message is for the client."""
 
 
-class Words(NamedTuple):
-    """The tokenizer: text to tokens, and tokens to text, with or without special ones."""
+class TextCodec(NamedTuple):
+    """The tokenizer as functions. decode: from token ids, and whether to skip special tokens."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int], bool], str]
@@ -49,7 +49,11 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One completion that is asked for. The other fields say what its reply tells."""
+    """One completion of a request.
+
+    rid: its id. logprobs: the reply holds them. keep_special, keep_stop: the reply's text includes special
+    tokens, and the stop string.
+    """
 
     rid: str
     prompt_ids: tuple[int, ...]
@@ -61,10 +65,10 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """All that one request asks for. alone: its reply is one object, not a list."""
+    """All completions of one HTTP request. single: its reply is one object, not a list."""
 
-    asked: tuple[CompletionRequest, ...]
-    alone: bool
+    requests: tuple[CompletionRequest, ...]
+    single: bool
     stream: bool
 
 
@@ -100,7 +104,7 @@ class _Generate(_Body):
 
 
 class AbortRequest(_Body):
-    """A request to end others: those whose rid begins so, or all."""
+    """A request to end others: those whose rid has this prefix, or all."""
 
     rid: str = ""
     abort_all: bool = False
@@ -113,7 +117,7 @@ class Pause(_Body):
 
 
 class Update(_Body):
-    """A request to serve the weights of another folder. weight_version: None = the version stays."""
+    """A request to serve the weights of another directory. weight_version: None = the version stays."""
 
     model_path: str
     weight_version: str | None = None
@@ -122,7 +126,7 @@ class Update(_Body):
 
 
 class Rename(_Body):
-    """A request to call the weights that serve by another version."""
+    """A request to change the version of the current weights."""
 
     new_version: str
     abort_all_requests: bool = True
@@ -132,48 +136,48 @@ _B = TypeVar("_B", bound=BaseModel)
 _V = TypeVar("_V")
 
 
-def read(kind: type[_B], body: bytes) -> _B:
-    """What a body asks for; an empty one asks for the defaults.
+def read(model: type[_B], body: bytes) -> _B:
+    """Parse a body; an empty one stands for the defaults.
 
     Raises:
-        RefusedError: it is not JSON, or does not fit.
+        RefusedError: the body is not JSON, or does not match the schema.
     """
     try:
-        return kind.model_validate_json(body or b"{}")
+        return model.model_validate_json(body or b"{}")
     except ValidationError as error:
         first = error.errors()[0]
-        # Of the path to a value, the kinds that were tried stand in it too.
-        named = [str(part) for part in first["loc"] if not str(part).startswith(("_", "list["))]
-        where = ".".join(named) or "the body"
+        # Pydantic's path to a value also lists the union members that it tried.
+        path = [str(part) for part in first["loc"] if not str(part).startswith(("_", "list["))]
+        where = ".".join(path) or "the body"
         raise RefusedError(f"`{where}` does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-def read_generate(body: bytes, words: Words) -> CompletionBatch:
-    """The completions that a body of /generate asks for.
+def read_generate(body: bytes, codec: TextCodec) -> CompletionBatch:
+    """Parse a body of /generate.
 
     Raises:
-        RefusedError: it is no request, or asks for what this server does not do.
+        RefusedError: the body is invalid, or uses a feature that this server does not support.
     """
-    told = read(_Generate, body)
-    extra = told.model_extra or {}
-    for name in _WITHOUT:
+    parsed = read(_Generate, body)
+    extra = parsed.model_extra or {}
+    for name in _UNSUPPORTED:
         if extra.get(name) not in (None, 0, False, "", []):
             raise RefusedError(f"This server does not do `{name}`; leave it out.")
-    prompts, alone = _prompts(told, words)
-    rules = _each("sampling_params", told.sampling_params or _Rules(), len(prompts))
+    prompts, single = _prompts(parsed, codec)
+    rules = _each("sampling_params", parsed.sampling_params or _Rules(), len(prompts))
     if len({rule.n or 1 for rule in rules}) > 1:
         raise RefusedError("`n` must be the same for all prompts of a request.")
     n = rules[0].n or 1
     if len(prompts) * n > MAX_COMPLETIONS:
         raise RefusedError(f"A request asks for at most {MAX_COMPLETIONS} completions; send several.")
-    rids = _rids(told.rid, len(prompts), n)
-    logprobs = _each("return_logprob", told.return_logprob or False, len(prompts))
-    for start, prompt in zip(_each("logprob_start_len", _start(told), len(prompts)), prompts, strict=True):
+    rids = _rids(parsed.rid, len(prompts), n)
+    logprobs = _each("return_logprob", parsed.return_logprob or False, len(prompts))
+    for start, prompt in zip(_each("logprob_start_len", _start(parsed), len(prompts)), prompts, strict=True):
         if start != -1 and start < len(prompt):
             raise RefusedError(
                 "This server computes no logprobs of prompts; leave `logprob_start_len` out, or set it to -1."
             )
-    asked = [
+    completions = [
         CompletionRequest(
             rids[number * n + copy],
             tuple(prompt),
@@ -185,17 +189,17 @@ def read_generate(body: bytes, words: Words) -> CompletionBatch:
         for number, (prompt, rule) in enumerate(zip(prompts, rules, strict=True))
         for copy in range(n)
     ]
-    return CompletionBatch(tuple(asked), alone and n == 1, told.stream)
+    return CompletionBatch(tuple(completions), single and n == 1, parsed.stream)
 
 
-def read_version(weight_version: str | None, now: int) -> int:
-    """The number of the version that weights are to be served as.
+def read_version(weight_version: str | None, current: int) -> int:
+    """The number of a weight_version. current: the current version, for None.
 
     Raises:
         RefusedError: it is no whole number.
     """
     if weight_version is None:
-        return now
+        return current
     if weight_version == UNSET_VERSION:
         return 0
     if not (weight_version.isascii() and weight_version.isdigit() and len(weight_version) < 10):
@@ -203,40 +207,40 @@ def read_version(weight_version: str | None, now: int) -> int:
     return int(weight_version)
 
 
-def _prompts(told: _Generate, words: Words) -> tuple[list[list[int]], bool]:
-    if (told.input_ids is None) == (told.text is None):
+def _prompts(parsed: _Generate, codec: TextCodec) -> tuple[list[list[int]], bool]:
+    if (parsed.input_ids is None) == (parsed.text is None):
         raise RefusedError("A request has either `input_ids` or `text`; give it one of them.")
-    if told.text is not None:
-        alone = isinstance(told.text, str)
-        texts = [told.text] if isinstance(told.text, str) else told.text
-        prompts = [words.encode(text) for text in texts]
+    if parsed.text is not None:
+        single = isinstance(parsed.text, str)
+        texts = [parsed.text] if isinstance(parsed.text, str) else parsed.text
+        prompts = [codec.encode(text) for text in texts]
     else:
-        ids = told.input_ids or []
-        nested = [one for one in ids if isinstance(one, list)]
-        alone = not nested
-        prompts = nested or [[one for one in ids if isinstance(one, int)]]
+        ids = parsed.input_ids or []
+        nested = [entry for entry in ids if isinstance(entry, list)]
+        single = not nested
+        prompts = nested or [[entry for entry in ids if isinstance(entry, int)]]
     if not prompts or not all(prompts):
         raise RefusedError("A prompt has at least one token; this request has one without.")
-    return prompts, alone
+    return prompts, single
 
 
-def _start(told: _Generate) -> int | list[int]:
-    return -1 if told.logprob_start_len is None or not told.return_logprob else told.logprob_start_len
+def _start(parsed: _Generate) -> int | list[int]:
+    return -1 if parsed.logprob_start_len is None or not parsed.return_logprob else parsed.logprob_start_len
 
 
-def _rids(told: _Text | None, prompts: int, n: int) -> list[str]:
-    if isinstance(told, str) and prompts * n > 1:
-        return [f"{told}_{number}" for number in range(prompts * n)]
-    if n > 1 or told is None:
-        return [uuid.uuid4().hex for _ in range(prompts * n)]
-    rids = _each("rid", told, prompts)
+def _rids(rid: _Text | None, num_prompts: int, n: int) -> list[str]:
+    if isinstance(rid, str) and num_prompts * n > 1:
+        return [f"{rid}_{number}" for number in range(num_prompts * n)]
+    if n > 1 or rid is None:
+        return [uuid.uuid4().hex for _ in range(num_prompts * n)]
+    rids = _each("rid", rid, num_prompts)
     if len(set(rids)) < len(rids):
         raise RefusedError("Every `rid` of a request is another one.")
     return rids
 
 
 def _each(name: str, value: _V | list[_V], count: int) -> list[_V]:
-    """One value for every prompt."""
+    """A value per prompt, from a list or from one value for all."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -266,20 +270,20 @@ def _sampling(rule: _Rules, copy: int) -> Sampling:
 
 
 def reply(
-    asked: CompletionRequest,
+    request: CompletionRequest,
     completion: Completion,
-    words: Words,
+    codec: TextCodec,
     *,
     version: int,
     seconds: float,
     ended: bool = True,
 ) -> dict[str, JSON]:
-    """The reply to one request. version: that serves now. ended: False where more tokens will follow."""
+    """The reply to one request. version: the current one. ended: False where more tokens will follow."""
     ids: list[int] = completion.token_ids.tolist()
     meta: dict[str, JSON] = {
-        "id": asked.rid,
-        "finish_reason": _finish(asked, completion) if ended else None,
-        "prompt_tokens": len(asked.prompt_ids),
+        "id": request.rid,
+        "finish_reason": _finish(request, completion) if ended else None,
+        "prompt_tokens": len(request.prompt_ids),
         "completion_tokens": len(ids),
         "cached_tokens": completion.cached_tokens,
         "weight_version": str(version),
@@ -287,38 +291,38 @@ def reply(
         "dp_rank": None,
         "e2e_latency": seconds,
     }
-    if asked.logprobs:
+    if request.logprobs:
         pairs = zip(completion.logprobs.tolist(), ids, strict=True)
         meta["input_token_logprobs"] = []
         meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         meta["output_token_logprobs_length"] = len(ids)
     versions: list[int] = completion.versions.tolist()
     if set(versions) - {version}:
-        meta["output_token_versions"] = [str(one) for one in versions]
-    return {"text": _text(asked, completion, words), "output_ids": list(ids), "meta_info": meta}
+        meta["output_token_versions"] = [str(token_version) for token_version in versions]
+    return {"text": _text(request, completion, codec), "output_ids": list(ids), "meta_info": meta}
 
 
 def refusal(sentence: str) -> dict[str, JSON]:
-    """What the server says where it does not do what it was asked for."""
+    """The reply to a refused request."""
     return {"error": {"message": sentence}}
 
 
-def _finish(asked: CompletionRequest, completion: Completion) -> JSON:
+def _finish(request: CompletionRequest, completion: Completion) -> JSON:
     match completion.finish:
         case Finish.LENGTH:
-            return {"type": "length", "length": asked.sampling.max_new_tokens}
+            return {"type": "length", "length": request.sampling.max_new_tokens}
         case Finish.STOP:
             return {"type": "stop", "matched": completion.matched}
         case Finish.ABORT:
             return {"type": "abort", "message": "Aborted"}
 
 
-def _text(asked: CompletionRequest, completion: Completion, words: Words) -> str:
+def _text(request: CompletionRequest, completion: Completion, codec: TextCodec) -> str:
     ids = completion.token_ids.tolist()
-    stopped = completion.finish is Finish.STOP and not asked.keep_stop
+    stopped = completion.finish is Finish.STOP and not request.keep_stop
     if stopped and isinstance(completion.matched, int):
         ids = ids[:-1]
-    text = words.decode(ids, not asked.keep_special)
+    text = codec.decode(ids, not request.keep_special)
     if stopped and isinstance(completion.matched, str):
         text = text.split(completion.matched, 1)[0]
     return text
