@@ -31,7 +31,7 @@ class ServerGroup(Section):
     """A group of identical SGLang servers; several groups may serve the policy."""
 
     worker_type: Role = "regular"
-    """`regular` does both stages of a request; `prefill` only computes its prompt, `decode` only its completion."""
+    """Stages of a request: `regular` runs both; `prefill` computes the prompt, `decode` the completion."""
     num_engines: int = Field(default=1, ge=1)
     """Servers (count)."""
     num_gpus_per_engine: int | None = Field(default=None, ge=0)

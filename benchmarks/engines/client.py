@@ -49,7 +49,7 @@ async def measured(server: str, url: str, requests: int, place: Place) -> Row:
     policy = SGLangPolicy(url, max_concurrency=work.concurrency, vocab_size=size)
     limits = httpx2.Limits(max_connections=work.concurrency, max_keepalive_connections=work.concurrency)
     async with httpx2.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
-        bodies = [wire.written(uuid.uuid4().hex, prompt, rule) for prompt in prompts]
+        bodies = [wire.generate_body(uuid.uuid4().hex, prompt, rule) for prompt in prompts]
 
         async def ours(number: int) -> None:
             await policy.generate(prompts[number], rule, session=str(number))

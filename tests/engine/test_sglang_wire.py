@@ -27,7 +27,7 @@ def read(*told, sampling=None, decode=text_of):
 
 def test_a_request_says_all_that_decides():
     rule = Sampling(5, 0.7, 0.9, 20, stop=("a", "b"), stop_token_ids=(3, 4), seed=2**64 - 1)
-    told = json.loads(wire.written("r1", np.asarray([1, 2]), rule))
+    told = json.loads(wire.generate_body("r1", np.asarray([1, 2]), rule))
     assert told == {
         "rid": "r1",
         "input_ids": [1, 2],
@@ -48,7 +48,7 @@ def test_a_request_says_all_that_decides():
             "sampling_seed": 2**63 - 1,
         },
     }
-    free = json.loads(wire.written("r1", [1], Sampling(5, temperature=0.0)))["sampling_params"]
+    free = json.loads(wire.generate_body("r1", [1], Sampling(5, temperature=0.0)))["sampling_params"]
     assert free["top_k"] == -1
     assert {"stop", "stop_token_ids", "sampling_seed"} & free.keys() == set()
 
@@ -133,7 +133,7 @@ def test_versions_of_single_tokens_are_taken_where_they_are_told():
         ),
         (
             {"meta_info": generated([1, 2, 3], {"type": "stop", "matched": "NaN happened"})["meta_info"]},
-            "'NaN happened', which nobody asked for",
+            "'NaN happened', which is no stop string of the request",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_reply_that_is_none_is_one_sentence(change, sentence):
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"7", b"<html>"])
 def test_what_is_not_json_is_no_reply(body):
-    with pytest.raises(EngineError, match="is no reply of the SGLang protocol"):
+    with pytest.raises(EngineError, match="does not follow the SGLang protocol"):
         wire.read(wire.GenerateReply, body, "it")
 
 

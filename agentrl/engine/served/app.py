@@ -1,8 +1,8 @@
 """The embedded engine behind SGLang's endpoints, as an ASGI application.
 
-A request waits for its completion. It ends early where its client disconnects, where /abort_request names it,
-or where the engine closes. The routing key of sglang-router identifies a session: sequential requests with the
-same key use one cache. The response to an invalid request is 400 {"error": {"message": ".."}}.
+A request waits for its completion. It ends early where its client disconnects, where /abort_request names
+it, or where the engine closes. The routing key of sglang-router identifies a session: sequential requests
+with the same key use one cache. The response to an invalid request is 400 {"error": {"message": ".."}}.
 """
 
 from __future__ import annotations

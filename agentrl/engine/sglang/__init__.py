@@ -1,4 +1,4 @@
-"""SGLang by its address: the protocol, and the policy that speaks it. Free of torch."""
+"""SGLang servers by their address: the protocol, and the policy that uses it. Free of torch."""
 
 from agentrl.engine.sglang.client import SGLangPolicy
 

@@ -1,9 +1,9 @@
-"""The policy behind an address: an SGLang server, the embedded engine over HTTP, or a router before several.
+"""The policy at an address: an SGLang server, the embedded engine over HTTP, or a router.
 
-A call of generate waits for a place (max_concurrency), then for the server. The reply unblocks it, or its
-deadline, `abort` and `close`, which ask the server to answer with what it has, or cancellation, which
-aborts it on the server. Where something else ends it before its end (new weights are about to come), it
-is asked for again from the tokens that it has. `close` leaves no request and no connection behind.
+A call of generate waits for a slot (max_concurrency), then for the server. It ends with the reply; at its
+deadline; on `abort` and `close`, which have the server reply with the tokens so far; or on cancellation,
+which aborts it on the server. A request that ends early for another reason (an update of the weights) is sent
+again with its tokens so far. `close` ends every request and closes every connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
-from agentrl.engine.sglang.request import ABORT_AGAIN_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
+from agentrl.engine.sglang.request import ABORT_RETRY_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.gate import Gate
 from agentrl.protocols import Sampling, WeightSink
@@ -31,23 +31,23 @@ _LONGEST_WAIT_S = 5.0
 class SGLangPolicy:
     """Samples from one server, or from all servers behind one router.
 
-    A request is sent again only where no server has begun with it: the connection was refused, or the answer
-    is 429 or 503. Anything else that breaks is an EngineUnavailableError, for its tokens may have been
-    sampled; whoever asked decides. With `resend_lost` the policy sends it again: where a server died over
-    a request, what it had not told yet is sampled again. (Nobody has seen those tokens, so nothing is chosen
-    by them, as long as servers do not die of what they sample.)
+    A request is retried only where no server has started it: the connection was refused, or the status is
+    429 or 503. Any other failure is an EngineUnavailableError, because tokens may have been sampled; the
+    caller decides. With `resend_lost` the policy sends such a request again: where a server crashed during
+    it, the tokens that it had not returned are sampled again. (The client has not received those tokens, so
+    this selects nothing by their content, as long as crashes do not depend on the sampled tokens.)
 
     url: of the server or router. headers: sent with every request (`Authorization`).
-    max_concurrency: requests at a time; more of them wait here, first come, first served.
-    attempts: how often a request is sent, at most, without a token to show for it; the waits between grow.
-    timeout_s: for one request from first to last, waiting included.
-    vocab_size: what the model knows. SGLang dies of a token beyond it; None = nothing is checked.
-    decode: the text of tokens, for stop strings that a server overlooks (see `request.Draft`).
-    counts: `requests`, of them `aborts`; how often one was sent again: `retries` of what nobody had begun
-        with, `lost` with their server, `resumed` from their own tokens; `prompt_tokens`, `cached_tokens`.
+    max_concurrency: concurrent requests; more of them wait here, in order.
+    attempts: the maximum number of attempts without a new token; the waits between them grow.
+    timeout_s: for one request from call to reply, with the wait for a slot.
+    vocab_size: of the model. SGLang crashes on a token beyond it; None = prompts are not checked.
+    decode: the text of tokens, for stop strings that a server misses (see `request.Draft`).
+    counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
+        server, `resumed` from their own tokens; `prompt_tokens`, `cached_tokens`.
 
     Raises:
-        ConfigError: the address is none, or a setting is out of range.
+        ConfigError: the address is invalid, or a setting is out of range.
     """
 
     url: str = field(kw_only=False)
@@ -79,12 +79,12 @@ class SGLangPolicy:
 
     @property
     def version(self) -> int:
-        """The version that the server told last; 0 before it told any."""
+        """The version that the server reported last; 0 before its first reply."""
         return self._version
 
     @property
     def sink(self) -> WeightSink:
-        """A server by address takes no weights from here.
+        """Not available: the policy of an address sends no weights.
 
         Raises:
             EngineError: always.
@@ -92,20 +92,20 @@ class SGLangPolicy:
         raise EngineError(f"the server at {self.url} takes no weights from a policy; a Fleet feeds servers.")
 
     async def connect(self) -> wire.Capacity:
-        """See who is there, and how much fits. generate() does it by itself.
+        """Fetch the server's version and capacity; the first generate() does so, too.
 
         Raises:
-            EngineUnavailableError: nobody is.
-            EngineError: it speaks another protocol.
+            EngineUnavailableError: no server answers.
+            EngineError: it uses another protocol.
         """
         self._version, capacity = await self._connection.facts()
         return capacity
 
     async def servers(self) -> list[str]:
-        """The servers behind the address: it itself, or those that a router sends to.
+        """The URLs of the servers at the address: its own, or those behind a router.
 
         Raises:
-            EngineError: nobody is there, or it speaks another protocol.
+            EngineError: no server answers, or it uses another protocol.
         """
         return await self._connection.workers()
 
@@ -113,10 +113,11 @@ class SGLangPolicy:
         """Sample a continuation of the whole prefix `prompt_ids`; cancelling ends the request on the server.
 
         Raises:
-            RequestTooLargeError: prompt and max_new_tokens exceed what the server holds.
-            EngineUnavailableError: the server is not there, broke off, or took longer than timeout_s.
-            EngineError: the policy is closed, the request makes no sense, the session is busy, the server
-                refused, or its reply is none.
+            RequestTooLargeError: prompt and max_new_tokens exceed the server's capacity.
+            EngineUnavailableError: the server is not reachable, dropped the connection, or took longer than
+                timeout_s.
+            EngineError: the policy is closed, the request is invalid, the session is busy, the server refused
+                the request, or its reply is invalid.
         """
         self._check(prompt_ids, sampling, session)
         deadline = asyncio.timeout(self.timeout_s)
@@ -128,7 +129,7 @@ class SGLangPolicy:
                         await self._sample(pending, prompt_ids, session)
                     finally:
                         self._gate.leave()
-            return self._counted(pending.draft, len(prompt_ids))
+            return self._count(pending.draft, len(prompt_ids))
         except TimeoutError:
             self._abandon(pending)
             limit_s = ABORT_TIMEOUT_S if pending.overdue else self.timeout_s
@@ -141,19 +142,19 @@ class SGLangPolicy:
             pending.end()
 
     async def close_session(self, session: str) -> None:
-        """End a request that runs in the session. What the server cached it forgets by itself."""
+        """End a request that runs in the session. The server evicts the session's cache by itself."""
         pending = self._pending.get(session)
         if pending is not None:
             await self._abort_request(pending)
 
     async def abort(self) -> None:
-        """End every request of this policy with what it has, finish = abort. Others' requests go on."""
+        """End every request of this policy, but no other client's, with its tokens so far; finish = abort."""
         await asyncio.gather(*(self._abort_request(pending) for pending in self._pending.values()))
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Hold all requests while the block runs: those on their way are ended with what they have, and go on
-        from there afterwards; new ones wait."""
+        """Hold all requests during the block: running ones end with their tokens so far and resume
+        afterwards, new ones wait."""
         self._holds += 1
         self._open.clear()
         try:
@@ -167,7 +168,7 @@ class SGLangPolicy:
                 self._open.set()
 
     async def close(self) -> None:
-        """Abort, wait for the answers, close the connections. A closed policy refuses requests."""
+        """Abort, wait for the replies, close the connections. A closed policy refuses requests."""
         self._closed = True
         await self.abort()
         while self._pending:
@@ -193,17 +194,17 @@ class SGLangPolicy:
             )
 
     async def _sample(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
-        """Ask until the draft is whole, or the request is aborted."""
+        """Send requests until the draft has ended, or the request is aborted."""
         if not isinstance(prompt_ids, list):
             prompt_ids = [int(token) for token in prompt_ids]
         failures = 0
         while not (pending.draft.ended or pending.aborted.is_set()):
             if not self._open.is_set():
-                await _first([self._open.wait(), pending.aborted.wait()])
+                await _wait_first([self._open.wait(), pending.aborted.wait()])
                 continue
-            had = len(pending.draft.ids)
+            num_before = len(pending.draft.ids)
             try:
-                await self._ask(pending, prompt_ids, session)
+                await self._send(pending, prompt_ids, session)
             except EngineUnavailableError as error:
                 untouched = isinstance(error, UntouchedError)
                 failures += 1
@@ -214,33 +215,33 @@ class SGLangPolicy:
                 continue
             if pending.draft.ended or pending.aborted.is_set():
                 return
-            failures = 0 if len(pending.draft.ids) > had else failures + 1
+            failures = 0 if len(pending.draft.ids) > num_before else failures + 1
             if self._backoff.is_last(failures):
                 raise EngineUnavailableError(
                     f"{self.url} ended a request {failures} times before it sampled a token; see its log."
                 )
             self.counts["resumed"] += 1
 
-    async def _ask(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
-        """Send the request once, and append what comes to the draft."""
+    async def _send(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
+        """Send the request once, and append its reply to the draft."""
         draft = pending.draft
-        capacity = self._connection.capacity or await self._connected()
+        capacity = self._connection.capacity or await self._connect_once()
         ids = [*prompt_ids, *draft.ids]
         capacity.check(len(ids), draft.rest.max_new_tokens)
         pending.mark_sent()
-        unknown = True
+        may_run = True
         try:
-            reply = await self._connection.generate(wire.written(pending.rid, ids, draft.rest), session)
-            unknown = False
+            reply = await self._connection.generate(wire.generate_body(pending.rid, ids, draft.rest), session)
+            may_run = False
         except UntouchedError:
-            unknown = False
+            may_run = False
             raise
         finally:
-            pending.mark_returned(unknown=unknown)
+            pending.mark_returned(may_run=may_run)
         draft.add(reply)
         self._version = draft.version
 
-    def _counted(self, draft: Draft, prompt_len: int) -> Completion:
+    def _count(self, draft: Draft, prompt_len: int) -> Completion:
         completion = draft.completion()
         if draft.cached_tokens is not None:
             self.counts["requests"] += 1
@@ -249,13 +250,13 @@ class SGLangPolicy:
             self.counts["cached_tokens"] += completion.cached_tokens
         return completion
 
-    async def _connected(self) -> wire.Capacity:
-        """What the server holds; the first of several requests asks for all of them."""
+    async def _connect_once(self) -> wire.Capacity:
+        """The server's capacity; the first of several concurrent requests fetches it."""
         async with self._connecting:
             return self._connection.capacity or await self.connect()
 
     async def _abort_request(self, pending: PendingRequest) -> None:
-        """End a request, wherever it is, and see that it left."""
+        """End a request, whether it waits or runs, and wait until it has ended."""
         pending.aborted.set()
         if not pending.ticket.done():
             pending.ticket.set_result(False)
@@ -263,7 +264,7 @@ class SGLangPolicy:
         await asyncio.wait([pending.done])
 
     def _abandon(self, pending: PendingRequest) -> None:
-        """Nobody waits for the request any longer: the server need not go on."""
+        """Abort a request on the server in the background: its caller has stopped waiting."""
         if pending.sent:
             task = asyncio.create_task(self._abort_abandoned(pending.rid))
             self._aborting.add(task)
@@ -271,20 +272,20 @@ class SGLangPolicy:
 
     async def _abort_abandoned(self, rid: str) -> None:
         await self._abort_on_server(rid)
-        # Twice: the first may have overtaken the request. What then still runs ends when the server sees that
-        # the connection is closed, up to 4 s later.
-        await asyncio.sleep(ABORT_AGAIN_S)
+        # Twice: the first abort may have overtaken the request. What then still runs ends when the server
+        # detects the closed connection, up to 4 s later.
+        await asyncio.sleep(ABORT_RETRY_S)
         await self._abort_on_server(rid)
 
     async def _abort_on_server(self, rid: str) -> None:
-        # A server that is not there does not go on either.
+        # On a server that is not reachable, nothing runs.
         with suppress(EngineError):
             await self._connection.abort(rid)
 
 
-async def _first(several: Sequence[Coroutine[None, None, object]]) -> None:
-    """Wait for one of several; the others are cancelled."""
-    tasks = [asyncio.create_task(one) for one in several]
+async def _wait_first(coroutines: Sequence[Coroutine[None, None, object]]) -> None:
+    """Wait for the first coroutine to end; the others are cancelled."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
     finally:

@@ -1,4 +1,4 @@
-"""Requests to a server or a router over few connections, and what their failures mean."""
+"""Requests to a server or a router over few connections; failures are mapped to EngineErrors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from agentrl.retrying import whole
 _CONNECT_TIMEOUT_S = 5.0
 _CONTROL_TIMEOUT_S = 10.0
 _PATIENT = {"timeout": httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S).as_dict()}
-# Servers close connections that were idle for 5 s: one that is used just then would lose its request.
+# Servers close connections that were idle for 5 s: a request sent at that moment would be lost.
 _KEEP_IDLE_S = 2.0
-# A pool looks at all its connections whenever it begins or ends a request: with 64 of them that is a
-# quarter of a request's cost. So several pools share them. They are httpx2's transports, without its client:
-# cookies, redirects and authentication are not needed, and cost a tenth of a request.
+# A pool scans all its connections whenever it begins or ends a request: with 64 of them that is a quarter of
+# a request's cost. So the connections are spread over several pools. They are httpx2's transports, without
+# its client: cookies, redirects and authentication are not needed, and cost a tenth of a request.
 _LANE_CONNECTIONS = 8
 _MAX_REPLY_BYTES = 256 << 20
 _BUSY = {429, 503}
-# 500 is what sglang-router says of a server that broke off.
+# sglang-router responds with 500 where a server dropped the connection.
 _BROKEN = {500, 502, 504}
 _NOT_FOUND = 404
 _OK = 200
 
 
 class UntouchedError(EngineUnavailableError):
-    """No server has begun with the request: it may be sent again."""
+    """No server has started the request: it may be sent again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,12 +42,12 @@ class _Lane:
 
 
 class ServerConnection:
-    """One address. Failures are EngineUnavailableErrors, refusals EngineErrors.
+    """The connections to one address. Failures are EngineUnavailableErrors, refusals EngineErrors.
 
-    capacity: what the server holds; None before `facts` found out.
+    capacity: how many tokens a request may have; None before `facts` was called.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is invalid.
     """
 
     def __init__(self, address: str, headers: Mapping[str, str]) -> None:
@@ -59,10 +59,10 @@ class ServerConnection:
         self.capacity: wire.Capacity | None = None
 
     async def facts(self) -> tuple[int, wire.Capacity]:
-        """The version that serves and what fits; behind a router, what fits into every server.
+        """The current version and the capacity; behind a router, the minimum over its servers.
 
         Raises:
-            EngineError: it speaks another protocol, or the router has no servers.
+            EngineError: the server uses another protocol, or the router has no servers.
         """
         workers = await self.workers()
         infos = [wire.read(wire.ServerInfo, await self._get(f"{url}/server_info"), url) for url in workers]
@@ -81,25 +81,25 @@ class ServerConnection:
         """
         headers = {"content-type": "application/json", wire.ROUTING_KEY: _header_value(session)}
         url = f"{self._url}/generate"
-        status, answer = await self._sent("POST", url, body, headers)
+        status, answer = await self._send("POST", url, body, headers)
         if status != _OK:
             raise _refused(url, status, answer)
-        return wire.read(wire.GenerateReply, answer, f"what {url} answers")
+        return wire.read(wire.GenerateReply, answer, f"the reply of {url}")
 
     async def abort(self, rid: str) -> None:
-        """Ask for the end of a request; of one that nobody knows, too, for it may be on its way."""
-        body = wire.written_abort(rid)
-        asked = [self._control("POST", f"{url}/abort_request", body) for url in await self.workers()]
-        # One that is dead keeps no other from hearing it.
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        """Abort a request on every server; also an unknown one, because it may not have arrived yet."""
+        body = wire.abort_body(rid)
+        calls = [self._control("POST", f"{url}/abort_request", body) for url in await self.workers()]
+        # A server that is down must not keep the others from aborting.
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
                 raise answer
 
     async def call(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> bytes:
-        """Ask the one server at this address for something; gives what it answers.
+        """Send a request to the single server at this address; returns the response body.
 
         Raises:
-            EngineUnavailableError: it is not there, broke off, or took longer than timeout_s.
+            EngineUnavailableError: it is not reachable, dropped the connection, or exceeded timeout_s.
             EngineError: it refused.
         """
         status, answer = await self.answer(method, path, body, timeout_s=timeout_s)
@@ -110,10 +110,10 @@ class ServerConnection:
     async def answer(
         self, method: str, path: str, body: bytes = b"", *, timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> tuple[int, bytes]:
-        """Status and body of whatever is answered at this address.
+        """Send a request; returns status and body of the response.
 
         Raises:
-            EngineUnavailableError: nobody is there, the answer broke off, or it took longer than timeout_s.
+            EngineUnavailableError: no server is reachable, it dropped the connection, or exceeded timeout_s.
         """
         return await self._control(method, f"{self._url}{path}", body, timeout_s)
 
@@ -123,10 +123,10 @@ class ServerConnection:
             await lane.pool.aclose()
 
     async def workers(self) -> list[str]:
-        """The servers: this address, or those behind it, for a router passes no control calls on.
+        """The URLs of the servers: this one, or those behind it, because a router forwards no control calls.
 
         Raises:
-            EngineError: nobody is there, the router has no servers, or it speaks another protocol.
+            EngineError: no server is reachable, the router has no servers, or it uses another protocol.
         """
         if not self._behind_router:
             status, answer = await self._control("GET", f"{self._url}/server_info")
@@ -135,27 +135,29 @@ class ServerConnection:
             if status != _NOT_FOUND:
                 raise _refused(self._url, status, answer)
         self._behind_router = True
-        told = wire.read(wire.RouterWorkers, await self._get(f"{self._url}/workers"), f"{self._url}/workers")
-        if not told.workers:
+        router = wire.read(
+            wire.RouterWorkers, await self._get(f"{self._url}/workers"), f"{self._url}/workers"
+        )
+        if not router.workers:
             raise UntouchedError(f"the router at {self._url} has no servers; start one and add it.")
-        return [worker.url for worker in told.workers]
+        return [worker.url for worker in router.workers]
 
     async def _get(self, url: str) -> bytes:
-        status, answer = await self._control("GET", url)
+        status, body = await self._control("GET", url)
         if status != _OK:
-            raise _refused(url, status, answer)
-        return answer
+            raise _refused(url, status, body)
+        return body
 
     async def _control(
         self, method: str, url: str, body: bytes = b"", timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._sent(method, url, body, {"content-type": "application/json"})
+                return await self._send(method, url, body, {"content-type": "application/json"})
         except TimeoutError:
             raise EngineUnavailableError(f"{url} did not answer in {timeout_s:g} s.") from None
 
-    async def _sent(
+    async def _send(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
         request = httpx2.Request(
@@ -170,14 +172,16 @@ class ServerConnection:
         except ValueError as error:
             raise EngineError(f"{url}: {error}.") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise UntouchedError(f"{url} cannot be reached ({_said(error)}); is the server up?") from error
+            raise UntouchedError(
+                f"{url} cannot be reached ({_error_text(error)}); is the server up?"
+            ) from error
         except httpx2.TransportError as error:
-            raise EngineUnavailableError(f"{url} broke off: {_said(error)}.") from error
+            raise EngineUnavailableError(f"{url} broke off: {_error_text(error)}.") from error
         finally:
             lane.in_use -= 1
 
     def _lane(self) -> _Lane:
-        """The first lane that has a connection to spare, or a new one."""
+        """The first lane with an unused connection, or a new one."""
         for lane in self._lanes:
             if lane.in_use < _LANE_CONNECTIONS:
                 return lane
@@ -194,12 +198,12 @@ def _refused(url: str, status: int, answer: bytes) -> EngineError:
     return EngineUnavailableError(sentence) if status in _BROKEN else EngineError(sentence)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
 def _header_value(session: str) -> str:
-    """A session's name as a header can carry it."""
+    """A session's name, hex-encoded where it is not printable ASCII."""
     return session if session.isascii() and session.isprintable() else session.encode().hex()
 
 

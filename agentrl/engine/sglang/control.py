@@ -1,15 +1,15 @@
 """Control calls of one SGLang server: pausing, weights, versions, health. Free of torch.
 
-    POST /pause_generation      {"mode": "abort"}: what runs ends with what it has, what comes waits
+    POST /pause_generation      {"mode": "abort"}: running requests end with their tokens, new ones wait
     POST /continue_generation   {}
     POST /flush_cache           400 while a request runs
     POST /update_weights_from_* {"success": true, "message": ".."}, or 400
     POST /update_weight_version {"new_version": "3"}
     GET  /server_info           tp_size, custom_weight_loader      GET /model_info   weight_version
 
-As observed on SGLang 0.5.15. Two ways in which it dies are shut here. Its own flush after an update ends the
-scheduler where a request is left, so every update says `flush_cache: false`, and `flush` asks by itself. And
-a name of a loader or of a group that it does not know ends the scheduler, so `facts` tells the loaders.
+As observed on SGLang 0.5.15. Two crashes of its scheduler are avoided here. Its own flush after an update
+crashes it where a request still runs, so every update has `flush_cache: false`, and `flush` is a call of its
+own. And an unknown name of a loader or a group crashes it, so `facts` returns the loaders.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agentrl.engine.sglang.connection import ServerConnection
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import TensorSpec
 
-_FLUSH_AGAIN_S = 0.05
+_FLUSH_RETRY_S = 0.05
 
 
 class UpdateReply(wire.WireModel):
-    """What an update answers. checksum: of what was loaded; only `agentrl serve` tells it."""
+    """The reply to an update. checksum: of the loaded weights; only `agentrl serve` reports it."""
 
     success: bool
     message: str = ""
@@ -39,9 +39,10 @@ class UpdateReply(wire.WireModel):
 
 
 class Facts(wire.WireModel):
-    """What a server tells about its processes. custom_weight_loader: functions that it may be asked to call.
+    """A server's parallelism and loaders. custom_weight_loader: functions that an update may name.
 
-    SGLang sends weights to every rank of tensor parallelism (tp_size); to copies of the model (dp_size) not.
+    SGLang forwards weights to every tensor-parallel rank (tp_size), but not to data-parallel replicas
+    (dp_size).
     """
 
     tp_size: Annotated[int, Field(ge=1)] = 1
@@ -50,7 +51,7 @@ class Facts(wire.WireModel):
 
 
 class UpdateGroup(NamedTuple):
-    """A torch process group: its sender is rank 0 and listens at host:port, servers follow."""
+    """A torch process group: rank 0 sends and hosts the store at host:port; servers are the other ranks."""
 
     name: str
     host: str
@@ -65,14 +66,14 @@ class Server:
     url: of the server itself, not of a router. headers: sent with every call (`Authorization`).
     timeout_s: of a call that moves no weights. update_timeout_s: of one that does, a pause, a flush.
 
-    in_doubt: an update was not answered: what the server holds may still change, so restart it.
+    in_doubt: an update got no reply: the server's weights may still change, so restart it.
 
     Every call raises:
-        EngineUnavailableError: the server is not there, broke off, or took too long.
-        EngineError: it refused, and said why.
+        EngineUnavailableError: the server is not reachable, dropped the connection, or took too long.
+        EngineError: it refused; the message has its reason.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is invalid.
     """
 
     def __init__(
@@ -93,16 +94,16 @@ class Server:
         return f"Server({self.url!r})"
 
     async def pause(self) -> None:
-        """End every request with what it has, and hold those that come until `resume`."""
-        # The other modes keep requests in the scheduler: an update would find its cache in use.
+        """End every request with its tokens so far, and hold new ones until `resume`."""
+        # The other modes keep requests in the scheduler: its cache would be in use during an update.
         await self._post("/pause_generation", {"mode": "abort"}, self._update_timeout_s)
 
     async def resume(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
         await self._post("/continue_generation", {}, self._timeout_s)
 
     async def flush(self) -> None:
-        """Forget what older weights computed; waits for the last request to leave."""
+        """Drop the cache of older weights; waits for the last request to end."""
         try:
             async with asyncio.timeout(self._update_timeout_s):
                 await self._flush()
@@ -112,45 +113,45 @@ class Server:
             ) from None
 
     async def weight_version(self) -> int:
-        """The version of the weights that it serves; 0 where it was never told one."""
+        """The version of the weights that it serves; 0 where none was set."""
         body = await self._connection.call("GET", "/model_info", timeout_s=self._timeout_s)
         return wire.version_of(wire.read(wire.ModelInfo, body, f"{self.url}/model_info").weight_version)
 
     async def set_version(self, version: int) -> None:
-        """Call the weights that it has now `version`."""
-        told = {"new_version": str(version), "abort_all_requests": False}
-        await self._post("/update_weight_version", told, self._timeout_s)
+        """Set the version of the current weights."""
+        payload = {"new_version": str(version), "abort_all_requests": False}
+        await self._post("/update_weight_version", payload, self._timeout_s)
 
     async def facts(self) -> Facts:
-        """What it tells about its processes."""
+        """The server's parallelism and loaders."""
         body = await self._connection.call("GET", "/server_info", timeout_s=self._timeout_s)
         return wire.read(Facts, body, f"{self.url}/server_info")
 
     async def update_from_disk(self, folder: str, version: int | None = None) -> UpdateReply:
-        """Load the safetensors of a folder that the server can read. version: None = it stays.
+        """Load the safetensors of a directory that the server can read. version: None = it stays.
 
-        A file that cannot be read to its end ends an SGLang: read it before.
+        A truncated file crashes SGLang: read it here first.
         """
-        told = {"model_path": folder, "flush_cache": False}
-        return await self._update("/update_weights_from_disk", told, version)
+        payload = {"model_path": folder, "flush_cache": False}
+        return await self._update("/update_weights_from_disk", payload, version)
 
     async def update_from_tensor(
         self, payloads: Sequence[bytes], load_format: str, version: int | None = None
     ) -> UpdateReply:
-        """Give every rank its payload: a plain pickle of (name, tensor) pairs, without handles of processes.
+        """Send every rank its payload: a plain pickle of (name, tensor) pairs, without handles of processes.
 
-        load_format: one of the loaders that `facts` tells.
+        load_format: one of the loaders in `facts`.
         """
-        told = {
+        payload = {
             "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
             "load_format": load_format,
             "flush_cache": False,
         }
-        return await self._update("/update_weights_from_tensor", told, version)
+        return await self._update("/update_weights_from_tensor", payload, version)
 
     async def init_group(self, group: UpdateGroup, rank: int, timeout_s: float) -> None:
         """Join a group; the server's first rank becomes `rank`. Ends when every member has joined."""
-        told = {
+        payload = {
             "master_address": group.host,
             "master_port": group.port,
             "rank_offset": rank,
@@ -158,7 +159,7 @@ class Server:
             "group_name": group.name,
             "backend": group.backend,
         }
-        await self._post("/init_weights_update_group", told, timeout_s)
+        await self._post("/init_weights_update_group", payload, timeout_s)
 
     async def destroy_group(self, name: str) -> None:
         """Leave a group."""
@@ -167,11 +168,11 @@ class Server:
     async def update_from_group(
         self, name: str, specs: Sequence[TensorSpec], version: int | None = None
     ) -> UpdateReply:
-        """Load what rank 0 broadcasts: the tensors end to end, as bytes.
+        """Load the tensors that rank 0 broadcasts, end to end, as bytes.
 
-        A group that the server did not join ends its scheduler.
+        A group that the server did not join crashes its scheduler.
         """
-        told = {
+        payload = {
             "names": [spec.name for spec in specs],
             "dtypes": [spec.dtype for spec in specs],
             "shapes": [list(spec.shape) for spec in specs],
@@ -179,10 +180,10 @@ class Server:
             "load_format": "flattened_bucket",
             "flush_cache": False,
         }
-        return await self._update("/update_weights_from_distributed", told, version)
+        return await self._update("/update_weights_from_distributed", payload, version)
 
     async def healthy(self, timeout_s: float) -> bool:
-        """Whether it answers in time that it is well. SGLang samples a token for it: a paused one is not."""
+        """Whether the health check succeeds in time. SGLang samples a token for it: a paused server fails."""
         try:
             await self._connection.call("GET", "/health", timeout_s=timeout_s)
         except EngineError:
@@ -200,39 +201,39 @@ class Server:
             except EngineUnavailableError:
                 raise
             except EngineError:
-                # A request that was told to end is on its way out.
-                await asyncio.sleep(_FLUSH_AGAIN_S)
+                # An aborted request has not left the scheduler yet.
+                await asyncio.sleep(_FLUSH_RETRY_S)
             else:
                 return
 
-    async def _update(self, path: str, told: Mapping[str, object], version: int | None) -> UpdateReply:
-        named = {} if version is None else {"weight_version": str(version)}
+    async def _update(self, path: str, payload: Mapping[str, object], version: int | None) -> UpdateReply:
+        version_field = {} if version is None else {"weight_version": str(version)}
         self.in_doubt = True
         try:
-            body = await self._post(path, {**told, **named}, self._update_timeout_s)
+            body = await self._post(path, {**payload, **version_field}, self._update_timeout_s)
         except EngineUnavailableError:
             raise
         except EngineError:
             self.in_doubt = False
             raise
         self.in_doubt = False
-        done = wire.read(UpdateReply, body, f"what {self.url}{path} answers")
-        if not done.success:
-            raise EngineError(f"{self.url} did not take the weights: {done.message[:300]}")
-        return done
+        reply = wire.read(UpdateReply, body, f"the reply of {self.url}{path}")
+        if not reply.success:
+            raise EngineError(f"{self.url} did not take the weights: {reply.message[:300]}")
+        return reply
 
-    async def _post(self, path: str, told: Mapping[str, object], timeout_s: float) -> bytes:
-        return await self._connection.call("POST", path, json.dumps(told).encode(), timeout_s=timeout_s)
+    async def _post(self, path: str, payload: Mapping[str, object], timeout_s: float) -> bytes:
+        return await self._connection.call("POST", path, json.dumps(payload).encode(), timeout_s=timeout_s)
 
 
-_LOOK_AGAIN_S = 1.0
-_ANSWER_S = 30.0
+_POLL_S = 1.0
+_HEALTH_TIMEOUT_S = 30.0
 
 
 class ExternalServer:
-    """A server by its address, for a fleet: it is waited for, where ours would be started again.
+    """A server by its address, for a fleet: `start` waits for it, instead of starting a process.
 
-    first_wait_s: how long (seconds).
+    first_wait_s: for how long (seconds).
     """
 
     role = "regular"
@@ -243,31 +244,31 @@ class ExternalServer:
 
     @property
     def running(self) -> bool:
-        """Of a process elsewhere nothing is known but what its server says of itself."""
+        """Always true: a process on another machine cannot be inspected, only its health check."""
         return True
 
     @property
     def returncode(self) -> int | None:
-        """Nothing is known of it."""
+        """Always None: the exit code is not observable."""
         return None
 
     async def start(self) -> None:
-        """Wait until it is well.
+        """Wait until it is healthy.
 
         Raises:
-            EngineUnavailableError: it is not, in all that time.
+            EngineUnavailableError: it is not healthy after first_wait_s.
         """
         server = Server(self.url)
         try:
             async with asyncio.timeout(self._first_wait_s):
-                while not await server.healthy(_ANSWER_S):
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                while not await server.healthy(_HEALTH_TIMEOUT_S):
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise EngineUnavailableError(
-                f"{self.url} was not well in {self._first_wait_s:g} s; start it again."
+                f"{self.url} was not healthy after {self._first_wait_s:g} s; start it again."
             ) from None
         finally:
             await server.close()
 
     async def stop(self) -> None:
-        """It is not ours to stop."""
+        """Do nothing: the process belongs to another owner."""

@@ -1,9 +1,8 @@
-"""SGLang servers as one engine: one that dies or hangs is started again, and gets the weights first.
+"""SGLang servers as one engine: a server that crashes or hangs is restarted, and gets the weights first.
 
-Consumes: requests, weights. Waits for: servers. A server that is in trouble gets no more requests: the router
-forgets it, or, where it was the last one of its role, all requests are held. What it was working on is asked
-for anew, of another or of the same one when it is back. Ends: with `close`; what it holds goes with it, the
-servers too.
+Consumes: requests, weights. Waits for: servers. A failed server gets no more requests: it is removed from the
+router, or, where it was the last one of its role, all requests are held. Its running requests are sent again,
+to another server or to the restarted one. Ends: with `close`, which also ends the servers.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Sampling, TensorSpec, WeightTransaction
 from agentrl.types import Completion
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0
-_COMMITS = 3
-_AGAIN = ("retries", "lost", "resumed")
+_COMMIT_ATTEMPTS = 3
+_RETRY_COUNTS = ("retries", "lost", "resumed")
 
 
 class Process(Protocol):
-    """A server that can be started, and started again at the same address."""
+    """A server process that can be started, and restarted at the same address."""
 
     name: str
 
     @property
     def role(self) -> str:
-        """What it does, of the work on a request; each role needs a server."""
+        """Its stage of a request (prefill, decode, or both); each role needs a server."""
 
     @property
     def url(self) -> str:
@@ -43,41 +42,41 @@ class Process(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
 
     @property
     def returncode(self) -> int | None:
-        """How it ended."""
+        """Its exit code; None while it runs."""
 
     async def start(self) -> None:
-        """Start it, wait until it is healthy."""
+        """Start it, and wait until it is healthy."""
 
     async def stop(self) -> None:
-        """End it, and all that it started."""
+        """Stop it and all its children."""
 
 
 class Router(Protocol):
-    """What sends requests to several servers. Started again, it knows none."""
+    """A router process in front of several servers. After a restart it has no servers."""
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
 
     async def start(self) -> None:
-        """Start it again, wait until it answers."""
+        """Restart it, and wait until it answers."""
 
     async def add(self, url: str) -> None:
-        """Send requests to a server."""
+        """Add a server."""
 
     async def remove(self, url: str) -> None:
-        """Send no more requests to a server."""
+        """Remove a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How servers are watched: asked every interval_s whether they are well, and dead after timeout_s.
+    """The health checks of servers: one every interval_s; a server fails it after timeout_s.
 
-    A process that has ended is seen at once.
+    A process that has exited is detected at once.
     """
 
     interval_s: float = 10.0
@@ -85,20 +84,20 @@ class Health:
 
 
 class Incident(NamedTuple):
-    """A server that was in trouble: why, and for how long its place was empty (seconds)."""
+    """The failure of a server: its reason, and the time until its replacement was up (seconds)."""
 
     server: str
     reason: str
     down_s: float
 
 
-def _silently(sentence: str) -> None:
+def _ignore(sentence: str) -> None:
     del sentence
 
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """A server. serves: takes part in updates. routed: requests may go there. trouble: why they may not."""
+    """A server. serves: takes part in updates. routed: gets requests. trouble: why it is out of service."""
 
     process: Process
     control: Server
@@ -109,11 +108,11 @@ class _Member:
 
 @dataclass(eq=False)
 class Fleet:
-    """The engine that these servers are. They run already.
+    """Several servers as one engine. They run already.
 
     policy: sends requests to them, through the router where there is one.
-    transport: how weights get to them. end: ends them; `close` calls it last.
-    on_event: gets a sentence whenever a server starts or ends.
+    transport: of weights to them. end: stops them; `close` calls it last.
+    on_event: called with a sentence whenever a server starts or ends.
     incidents: servers that were replaced, in order.
     """
 
@@ -123,22 +122,22 @@ class Fleet:
     transport: Transport
     end: Callable[[], Awaitable[None]]
     health: Health = Health()
-    on_event: Callable[[str], None] = _silently
+    on_event: Callable[[str], None] = _ignore
     incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._members = [_Member(process, Server(process.url)) for process in self.processes]
-        self._sink = SGLangSink(self.transport, self._taking_weights, self._held, self._lost)
+        self._sink = SGLangSink(self.transport, self._servers_in_service, self._held, self._lost)
         self._updating = False
         self._restarts = 0
         self._can_serve = asyncio.Event()
         self._can_serve.set()
-        self._blocked: AsyncExitStack | None = None
-        self._blocking = asyncio.Lock()
+        self._held_requests: AsyncExitStack | None = None
+        self._hold_lock = asyncio.Lock()
         self._watchers: list[asyncio.Task[None]] = []
 
     def watch(self) -> Self:
-        """Begin to watch the servers."""
+        """Start the tasks that monitor the servers and the router."""
         self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
         if self.router is not None:
             self._watchers.append(asyncio.create_task(self._watch_router(self.router)))
@@ -146,23 +145,23 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """The address for requests."""
         return self.policy.url
 
     @property
     def version(self) -> int:
-        """The version that all servers were given last; 0 before any."""
+        """The version that was last sent to all servers; 0 before the first."""
         return self._sink.version
 
     @property
     def sink(self) -> FleetSink:
-        """Where new weights go: to every server, and later to those that come back."""
+        """The sink of new weights, for every server; a restarted server gets the latest version."""
         return FleetSink(self._sink, self._can_serve)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Requests sent again, by why, and servers that had to be started again (`restarts`)."""
-        return {name: self.policy.counts[name] for name in _AGAIN} | {"restarts": self._restarts}
+        """Requests sent again, by reason, and restarts of servers (`restarts`)."""
+        return {name: self.policy.counts[name] for name in _RETRY_COUNTS} | {"restarts": self._restarts}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """See `SGLangPolicy.generate`."""
@@ -173,13 +172,13 @@ class Fleet:
         await self.policy.close_session(session)
 
     async def abort(self) -> None:
-        """End every request with what it has."""
+        """End every request with its tokens so far."""
         await self.policy.abort()
 
     async def close(self) -> None:
-        """Watch no longer, end all requests, let go of the copy of the weights, end the servers.
+        """Stop the watchers, end all requests, free the copy of the weights, stop the servers.
 
-        A watcher that broke is raised at the end.
+        The error of a watcher that failed is raised at the end.
         """
         for watcher in self._watchers:
             watcher.cancel()
@@ -197,22 +196,22 @@ class Fleet:
 
     @property
     def _failed_requests(self) -> int:
-        """Some server may be in trouble where this has grown."""
+        """The number of failed requests; an increase triggers a health check."""
         return self.policy.counts["lost"] + self.policy.counts["retries"]
 
-    def _taking_weights(self) -> list[Server]:
+    def _servers_in_service(self) -> list[Server]:
         return [member.control for member in self._members if member.serves]
 
     @property
     def _serves(self) -> bool:
-        """Whether every role has a server that serves."""
+        """Whether every role has a server in service."""
         roles = {member.process.role for member in self._members}
         return roles == {member.process.role for member in self._members if member.serves}
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
         async with self.policy.held():
-            # A server that is paused may answer nobody that it is well.
+            # A paused server may fail its health check.
             self._updating = True
             try:
                 yield
@@ -222,9 +221,9 @@ class Fleet:
     def _lost(self, server: Server, error: EngineError) -> None:
         for member in self._members:
             if member.control is server:
-                self._out(member, str(error))
+                self._mark_failed(member, str(error))
 
-    def _out(self, member: _Member, reason: str) -> None:
+    def _mark_failed(self, member: _Member, reason: str) -> None:
         member.serves = member.routed = False
         member.trouble = reason
         if not self._serves:
@@ -232,34 +231,34 @@ class Fleet:
 
     async def _watch(self, member: _Member) -> None:
         loop = asyncio.get_running_loop()
-        look_at, failed = loop.time() + self.health.interval_s, self._failed_requests
+        next_check, num_failed = loop.time() + self.health.interval_s, self._failed_requests
         while True:
-            due = loop.time() > look_at or self._failed_requests > failed
+            check_due = loop.time() > next_check or self._failed_requests > num_failed
             if not member.process.running:
-                self._out(member, f"it ended (exit code {member.process.returncode})")
-            elif due and not self._updating:
-                failed = self._failed_requests
+                self._mark_failed(member, f"it ended (exit code {member.process.returncode})")
+            elif check_due and not self._updating:
+                num_failed = self._failed_requests
                 if await self._hangs(member):
-                    self._out(member, f"it is not well, or did not say so in {self.health.timeout_s:g} s")
-                look_at = loop.time() + self.health.interval_s
+                    self._mark_failed(member, f"it failed its health check of {self.health.timeout_s:g} s")
+                next_check = loop.time() + self.health.interval_s
             if member.trouble:
                 await self._replace(member)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _hangs(self, member: _Member) -> bool:
         if await member.control.healthy(self.health.timeout_s) or self._updating:
             return False
-        await asyncio.sleep(_LOOK_S)  # one that has just ended does not hang
+        await asyncio.sleep(_POLL_S)  # a process that has just exited does not hang
         return member.process.running
 
     async def _watch_router(self, router: Router) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if not router.running:
                 self._restarts += 1
-                self.on_event("the router ended; it is started again.")
+                self.on_event("the router ended; it is restarted.")
                 async with self.policy.held():
-                    await self._retried("the router", lambda: self._restart_router(router))
+                    await self._retry_until_up("the router", lambda: self._restart_router(router))
 
     async def _restart_router(self, router: Router) -> None:
         await router.start()
@@ -267,69 +266,70 @@ class Fleet:
             if member.routed:
                 await router.add(member.process.url)
 
-    async def _retried(self, name: str, bring_back: Callable[[], Awaitable[None]]) -> None:
+    async def _retry_until_up(self, name: str, restart: Callable[[], Awaitable[None]]) -> None:
         failures = 0
         while True:
             try:
-                return await bring_back()
+                return await restart()
             except EngineError as error:
                 failures += 1
                 wait_s = min(_LONGEST_WAIT_S, 2.0**failures)
-                self.on_event(f"{name} does not come back: {error} Once more in {wait_s:g} s.")
+                self.on_event(f"{name} was not restarted: {error} The next attempt is in {wait_s:g} s.")
                 await asyncio.sleep(wait_s)
 
     async def _replace(self, member: _Member) -> None:
         loop = asyncio.get_running_loop()
-        began, reason = loop.time(), member.trouble
+        started, reason = loop.time(), member.trouble
         self._restarts += 1
-        self.on_event(f"{member.process.name}: {reason}; it is started again.")
+        self.on_event(f"{member.process.name}: {reason}; it is restarted.")
         if self.router is not None:
             with suppress(EngineError):
                 await self.router.remove(member.process.url)
-        # What hangs in it is free when it is dead; then it can be held, where nobody else is there.
+        # Requests that hang in the server fail when it is stopped; only then can they be held, where no other
+        # server of its role is up.
         await member.process.stop()
-        await self._block()
+        await self._hold_or_resume()
         while member.trouble:
-            await self._retried(member.process.name, lambda: self._bring_back(member))
-        self.incidents.append(Incident(member.process.name, reason, loop.time() - began))
+            await self._retry_until_up(member.process.name, lambda: self._restart(member))
+        self.incidents.append(Incident(member.process.name, reason, loop.time() - started))
         self.on_event(f"{member.process.name} is back after {self.incidents[-1].down_s:.1f} s.")
 
-    async def _bring_back(self, member: _Member) -> None:
-        """Start a server, give it the weights, then requests."""
+    async def _restart(self, member: _Member) -> None:
+        """Start a server, send it the weights, then route requests to it."""
         member.serves = False
         await member.process.start()
         await member.control.close()
         member.control = Server(member.process.url)
-        # From here on it takes part in updates, so that none is missed between its weights and its requests.
+        # From here on it takes part in updates, so that it misses none between its weights and its requests.
         member.serves, member.trouble = True, ""
-        whole = False
+        complete = False
         try:
             await self._sink.restore(member.control)
             if self.router is not None:
                 await self.router.add(member.process.url)
-            whole = not member.trouble
+            complete = not member.trouble
         finally:
-            if not whole:
-                self._out(member, member.trouble or "it did not get its weights")
-        if whole:
+            if not complete:
+                self._mark_failed(member, member.trouble or "it did not get its weights")
+        if complete:
             member.routed = True
             if self._serves:
                 self._can_serve.set()
-            await self._block()
+            await self._hold_or_resume()
 
-    async def _block(self) -> None:
-        """Hold requests while they cannot be served, and let them go on as soon as one does."""
-        async with self._blocking:
-            if self._serves and self._blocked is not None:
-                await self._blocked.aclose()
-                self._blocked = None
-            elif not self._serves and self._blocked is None:
-                self._blocked = AsyncExitStack()
-                await self._blocked.enter_async_context(self.policy.held())
+    async def _hold_or_resume(self) -> None:
+        """Hold requests while a role has no server in service, and resume them afterwards."""
+        async with self._hold_lock:
+            if self._serves and self._held_requests is not None:
+                await self._held_requests.aclose()
+                self._held_requests = None
+            elif not self._serves and self._held_requests is None:
+                self._held_requests = AsyncExitStack()
+                await self._held_requests.enter_async_context(self.policy.held())
 
 
 class FleetSink:
-    """The sink of a fleet. Where a server dies over an update, the others get it, and it when it is back."""
+    """The sink of a fleet. Where a server crashes during an update, it gets the weights after its restart."""
 
     def __init__(self, sink: SGLangSink, can_serve: asyncio.Event) -> None:
         self._sink, self._can_serve = sink, can_serve
@@ -342,24 +342,24 @@ class FleetSink:
 
 
 class FleetTransaction:
-    """The weights of one version on their way into a fleet."""
+    """An update of all servers of a fleet to one version."""
 
     def __init__(self, transaction: WeightTransaction, can_serve: asyncio.Event) -> None:
         self._transaction, self._can_serve = transaction, can_serve
         self.put = transaction.put
 
     async def commit(self, checksum: int) -> None:
-        """See `Transaction.commit`; waits for a server where none serves.
+        """See `Transaction.commit`; waits until every role has a server in service.
 
         Raises:
-            EngineUnavailableError: servers died over it again and again.
+            EngineUnavailableError: servers crashed in each of several attempts.
         """
-        for left in reversed(range(_COMMITS)):
+        for attempts_left in reversed(range(_COMMIT_ATTEMPTS)):
             await self._can_serve.wait()
             try:
                 await self._transaction.commit(checksum)
             except EngineUnavailableError:
-                if not left:
+                if not attempts_left:
                     raise
             else:
                 break

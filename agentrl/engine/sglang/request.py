@@ -1,8 +1,8 @@
-"""A request in progress and what it has so far: in one reply, or in several where it was ended and went on.
+"""A request in progress and its tokens so far: from one reply, or several where it was ended and resumed.
 
-A server reports one version for a whole reply, the one that serves when it ends. So before new weights come
-every request is ended with what it has; asking again with the prompt and those tokens goes on from there, and
-each part is of one version.
+A server reports one version per reply, the current one at its end. So before an update of the weights every
+request is ended with its tokens so far, and resumed with a prompt that includes them: each part has one
+version.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd: no two parts of a completion share a see
 
 
 class Draft:
-    """What was sampled so far. Its tokens are cut where the first stop string is whole.
+    """The tokens sampled so far, truncated after the first complete stop string.
 
-    SGLang looks at the limit before it looks for stops, and overlooks a stop string that was written in more
-    tokens than it would encode it in, or in two parts; all are mended here. decode: the text of tokens;
-    without it nothing is cut. An end token of the model's own that is also the last one allowed is told as
-    `length`.
+    SGLang checks the limit before the stops, and misses a stop string that was sampled in more tokens than
+    its encoding has, or in two parts; this class corrects all of these. decode: the text of tokens; without
+    it nothing is truncated. An end token of the model that is also the last one allowed counts as `length`.
 
-    version: of the newest part. cached_tokens: of the prompt, when it was first asked for.
+    version: of the latest part. cached_tokens: of the prompt, in the first reply.
     """
 
     def __init__(self, sampling: Sampling, decode: Decode | None) -> None:
@@ -48,12 +47,12 @@ class Draft:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to ask for."""
+        """Whether no more tokens are to be sampled."""
         return self._finish is not None
 
     @property
     def rest(self) -> Sampling:
-        """How to sample what is missing."""
+        """The sampling parameters of the missing tokens."""
         if not self.ids:
             return self._sampling
         seed = self._sampling.seed
@@ -64,41 +63,41 @@ class Draft:
         )
 
     def add(self, reply: wire.GenerateReply) -> None:
-        """Append what a reply holds.
+        """Append the tokens of a reply.
 
         Raises:
-            EngineError: tokens and logprobs do not belong together, or it stopped at what nobody asked for.
-            RequestTooLargeError: the server had room for fewer tokens than it was asked for.
+            EngineError: tokens and logprobs do not match, or the stop string is not one of the request.
+            RequestTooLargeError: the server's capacity ended the request before its limit.
         """
         meta, ids = reply.meta_info, reply.output_ids
-        told = meta.output_token_logprobs
-        if [entry[1] for entry in told] != ids:
+        entries = meta.output_token_logprobs
+        if [entry[1] for entry in entries] != ids:
             raise EngineError(
-                f"the server sent {len(ids)} tokens, and logprobs of {len(told)} that are not the same; see "
-                "its log."
+                f"the server sent {len(ids)} tokens, and logprobs of {len(entries)} that are not the same; "
+                "see its log."
             )
         versions = meta.output_token_versions or [meta.weight_version] * len(ids)
         if len(versions) != len(ids):
             raise EngineError(f"the server sent {len(ids)} tokens and {len(versions)} versions; see its log.")
-        known = {version: wire.version_of(version) for version in {meta.weight_version, *versions}}
+        number_of = {version: wire.version_of(version) for version in {meta.weight_version, *versions}}
         self.ids += ids
-        # A part's text may lack the blank that it begins with.
+        # A part's text may lack its leading space.
         joined = self._text + reply.text
         self._text = self._decode(self.ids) if self._text and self._decode else joined
-        self._logprobs += [entry[0] for entry in told]
-        self._versions += [known[version] for version in versions]
-        self.version = known[meta.weight_version]
+        self._logprobs += [entry[0] for entry in entries]
+        self._versions += [number_of[version] for version in versions]
+        self.version = number_of[meta.weight_version]
         if self.cached_tokens is None:
             self.cached_tokens = meta.cached_tokens
         self._finish = self._ending(meta.finish_reason)
 
     def completion(self) -> Completion:
-        """All of it; finish = abort where it was ended before its end."""
+        """The completion; finish = abort where the request was ended early."""
         finish, matched = self._finish or (Finish.ABORT, None)
         size = len(self.ids)
-        found = self._stop()
-        if found is not None and (finish is not Finish.STOP or found[0] < size):
-            finish, (size, matched) = Finish.STOP, found
+        stop_match = self._first_stop()
+        if stop_match is not None and (finish is not Finish.STOP or stop_match[0] < size):
+            finish, (size, matched) = Finish.STOP, stop_match
         return Completion(
             np.asarray(self.ids[:size], np.int32),
             np.asarray(self._logprobs[:size], np.float32),
@@ -110,15 +109,16 @@ class Draft:
         )
 
     def _ending(self, reason: wire.FinishReason) -> tuple[Finish, str | int | None] | None:
-        """How it ended; None where it was ended before its end."""
+        """How the request ended; None where it was ended early and can be resumed."""
         limit = self._sampling.max_new_tokens
-        if reason.type == "abort" and (len(self.ids) < limit and self._stop() is None):
+        if reason.type == "abort" and (len(self.ids) < limit and self._first_stop() is None):
             return None
         if reason.type == "stop":
             if isinstance(reason.matched, str) and reason.matched not in self._sampling.stop:
                 # Among others `NaN happened`, where the logits were no numbers.
                 raise EngineError(
-                    f"the server stopped at {reason.matched[:80]!r}, which nobody asked for; see its log."
+                    f"the server stopped at {reason.matched[:80]!r}, which is no stop string of the "
+                    "request; see its log."
                 )
             return Finish.STOP, reason.matched
         if reason.type == "length" and len(self.ids) < limit:
@@ -129,35 +129,35 @@ class Draft:
         last = self.ids[-1]
         return (Finish.STOP, last) if last in self._sampling.stop_token_ids else (Finish.LENGTH, None)
 
-    def _stop(self) -> tuple[int, str] | None:
-        """After how many tokens the first stop string is whole, and which it is."""
+    def _first_stop(self) -> tuple[int, str] | None:
+        """The first stop string, after the number of tokens that complete it."""
         stops = self._sampling.stop
         ends = [(self._text.find(stop) + len(stop), stop) for stop in stops if stop in self._text]
         if not ends:
             return None
-        end, stop = min(ends, key=lambda one: one[0])
+        end, stop = min(ends, key=lambda match: match[0])
         if self._decode is None or end == len(self._text):
             return len(self.ids), stop
         decode, ids = self._decode, self.ids
-        size = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: _holds(decode(ids[:n]), stops))
-        whole = decode(ids[:size])
-        return size, next((one for one in stops if one in whole), stop)
+        size = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: _contains_any(decode(ids[:n]), stops))
+        text = decode(ids[:size])
+        return size, next((candidate for candidate in stops if candidate in text), stop)
 
 
-def _holds(text: str, stops: Sequence[str]) -> bool:
+def _contains_any(text: str, stops: Sequence[str]) -> bool:
     return any(stop in text for stop in stops)
 
 
 ABORT_TIMEOUT_S = 30.0
-ABORT_AGAIN_S = 0.2
+ABORT_RETRY_S = 0.2
 
 
 class PendingRequest:
-    """A request from when it is asked until it is answered.
+    """A call of generate until it returns.
 
-    rid: names what was sent last. ticket: admits it, or, False, ends its waiting. aborted: it is to end with
-    what it has. sent: a server may be working on it. idle: nothing is on its way. overdue: no server answered
-    the request to end it.
+    rid: of the last HTTP request. ticket: True admits the call, False ends its wait. aborted: it is to end
+    with its tokens so far. sent: a server may be processing it. idle: no HTTP request is in flight.
+    overdue: no server answered the abort.
     """
 
     def __init__(self, draft: Draft, deadline: asyncio.Timeout) -> None:
@@ -173,35 +173,35 @@ class PendingRequest:
         self.overdue = False
 
     def mark_sent(self) -> None:
-        """It is about to be sent, under a name that no server has seen."""
-        # An abort ends every rid that begins with its own: none is the beginning of another.
+        """Record that it is about to be sent, with a new rid."""
+        # An abort ends every rid with its prefix: no rid may be a prefix of another.
         self.rid = uuid.uuid4().hex
         self.sent = True
         self.idle.clear()
 
-    def mark_returned(self, *, unknown: bool) -> None:
-        """Nothing is on its way any longer. unknown: a server may still be working on it."""
-        self.sent = unknown
+    def mark_returned(self, *, may_run: bool) -> None:
+        """Record that no HTTP request is in flight. may_run: a server may still be processing it."""
+        self.sent = may_run
         self.idle.set()
 
     def end(self) -> None:
-        """It is answered."""
+        """Record that the call has ended."""
         self.idle.set()
         self.done.set_result(None)
 
     async def ended_by(self, abort: Callable[[str], Awaitable[None]]) -> None:
-        """Ask for its end, again and again, until nothing of it is on its way.
+        """Send aborts until no HTTP request is in flight.
 
-        What ends a request may overtake the request itself. A server that does not answer in
-        ABORT_TIMEOUT_S has lost it.
+        An abort may overtake its request, so it is repeated. A server that does not answer in
+        ABORT_TIMEOUT_S has lost the request.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + ABORT_TIMEOUT_S
+        deadline_s = loop.time() + ABORT_TIMEOUT_S
         while not self.idle.is_set():
-            if loop.time() > until and not self.deadline.expired():
+            if loop.time() > deadline_s and not self.deadline.expired():
                 self.overdue = True
                 self.deadline.reschedule(loop.time())
             await abort(self.rid)
             idle = asyncio.ensure_future(self.idle.wait())
-            await asyncio.wait([idle], timeout=ABORT_AGAIN_S)
+            await asyncio.wait([idle], timeout=ABORT_RETRY_S)
             idle.cancel()

@@ -1,10 +1,10 @@
-"""New weights on their way into SGLang servers: all of them, or none, and never a mixture that serves.
+"""The weight sink of SGLang servers: an update reaches all of them or none, and no server mixes versions.
 
-begin -> put ... -> commit: what is staged is what the trainer has
-                    hold    the policy stops sending, and ends what runs
+begin -> put ... -> commit: compare the checksum of the staged weights with the trainer's
+                    hold    the policy stops sending, and ends running requests
                     pause   every server, in abort mode
-                    send    the transport; what was loaded is what the trainer has
-                    version, caches flushed, resume
+                    send    by the transport; compare the checksum of the loaded weights with the trainer's
+                    flush the caches, set the version, resume
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agentrl.weights.codec import size_of
 from agentrl.weights.staging import Transaction
 
 Servers: TypeAlias = Callable[[], Sequence[Server]]
-"""The servers that take part now."""
+"""The servers in service now."""
 Hold: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-"""While it is held, the policy sends nothing, and nothing of what it sent runs."""
+"""During the block the policy sends no request, and none of its requests runs."""
 Lost: TypeAlias = Callable[[Server, EngineError], None]
-"""Told of a server that is not known to serve one whole version: it has to be started again."""
+"""Called with a server that may not serve one complete version: it has to be restarted."""
 
 _HEALTH_TIMEOUT_S = 30.0
 _LONGEST_VERSION = 9
@@ -36,11 +36,12 @@ _LONGEST_VERSION = 9
 class SGLangSink:
     """Sends every version to all servers, and keeps a copy of the last one in this process.
 
-    A server that serves always serves one whole version. Where an update fails, the servers get the version
-    before it again; one that cannot, or that had none to get, stays paused and is reported as `lost`.
+    A server in service always serves one complete version. Where an update fails, the servers get the
+    previous version again; a server where that fails, or without a previous version, stays paused and is
+    reported to `lost`.
 
-    One update or restoring goes on at a time; the next waits for it. Neither is cut off by a cancellation,
-    which takes effect when it has ended.
+    One update or restore runs at a time; the next waits for it. A cancellation takes effect after it has
+    ended.
     """
 
     def __init__(self, transport: Transport, servers: Servers, hold: Hold, lost: Lost) -> None:
@@ -53,15 +54,15 @@ class SGLangSink:
 
     @property
     def version(self) -> int:
-        """The version that all servers were given last; 0 before any."""
+        """The version that was last sent to all servers; 0 before the first."""
         return 0 if self._current is None else self._current.version
 
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[Transaction]:
-        """Start sending `version`; `manifest` lists every tensor that will come.
+        """Start sending `version`; `manifest` lists all its tensors.
 
         Raises:
-            EngineError: a tensor is listed twice, has a strange dtype, or differs from the version before.
+            EngineError: a tensor is listed twice, has an unknown dtype, or differs from the previous version.
         """
         if not 0 <= version < 10**_LONGEST_VERSION:
             raise EngineError(f"a version is a number of at most {_LONGEST_VERSION} digits, not {version}.")
@@ -69,15 +70,15 @@ class SGLangSink:
         yield Transaction(manifest, version, _StagedBuckets(manifest, version, self._deliver))
 
     async def restore(self, server: Server) -> None:
-        """Give a server that was just started the current weights; it may take work afterwards.
+        """Send the current weights to a server that was just started; it may get requests afterwards.
 
         Raises:
-            EngineError: it did not get them. It may hold a mixture now, and stays paused: stop it.
+            EngineError: it did not load them. It may hold mixed versions now, and stays paused: stop it.
         """
-        await _uncut(self._restore(server))
+        await _uncancellable(self._restore(server))
 
     async def close(self) -> None:
-        """Wait for what goes on, and leave nothing behind. The servers go on."""
+        """Wait for a running update, then free the weights and the transport. The servers keep running."""
         async with self._updating:
             self._current = None
             await self._transport.close()
@@ -92,7 +93,7 @@ class SGLangSink:
             await server.resume()
 
     async def _deliver(self, delivery: Delivery) -> None:
-        await _uncut(self._update(delivery))
+        await _uncancellable(self._update(delivery))
 
     async def _update(self, delivery: Delivery) -> None:
         async with self._updating:
@@ -111,47 +112,47 @@ class SGLangSink:
 
     async def _swap(self, servers: Sequence[Server], delivery: Delivery) -> None:
         await self._pause(servers)
-        whole = False
-        # Whatever breaks, a bug of ours too, may not leave a mixture behind.
+        complete = False
+        # No failure, not even a bug of this module, may leave mixed versions in a server.
         try:
             await self._load(servers, delivery)
-            whole = True
+            complete = True
         finally:
-            if not whole:
+            if not complete:
                 for server in servers:
-                    await self._or_lost(server, self._put_back(server))
+                    await self._report_failure(server, self._roll_back(server))
         self._current = delivery
         for server in servers:
-            # It has the new weights whole; whether it still lives is another matter.
-            await self._or_lost(server, server.resume())
+            # Its weights are complete now; resume still fails where the server has crashed.
+            await self._report_failure(server, server.resume())
 
     async def _pause(self, servers: Sequence[Server]) -> None:
-        answers = await asyncio.gather(*(server.pause() for server in servers), return_exceptions=True)
-        failed = [answer for answer in answers if answer is not None]
+        results = await asyncio.gather(*(server.pause() for server in servers), return_exceptions=True)
+        failed = [result for result in results if result is not None]
         if not failed:
             return
-        for server, answer in zip(servers, answers, strict=True):
-            if answer is None:
-                await self._or_lost(server, server.resume())
-            elif isinstance(answer, EngineError):
-                # It may come to pause yet, when nobody expects it.
-                self._lost(server, answer)
+        for server, result in zip(servers, results, strict=True):
+            if result is None:
+                await self._report_failure(server, server.resume())
+            elif isinstance(result, EngineError):
+                # The pause may still take effect later.
+                self._lost(server, result)
         raise failed[0]
 
     async def _load(self, servers: Sequence[Server], delivery: Delivery) -> None:
         loaded = await self._transport.send(servers, delivery)
         for server in servers:
-            got = loaded[server].checksum
-            if got is not None and got != delivery.checksum:
+            loaded_checksum = loaded[server].checksum
+            if loaded_checksum is not None and loaded_checksum != delivery.checksum:
                 raise EngineError(
-                    f"{server.url} holds other weights than version {delivery.version} has (checksum {got}, "
-                    f"expected {delivery.checksum}); send them again."
+                    f"{server.url} holds other weights than version {delivery.version} has (checksum "
+                    f"{loaded_checksum}, expected {delivery.checksum}); send them again."
                 )
-        await _all(server.flush() for server in servers)
-        await _all(server.set_version(delivery.version) for server in servers)
+        await _await_all(server.flush() for server in servers)
+        await _await_all(server.set_version(delivery.version) for server in servers)
 
-    async def _put_back(self, server: Server) -> None:
-        """Have a server that may hold some of the new weights serve the old ones again."""
+    async def _roll_back(self, server: Server) -> None:
+        """Send the previous version to a server that may hold some of the new weights."""
         if self._current is None:
             raise EngineError(f"{server.url} has no earlier weights to go back to; restart it.")
         if server.in_doubt:
@@ -160,20 +161,20 @@ class SGLangSink:
         await self._load([server], self._current)
         await server.resume()
 
-    async def _or_lost(self, server: Server, call: Awaitable[None]) -> None:
+    async def _report_failure(self, server: Server, call: Awaitable[None]) -> None:
         try:
             await call
         except EngineError as error:
             self._lost(server, error)
 
     async def _report_dead(self, servers: Sequence[Server]) -> None:
-        well = await asyncio.gather(*(server.healthy(_HEALTH_TIMEOUT_S) for server in servers))
-        for server in [server for server, answers in zip(servers, well, strict=True) if not answers]:
+        healthy = await asyncio.gather(*(server.healthy(_HEALTH_TIMEOUT_S) for server in servers))
+        for server in [server for server, is_healthy in zip(servers, healthy, strict=True) if not is_healthy]:
             self._lost(server, EngineUnavailableError(f"{server.url} is not there any more; restart it."))
 
 
 class _StagedBuckets:
-    """The buckets of one version. They are kept, not copied: do not change them."""
+    """The buckets of one version. They are referenced, not copied: do not change them."""
 
     def __init__(
         self,
@@ -207,30 +208,30 @@ def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) ->
         empty = [spec.name for spec in manifest if size_of(spec) < 0]
     except ValueError as error:
         raise EngineError(f"the manifest makes no sense: {error}; build it anew.") from error
-    before = set(manifest if current is None else current.manifest)
-    strange = sorted(spec.name for spec in before.symmetric_difference(manifest))
-    if empty or strange:
+    previous = set(manifest if current is None else current.manifest)
+    differing = sorted(spec.name for spec in previous.symmetric_difference(manifest))
+    if empty or differing:
         raise EngineError(
-            f"tensor {(empty + strange)[0]} is not what it was in the version before; a run sends one model."
+            f"tensor {(empty + differing)[0]} differs from the previous version; a run sends one model."
         )
 
 
-async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
-    """Every call to its end; then the first failure."""
-    for answer in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer
+async def _await_all(calls: Iterable[Coroutine[None, None, None]]) -> None:
+    """Await every call; then raise the first error."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
-async def _uncut(work: Coroutine[None, None, None]) -> None:
-    """Run work to its end, even where its caller is cancelled."""
+async def _uncancellable(work: Coroutine[None, None, None]) -> None:
+    """Await work to its end, even where the caller is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         if not task.done():
             await asyncio.wait([task])
-        # Its failure is nobody's any more.
+        # The cancelled caller does not handle its error.
         with suppress(EngineError, asyncio.CancelledError):
             task.result()
         raise

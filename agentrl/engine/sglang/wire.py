@@ -1,11 +1,11 @@
-"""`POST /generate` and the control endpoints as SGLang speaks them, from the client's side.
+"""`POST /generate` and the control endpoints of SGLang, from the client's side.
 
     POST /generate        {"rid": "..", "input_ids": [1, 10], "sampling_params": {..}, "return_logprob": true}
     200                   {"output_ids": [59], "text": "..", "meta_info": {
                            "finish_reason": {"type": "length"}, "weight_version": "default",
                            "cached_tokens": 1, "output_token_logprobs": [[-3.89, 59, null]]}}
-    POST /abort_request   {"rid": ".."}: that request answers at once, with what it has
-    GET  /server_info     how long requests may be      GET /model_info   the weights' version
+    POST /abort_request   {"rid": ".."}: that request returns at once, with its tokens so far
+    GET  /server_info     the maximum request length    GET /model_info   the weights' version
 
 As observed on SGLang 0.5.15. Its logprobs are after temperature, before top-p and top-k; at temperature 0
 they are those of temperature 1. (With SGLANG_RETURN_ORIGINAL_LOGPROB set they are before temperature: do not
@@ -24,17 +24,17 @@ from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
 
 ROUTING_KEY = "x-smg-routing-key"
-"""The header that sglang-router keeps a session on one server by."""
+"""The header by which sglang-router routes a session to one server."""
 
 UNSET_VERSION = "default"
-"""The weight_version of a server that was never told one: version 0."""
+"""The weight_version of a server where none was set: version 0."""
 
 _SEEDS = 2**63
-_SHOWN_CHARACTERS = 300
+_MAX_MESSAGE_CHARS = 300
 
 
 class WireModel(BaseModel):
-    """Base of what a server tells: read strictly, and what is not known does not matter."""
+    """Base of a server's replies: types are strict, unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -48,10 +48,10 @@ class FinishReason(WireModel):
 
 
 class MetaInfo(WireModel):
-    """What a reply says about its tokens. An entry of output_token_logprobs is (logprob, id, text).
+    """The metadata of a reply's tokens. An entry of output_token_logprobs is (logprob, id, text).
 
-    output_token_versions: the version of each token, where they differ. No SGLang tells them, `agentrl
-    serve` does.
+    output_token_versions: the version of each token, where they differ. SGLang does not report them,
+    `agentrl serve` does.
     """
 
     finish_reason: FinishReason
@@ -70,7 +70,7 @@ class GenerateReply(WireModel):
 
 
 class ServerInfo(WireModel):
-    """How long a request may be, as /server_info tells. Only SGLang itself tells max_req_input_len."""
+    """The limits in /server_info. Only SGLang itself reports max_req_input_len."""
 
     context_length: Annotated[int, Field(ge=1)] | None = None
     max_req_input_len: int | None = None
@@ -79,7 +79,7 @@ class ServerInfo(WireModel):
 
 
 class ModelInfo(WireModel):
-    """What /model_info tells."""
+    """The reply of /model_info."""
 
     weight_version: str = UNSET_VERSION
 
@@ -91,22 +91,22 @@ class RouterWorker(WireModel):
 
 
 class RouterWorkers(WireModel):
-    """The servers behind a router, as its /workers tells."""
+    """The servers behind a router: the reply of /workers."""
 
     workers: list[RouterWorker]
 
 
 class Capacity(NamedTuple):
-    """How many tokens fit: in prompt and completion together, and in a prompt."""
+    """Maximum numbers of tokens: of prompt and completion together, and of the prompt."""
 
     total: int
     prompt: int
 
     def check(self, prompt_len: int, max_new_tokens: int) -> None:
-        """Refuse what can never fit.
+        """Check a request against the capacity.
 
         Raises:
-            RequestTooLargeError: naming all three numbers.
+            RequestTooLargeError: it exceeds the capacity; the message has all three numbers.
         """
         if prompt_len > self.prompt or prompt_len + max_new_tokens > self.total:
             raise RequestTooLargeError(
@@ -124,28 +124,28 @@ T = TypeVar("T", bound=WireModel)
 _REQUEST: TypeAdapter[dict[str, object]] = TypeAdapter(dict[str, object])
 
 
-def read(kind: type[T], body: bytes, what: str) -> T:
-    """What a body tells. what: names it in the sentence.
+def read(model: type[T], body: bytes, what: str) -> T:
+    """Parse a body. what: its name in the error message.
 
     Raises:
-        EngineError: it is no such reply.
+        EngineError: the body does not match the model.
     """
     try:
-        return kind.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the body"
         raise EngineError(
-            f"{what} is no reply of the SGLang protocol ({where}: {first['msg'].lower()}); check the address "
-            "and the server's version."
+            f"{what} does not follow the SGLang protocol ({where}: {first['msg'].lower()}); check the "
+            "address and the server's version."
         ) from None
 
 
 def capacity_of(info: ServerInfo) -> Capacity:
-    """What fits into a server.
+    """The capacity of a server.
 
-    SGLang keeps five tokens of a request for itself where it tells max_req_input_len, and asks for a page of
-    its cache more than a request needs; a longer request it would cut without a word.
+    SGLang reserves five tokens of a request where it reports max_req_input_len, and allocates one cache page
+    more than a request needs; it truncates a longer request without an error.
     """
     total = info.context_length or UNBOUNDED_CAPACITY.total
     prompt = total
@@ -161,7 +161,7 @@ def version_of(weight_version: str) -> int:
     """The number of a weight_version.
 
     Raises:
-        EngineError: it is a word; versions are counted.
+        EngineError: it is no whole number.
     """
     if weight_version == UNSET_VERSION:
         return 0
@@ -173,8 +173,8 @@ def version_of(weight_version: str) -> int:
     return int(weight_version)
 
 
-def written(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
-    """A request for one completion. Whatever a server may have defaults for is said."""
+def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
+    """The body of a request for one completion. Every parameter with a server default is set."""
     rules: dict[str, object] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -184,7 +184,7 @@ def written(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
         "repetition_penalty": 1.0,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
-        # The text shows what stopped a completion at its limit, so nothing of it may be left out.
+        # A stop at the limit is detected in the text, so the text must be complete.
         "no_stop_trim": True,
         "skip_special_tokens": False,
     }
@@ -193,7 +193,7 @@ def written(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
     if sampling.stop_token_ids:
         rules["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.seed is not None:
-        # SGLang holds it in 64 signed bits.
+        # SGLang stores it as a signed 64-bit integer.
         rules["sampling_seed"] = sampling.seed % _SEEDS
     ids = prompt_ids if isinstance(prompt_ids, list) else [int(i) for i in prompt_ids]
     request: dict[str, object] = {
@@ -205,20 +205,20 @@ def written(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
     return _REQUEST.dump_json(request)
 
 
-def written_abort(rid: str) -> bytes:
-    """A request that ends another one. SGLang ends every request whose rid begins with this one."""
+def abort_body(rid: str) -> bytes:
+    """The body of an abort. SGLang aborts every request whose rid has this prefix."""
     return json.dumps({"rid": rid}).encode()
 
 
 def refusal(status: int, body: bytes) -> str:
-    """What a server said instead of a reply, as far as it fits into a sentence."""
-    said = " ".join(body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace").split())
+    """The status and error message of a response, truncated to one sentence."""
+    message = " ".join(body[: 4 * _MAX_MESSAGE_CHARS].decode("utf-8", "replace").split())
     try:
-        told = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):
-        told = None
-    if isinstance(told, dict):
-        inner = told.get("error")
-        message = inner.get("message") if isinstance(inner, dict) else told.get("message")
-        said = " ".join(message.split()) if isinstance(message, str) else said
-    return f"answered {status}: {said[:_SHOWN_CHARACTERS]}"
+        parsed = None
+    if isinstance(parsed, dict):
+        error = parsed.get("error")
+        text = error.get("message") if isinstance(error, dict) else parsed.get("message")
+        message = " ".join(text.split()) if isinstance(text, str) else message
+    return f"answered {status}: {message[:_MAX_MESSAGE_CHARS]}"
