@@ -1,4 +1,4 @@
-"""The processes of a run that compute, and their end."""
+"""The processes of a run that compute: the trainer's ranks and the embedded engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.ranks import gathered_ranks
+from agentrl.assembly.ranks import launched_ranks
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
 from agentrl.trainer.launch.launched import LaunchedRanks
@@ -23,18 +23,18 @@ class RunProcesses(NamedTuple):
 
 
 Start: TypeAlias = Callable[[Path, Path], AbstractAsyncContextManager[RunProcesses]]
-"""Starts the processes of a run; the folders of the engine and of the trainer are for what they print."""
+"""Starts the processes of a run; the folders, of the engine and of the trainer, are for their output."""
 
 
 @contextmanager
 def launched_processes(config: RunConfig) -> Iterator[Start]:
-    """How a run starts its processes, beside ranks of the trainer that a launcher has started already.
+    """The function that starts a run's processes; ranks of a launcher run already, and are connected.
 
     Raises:
-        UserError: this process is such a rank, not the run; or the others did not come.
-        TrainerError: a rank has gone before all were there.
+        UserError: this process is such a rank, not the run; or the others did not connect.
+        TrainerError: a rank disconnected before all were connected.
     """
-    with gathered_ranks(config) as launched:
+    with launched_ranks(config) as launched:
         yield partial(run_processes, config, launched=launched)
 
 
@@ -44,8 +44,8 @@ async def run_processes(
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 
-    The engine's starts at once, and imports torch while the world is built. The folders are for what they
-    print. launched: Megatron's ranks that a launcher started.
+    The engine's process starts at once, and imports torch while the world is built. The folders are for their
+    output. launched: Megatron's ranks that a launcher started.
     """
     hosted = config.engine.engine == "embedded" and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None

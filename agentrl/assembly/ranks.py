@@ -1,4 +1,4 @@
-"""Who is who where a launcher such as torchrun starts this command for every rank; loads no torch."""
+"""This process's rank where a launcher such as torchrun starts the command for every rank; loads no torch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 
 from agentrl.assembly.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.trainer.launch.seats import Seat, taken_seat
+from agentrl.trainer.launch.launcher_env import LauncherEnv, launcher_env
 
 if TYPE_CHECKING:
     from agentrl.trainer.launch.launched import LaunchedRanks
 
 
-def seat_of(config: RunConfig) -> Seat | None:
-    """This process's place among the ranks; None where nobody launched any, or the trainer has none.
+def launcher_env_of(config: RunConfig) -> LauncherEnv | None:
+    """This process's rank; None where no launcher started any, or the trainer has no ranks.
 
     Raises:
-        ConfigError: the environment is incomplete, or says something else than the layout.
+        ConfigError: the environment is incomplete, or contradicts the layout.
     """
     if config.trainer.trainer != "megatron":
         return None
-    return taken_seat(config.megatron, os.environ)
+    return launcher_env(config.megatron, os.environ)
 
 
-def be_rank(seat: Seat) -> None:
-    """Be a rank other than 0 until the run has ended.
+def run_launched_rank(env: LauncherEnv) -> None:
+    """Run as a rank other than 0 until the run has ended.
 
     Raises:
         ConfigError: there is no rank 0.
@@ -35,26 +35,26 @@ def be_rank(seat: Seat) -> None:
     from agentrl.trainer.launch.launched import serve_launched
     from agentrl.trainer.megatron.plan import WORKER
 
-    serve_launched(seat, WORKER)
+    serve_launched(env, WORKER)
 
 
 @contextmanager
-def gathered_ranks(config: RunConfig) -> Iterator[LaunchedRanks | None]:
-    """The ranks that were launched beside this process; None where it starts all of them itself.
+def launched_ranks(config: RunConfig) -> Iterator[LaunchedRanks | None]:
+    """The other ranks that a launcher started; None where this process starts all of them itself.
 
     Raises:
-        UserError: this process is a rank, not the run; or the others did not come.
-        TrainerError: a rank has gone before all were there.
+        UserError: this process is a rank, not the run; or the others did not connect.
+        TrainerError: a rank disconnected before all were connected.
     """
-    seat = seat_of(config)
-    if seat is None:
+    env = launcher_env_of(config)
+    if env is None:
         yield None
         return
-    if seat.number:
-        raise ConfigError(f"this process is rank {seat.number} of a run; start it as `agentrl train`.")
-    from agentrl.trainer.launch.launched import gathered
+    if env.rank:
+        raise ConfigError(f"this process is rank {env.rank} of a run; start it as `agentrl train`.")
+    from agentrl.trainer.launch.launched import connected_ranks
 
-    # What is started from here, an inference server say, has stores of its own.
+    # A child process, such as an inference server, hosts stores of its own.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    with gathered(seat) as launched:
+    with connected_ranks(env) as launched:
         yield launched

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.model import threads_for
-from agentrl.assembly.ranks import seat_of
+from agentrl.assembly.ranks import launcher_env_of
 from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.extras import require
@@ -162,7 +162,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
     if config.trainer.trainer != "megatron":
         return
     require("trainer = megatron", "megatron")
-    if seat_of(config) is None:
+    if launcher_env_of(config) is None:
         check_gpus(config.megatron.world_size)
     check_layout(shape_of(source.config), config.megatron)
 

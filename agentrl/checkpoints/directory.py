@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path) -> Iterator[Path]:
     """A folder beside `target` to write into; it takes its place when the block has ended well.
 
     What was there before is kept until then; the next write clears what one left that was killed.

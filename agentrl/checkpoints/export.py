@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.directory import atomic_directory
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.codec import slices
 from agentrl.weights.streamed import FILE_BYTES, write_model
@@ -53,7 +53,7 @@ def write_tensors(
     Raises:
         ValueError: something else comes than the manifest says.
     """
-    with whole_directory(target) as coming:
+    with atomic_directory(target) as coming:
         copy_without_weights(like, coming, dtype=manifest[0].dtype)
         write_model(coming, manifest, tensors, file_bytes=file_bytes)
 

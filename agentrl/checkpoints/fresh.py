@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
-from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.source import ModelSource, open_config
 from agentrl.errors import ModelLoadError
 from agentrl.weights.quiet import quiet_transformers
@@ -17,7 +17,7 @@ from agentrl.weights.quiet import quiet_transformers
 
 def write_untrained(directory: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write a model directory that lacks its weights: see `draw_weights`."""
-    with whole_directory(directory) as coming:
+    with atomic_directory(directory) as coming:
         config.save_pretrained(coming)
         tokenizer.save_pretrained(coming)
 

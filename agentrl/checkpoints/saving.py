@@ -6,13 +6,13 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.directory import atomic_directory
 from agentrl.weights.quiet import quiet_transformers
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
     """Write model and tokenizer as a Hugging Face directory that appears whole or not at all."""
-    with whole_directory(Path(directory)) as coming:
+    with atomic_directory(Path(directory)) as coming:
         with quiet_transformers():
             model.save_pretrained(coming)
         tokenizer.save_pretrained(coming)

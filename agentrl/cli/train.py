@@ -7,7 +7,7 @@ import rich_click as click
 import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_config
-from agentrl.assembly.ranks import be_rank, seat_of
+from agentrl.assembly.ranks import launcher_env_of, run_launched_rank
 from agentrl.cli.flags import EngineFlags, config_flags, given
 from agentrl.extras import TRAINING, require
 
@@ -17,7 +17,7 @@ from agentrl.extras import TRAINING, require
 @click.argument("run_file", required=False, type=click.Path(dir_okay=False))
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None) -> None:
-    """Train an agent as RUN_FILE (TOML) says; every setting is also a flag, and flags win.
+    """Train an agent with the settings of RUN_FILE (TOML); every setting is also a flag, and flags win.
 
     Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
 
@@ -27,12 +27,12 @@ def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None)
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
     """
     settings = given(flags, RunConfig)
-    # A mistake is told at once, not after the seconds that importing torch takes.
+    # An invalid setting is reported at once, not after the seconds that importing torch takes.
     config = load_config(run_file, settings)
     require("training", *TRAINING)
-    seat = seat_of(config)
-    if seat is not None and seat.number:
-        be_rank(seat)
+    env = launcher_env_of(config)
+    if env is not None and env.rank:
+        run_launched_rank(env)
         return
     result = agentrl.train(run_file, quiet=quiet, **settings)
     if quiet:

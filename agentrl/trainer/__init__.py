@@ -1,1 +1,1 @@
-"""Turning samples and credit into better weights. `torch/` is the reference; the config is torch-free."""
+"""Updates of the weights from samples and credit. `torch/` is the reference; the config imports no torch."""

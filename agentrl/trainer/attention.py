@@ -1,8 +1,7 @@
 """Causal attention inside each sequence of a flat row.
 
-A mask over the whole row would cost the square of its length, nearly all of it for nothing.
-Here sequences of like length are folded into a batch, so that the cost is that of the
-sequences alone, whatever the row's length.
+A mask over the row would cost the square of its length, nearly all of it wasted. Here sequences of like
+length are folded into a batch: the cost is that of the sequences, and independent of the row's length.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 _SHORTEST = 0.8
-"""A batch's shortest sequence, as a share of its longest: bounds what folding wastes."""
+"""A batch's shortest sequence, as a share of its longest: bounds the padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fold:
     """Neighbouring sequences as a batch: tokens start to stop of the row become [count, longest].
 
-    fold: where in the run each cell of the batch comes from; unfold: which cells are real.
-    Both are None where the sequences are of one length. A sequence is filled up with its own
-    last token, at its end, where causal attention hides it from all the others.
+    fold: the index in the run of each cell of the batch; unfold: the cells that are not padding. Both are
+    None where the sequences are of one length. A sequence is padded at its end with its own last token,
+    where causal attention hides it from all other tokens.
     """
 
     start: int
@@ -94,7 +93,7 @@ def with_shared_heads(
     """SDPA of query [B, H, Q, D] over key and value [B, fewer heads, K, D]. mask [Q, K]; None = causal."""
     times = query.shape[1] // key.shape[1]
     if times > 1 and query.is_cuda and query.dtype == torch.float32:
-        # No kernel for GPUs shares heads in fp32: what is left would write all scores down.
+        # No GPU kernel shares heads in fp32: the fallback would materialize all scores.
         key, value = (x.repeat_interleave(times, 1) for x in (key, value))
         times = 1
     return scaled_dot_product_attention(

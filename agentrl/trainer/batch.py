@@ -22,7 +22,7 @@ Int64Array = npt.NDArray[np.int64]
 class MicroBatch:
     """One row.
 
-    members: S indices into the batch. positions: for each member, where its predicted tokens stand.
+    members: S indices into the batch. positions: for each member, the positions of its predicted tokens.
     input_ids_T, position_ids_T: the members' tokens end to end, positions from 0 in each.
     predictor_N: the index into T of the state that predicts a token: that of the token before.
     """
@@ -37,23 +37,23 @@ class MicroBatch:
     temperature_N: npt.NDArray[np.float64]
 
     def gather(self, arrays: Sequence[FloatArray]) -> FloatArray:
-        """Of one array per sample of the batch: the values at this row's predicted tokens, [N]."""
+        """The values at this row's predicted tokens, [N]. arrays: one per sample of the batch."""
         return np.concatenate([arrays[m][at] for m, at in zip(self.members, self.positions, strict=True)])
 
     def extras(self, samples: Sequence[Sample]) -> dict[str, Extra]:
-        """The extras of the batch at this row's predicted tokens, by name; filled where a sample has none.
+        """The extras of the batch at this row's predicted tokens, by name; padded where a sample has none.
 
         Raises:
             ValueError: extras of one name differ in their declaration.
         """
-        taken = [
+        extras_by_member = [
             (len(at), {name: extra.take(at) for name, extra in samples[m].extras.items()})
             for m, at in zip(self.members, self.positions, strict=True)
         ]
-        # Every micro-batch has the same names, for a loss returns the same metrics for each.
-        size = sum(n for n, _ in taken)
-        filled = {name: spec.empty(size) for name, spec in specs_of(samples).items()}
-        return {**filled, **joined_extras(taken)}
+        # Every micro-batch has the same names: a loss must return the same metrics for each.
+        size = sum(n for n, _ in extras_by_member)
+        empty = {name: spec.empty(size) for name, spec in specs_of(samples).items()}
+        return {**empty, **joined_extras(extras_by_member)}
 
 
 def specs_of(samples: Sequence[Sample]) -> dict[str, ExtraSpec]:
@@ -61,36 +61,36 @@ def specs_of(samples: Sequence[Sample]) -> dict[str, ExtraSpec]:
     return {name: extra.spec for sample in samples for name, extra in sample.extras.items()}
 
 
-def check_extras(samples: Sequence[Sample], wanted: Mapping[str, ExtraSpec]) -> None:
-    """See that the engine gave the extras that a loss uses, as it declares them.
+def check_extras(samples: Sequence[Sample], required: Mapping[str, ExtraSpec]) -> None:
+    """Check that the samples have the extras that a loss uses, as it declares them.
 
     Raises:
-        UserError: it did not.
+        UserError: one is missing, or declared in another way.
     """
-    given = specs_of(samples)
-    for name, spec in wanted.items():
-        if name not in given:
+    available = specs_of(samples)
+    for name, spec in required.items():
+        if name not in available:
             raise UserError(
-                f"the loss uses the extra `{name}`, the engine gives {', '.join(given) or 'none'}; choose an "
-                "engine that gives it, or another loss."
+                f"the loss uses the extra `{name}`, the engine gives {', '.join(available) or 'none'}; "
+                "choose an engine that gives it, or another loss."
             )
-        if given[name] != spec:
+        if available[name] != spec:
             raise UserError(
-                f"the loss declares the extra `{name}` as {spec}, the engine gives {given[name]}; change "
+                f"the loss declares the extra `{name}` as {spec}, the engine gives {available[name]}; change "
                 "what the loss declares."
             )
 
 
 def check_sampled(samples: Iterable[Sample]) -> None:
-    """See that probabilities can be given to samples.
+    """Check that the probabilities of all samples are defined.
 
     Raises:
-        ValueError: one was sampled greedily, so its probabilities have no temperature.
+        ValueError: a sample was sampled greedily, so its probabilities have no temperature.
     """
-    if frozen := [
+    if greedy := [
         sample.rollout_id for sample in samples if np.any(sample.temperatures[sample.loss_mask] <= 0)
     ]:
-        raise ValueError(f"samples {frozen} were sampled at temperature 0; sample training data above 0")
+        raise ValueError(f"samples {greedy} were sampled at temperature 0; sample training data above 0")
 
 
 def micro_batches(
@@ -98,7 +98,7 @@ def micro_batches(
 ) -> tuple[MicroBatch, ...]:
     """Rows that predict exactly the tokens under `masks` (which never cover a first token).
 
-    A sequence goes in only as far as its last predicted token needs; one without any is left out.
+    A sequence ends before its last predicted token; one without predicted tokens is left out.
 
     Raises:
         ValueError: a sample was sampled greedily, so its probabilities have no temperature.

@@ -13,7 +13,7 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 def _optimizer(name: object) -> object:
-    """The field writes adam where weight decay is decoupled too."""
+    """The name `adam` is common for AdamW, too."""
     return "adamw" if name == "adam" else name
 
 

@@ -1,4 +1,4 @@
-"""What a loss is given of the tokens of a row."""
+"""The inputs of a loss for the tokens of a row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from agentrl.types import FloatArray, TrainBatch
 
 
 def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> LossInputs:
-    """What is known of the row's tokens."""
+    """The arrays of the batch at the row's predicted tokens, as tensors."""
 
     def tensor(arrays: Sequence[FloatArray]) -> Tensor:
         return torch.from_numpy(row.gather(arrays)).to(device)
 
-    def given(arrays: Sequence[FloatArray] | None) -> Tensor | None:
+    def optional(arrays: Sequence[FloatArray] | None) -> Tensor | None:
         return None if arrays is None else tensor(arrays)
 
     counts = torch.tensor([len(at) for at in row.positions])
@@ -28,8 +28,8 @@ def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> Los
         advantages_N=tensor(batch.credit.advantages),
         weights_N=tensor(batch.credit.weights),
         sequence_N=torch.repeat_interleave(torch.arange(len(counts)), counts).to(device),
-        ref_logp_N=given(batch.scores.ref),
-        returns_N=given(batch.credit.returns),
-        old_values_N=given(batch.scores.values),
+        ref_logp_N=optional(batch.scores.ref),
+        returns_N=optional(batch.credit.returns),
+        old_values_N=optional(batch.scores.values),
         extras={name: TokenExtra.of(extra, device) for name, extra in row.extras(batch.samples).items()},
     )

@@ -1,4 +1,4 @@
-"""What the ranks of a trainer work on, and what they answer; the same for every trainer."""
+"""The plan that a trainer's ranks receive, their methods and their results; the same for every trainer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from agentrl.losses import Loss, explained_variance
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
-from agentrl.trainer.launch.work import RankPlace
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """How a network learns. total_steps: that a decay of the learning rate is spread over."""
+    """How a network learns. total_steps: the optimizer steps that a decay of the learning rate takes."""
 
     loss: Loss
     config: TrainerConfig
@@ -29,14 +29,14 @@ class Learning:
 
 
 class Done(NamedTuple):
-    """What an optimizer did so far: its steps, and those of them that it skipped."""
+    """An optimizer's steps so far, and those of them that it skipped."""
 
     steps: int
     skipped: int
 
     @property
     def stepped(self) -> int:
-        """The steps that changed something."""
+        """The steps that changed the weights."""
         return self.steps - self.skipped
 
 
@@ -44,7 +44,7 @@ class StepSums(NamedTuple):
     """One optimizer step on one rank.
 
     sums: loss and metrics, summed over this rank's tokens; empty where another rank reports them.
-    step: grad_norm, lr, skipped_steps, which all ranks agree on.
+    step: grad_norm, lr, skipped_steps, which are the same on all ranks.
     """
 
     sums: Mapping[str, float]
@@ -52,33 +52,33 @@ class StepSums(NamedTuple):
 
 
 class Worker(Protocol):
-    """What one rank does for the trainer; every rank gets the same calls with the same arguments."""
+    """One rank of the trainer; every rank gets the same calls with the same arguments."""
 
     def manifest(self) -> tuple[TensorSpec, ...]:
-        """The policy's tensors, in the order in which `weights` gives them."""
+        """The policy's tensors, in the order of `weights`."""
 
     def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
         """Logprobs, or values, of the tokens under `scored_tokens`, by sample; on the reporting ranks."""
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
-        """One optimizer step over the whole batch, of every network that learns now."""
+        """One optimizer step over the batch, of every network that learns in this step."""
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Iterator[Filled]:
         """The policy's weights in buckets, on rank 0; the generator returns their checksum."""
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
-        """Write this rank's part of the trainer's state; the updates, and what each optimizer did."""
+        """Write this rank's part of the trainer's state; returns the updates, and each optimizer's steps."""
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
-        """Go on from what was saved."""
+        """Restore what `save` has written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(ABC):
-    """What every rank is given once; it is pickled.
+    """The plan that every rank receives; it is pickled.
 
-    models: the Hugging Face directory of each role; `old` is the policy. critic: it begins with the policy's
-    trunk. critic_warmup: optimizer steps that the critic learns before the policy does (count).
+    models: the Hugging Face directory of each role; `old` is the policy. critic: initialized with the
+    policy's trunk. critic_warmup: optimizer steps of the critic before the first of the policy (count).
     """
 
     policy: Learning
@@ -88,7 +88,7 @@ class Plan(ABC):
 
     @property
     def config(self) -> TrainerConfig:
-        """What holds for all networks."""
+        """The settings that all networks share."""
         return self.policy.config
 
     @property
@@ -107,22 +107,22 @@ class Plan(ABC):
         """Whether weights are published, and saved, in bfloat16; otherwise in float32."""
 
     @abstractmethod
-    def working(self, place: RankPlace) -> AbstractContextManager[Worker]:
+    def worker(self, place: RankPlace) -> AbstractContextManager[Worker]:
         """The worker of one rank, in the process of that rank."""
 
     @property
     @abstractmethod
     def layout_facts(self) -> Mapping[str, int]:
-        """What the files of a saved state depend on, by the names of settings."""
+        """The settings that the files of a saved state depend on, by name."""
 
 
 def scored_tokens(sample: Sample, role: ScoreRole) -> BoolArray:
-    """Which tokens a role says something of: all but the first, or those that are learned from."""
+    """The tokens that a role scores: all but the first; for values, those under the loss mask."""
     return sample.loss_mask if role == "values" else np.arange(len(sample)) > 0
 
 
 def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, float]:
-    """Of one network, put together from all ranks: metrics as means over the batch's loss tokens."""
+    """The metrics of one network's step over all ranks, as means over the batch's loss tokens."""
     sums: dict[str, float] = {}
     for rank in ranks:
         for name, total in rank.sums.items():
@@ -132,8 +132,8 @@ def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, floa
 
 
 def critic_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a step of the critic says, under names that are not the policy's."""
-    named = {f"critic_{name}": metrics[name] for name in ("grad_norm", "lr", "skipped_steps")}
+    """The metrics of a critic's step, under names that differ from the policy's."""
+    renamed = {f"critic_{name}": metrics[name] for name in ("grad_norm", "lr", "skipped_steps")}
     if "value_target" in metrics:
-        named["value_explained_variance"] = explained_variance(metrics)
-    return named | {name: metrics[name] for name in ("value_loss", "value_clipfrac") if name in metrics}
+        renamed["value_explained_variance"] = explained_variance(metrics)
+    return renamed | {name: metrics[name] for name in ("value_loss", "value_clipfrac") if name in metrics}

@@ -9,13 +9,13 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
-from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.export import write_directory
 from agentrl.losses import extras_used
 from agentrl.protocols import Bucket, PublishReport, StepReport, TensorSpec, WeightSink
 from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
-from agentrl.trainer.launch.work import Work
+from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 
@@ -25,14 +25,14 @@ BUCKET_BYTES = 64 << 20
 
 
 class Ranks(Protocol):
-    """Where the workers of a plan are: in processes of their own, or in this one. Its calls block."""
+    """The ranks of a plan, in processes of their own or in this one. Its calls block."""
 
     @property
     def pids(self) -> list[int]:
         """The processes, in the order of the ranks."""
 
-    def begin(self, plan: Work) -> None:
-        """Have every rank work on a plan; what it worked on before is gone.
+    def begin(self, plan: RankPlan) -> None:
+        """Send every rank a plan; the worker of the previous plan is closed.
 
         Raises:
             ConfigError: the plan holds what no other process can import.
@@ -40,25 +40,25 @@ class Ranks(Protocol):
         """
 
     def call(self, method: str, *args: object) -> list[object]:
-        """Call a method of every rank's `Worker`; what each answers, in the order of the ranks."""
+        """Call a method of every rank's `Worker`; the replies, in the order of the ranks."""
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
         """Buckets of rank 0, one at a time, to their end; returns what the method of rank 0 returned."""
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
-        """Run a function that makes such calls, so that the event loop goes on where it can."""
+        """Run a function that makes such calls, off the event loop where the ranks are processes."""
 
     def close(self) -> None:
         """End all ranks."""
 
 
 class RankTrainer:
-    """Trains the model at `plan.models["old"]` on the ranks that it is given.
+    """Trains the model at `plan.models["old"]` on `ranks`.
 
-    The constructor blocks until every rank has its model; `started` does not. A call that has begun goes on
-    to its end: a cancellation takes effect after it, so no half step is left behind.
+    The constructor blocks until every rank has its model; `started` does not. A call that has begun runs to
+    its end: a cancellation takes effect after it, so no step is half done.
 
-    bucket_bytes: of weights that are sent at once; a larger tensor is, too.
+    bucket_bytes: size of a bucket of weights; a larger tensor has a bucket of its own.
 
     Raises:
         ModelLoadError: a directory holds no model that the ranks train.
@@ -81,11 +81,11 @@ class RankTrainer:
     async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
         """Logprobs of every token in each role, at each sample's temperature; values of trainable tokens.
 
-        A first token has nothing before it and gets 0. Without the role `old`, the old logprobs are those
-        of the engine.
+        A first token has no prefix and gets 0. Without the role `old`, the old logprobs are those of the
+        engine.
 
         Raises:
-            ValueError: no network here has that role, or a sample was sampled greedily.
+            ValueError: the plan has no network in that role, or a sample was sampled greedily.
             TrainerError: a rank failed.
         """
         if missing := [role for role in roles if role not in self._plan.roles]:
@@ -103,20 +103,20 @@ class RankTrainer:
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step of the critic, where there is one, and one of the policy.
 
-        A gradient that is not finite is thrown away: weights and optimizer stay as they were,
-        train/skipped_steps (in all so far) grows by one, and the schedule goes on.
+        A gradient that is not finite is discarded: weights and optimizer stay as they were,
+        train/skipped_steps (in all so far) grows by one, and the schedule advances.
 
         Raises:
             ValueError: no token of the batch is under a loss mask, or a sample was sampled greedily.
-            UserError: the engine does not give the extras that the loss uses.
+            UserError: the samples lack the extras that the loss uses.
             TrainerError: a rank failed.
         """
         if not batch.num_loss_tokens:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
-        answers = await self.ranks.run(self.ranks.call, "update", batch)
-        ranks = cast(list[Mapping[ScoreRole, StepSums]], answers)
+        replies = await self.ranks.run(self.ranks.call, "update", batch)
+        ranks = cast(list[Mapping[ScoreRole, StepSums]], replies)
         metrics: dict[str, float] = {}
         if "values" in ranks[0]:
             metrics |= critic_metrics(step_metrics([rank["values"] for rank in ranks], batch))
@@ -131,7 +131,7 @@ class RankTrainer:
         """Send the current weights in buckets, each piece of memory once.
 
         Raises:
-            EngineError: the engine did not take them; its old version serves on.
+            EngineError: the engine rejected them, and still serves its old version.
             TrainerError: a rank failed.
         """
         started = time.perf_counter()
@@ -141,18 +141,18 @@ class RankTrainer:
                 while (bucket := await self.ranks.run(next, buckets, None)) is not None:
                     num_bytes += bucket.data.nbytes
                     await transaction.put(bucket)
-                    # Whatever the sink does not keep is filled again.
+                    # A buffer that the sink does not reference is filled again.
                     del bucket
                 await transaction.commit(buckets.checksum)
         finally:
-            # Where the engine broke off, the ranks are still sending.
+            # When the engine has failed, the ranks are still sending.
             await self.ranks.run(buckets.drain)
         return PublishReport(version, num_bytes, time.perf_counter() - started)
 
     async def save(self, directory: str) -> None:
-        """Write a Hugging Face directory that appears whole or not at all.
+        """Write a Hugging Face directory, atomically.
 
-        All but the weights is copied from the directory that the policy began with.
+        All files but the weights are copied from the policy's initial directory.
 
         Raises:
             TrainerError: a rank failed.
@@ -160,7 +160,7 @@ class RankTrainer:
         await self.ranks.run(self._save, Path(directory))
 
     async def save_state(self, directory: str) -> None:
-        """Write all that the trainer knows: weights, optimizers, steps. It appears whole or not at all.
+        """Write the trainer's state, atomically: weights, optimizers, steps.
 
         Raises:
             TrainerError: a rank failed.
@@ -168,16 +168,16 @@ class RankTrainer:
         await self.ranks.run(self._save_state, Path(directory))
 
     async def load_state(self, directory: str) -> None:
-        """Go on, bit for bit, from what a trainer with the same layout has saved.
+        """Restore the state that a trainer with the same layout has saved, bit for bit.
 
         Raises:
-            ModelLoadError: there is nothing of the kind.
+            ModelLoadError: the directory holds no such state.
             ConfigError: it was saved under another layout, or with other networks.
             TrainerError: a rank failed.
         """
-        # Ranks of other machines find it under the same path.
+        # Ranks of other machines read it under the same path.
         folder = Path(directory).resolve()
-        steps, done = saved.opened(folder, self._plan)
+        steps, done = saved.read_summary(folder, self._plan)
         await self.ranks.run(self.ranks.call, "load", folder, steps, done)
 
     async def close(self) -> None:
@@ -192,23 +192,23 @@ class RankTrainer:
         write_directory(directory, self._buckets(), manifest=self._manifest, like=like)
 
     def _save_state(self, directory: Path) -> None:
-        with whole_directory(directory) as coming:
-            coming.mkdir()
-            answers = self.ranks.call("save", coming)
-            steps, done = cast(list[tuple[int, dict[ScoreRole, Done]]], answers)[0]
-            saved.finish(coming, self._plan, steps, done)
+        with atomic_directory(directory) as partial:
+            partial.mkdir()
+            replies = self.ranks.call("save", partial)
+            steps, done = cast(list[tuple[int, dict[ScoreRole, Done]]], replies)[0]
+            saved.write_summary(partial, self._plan, steps, done)
 
     async def _scored(self, samples: Sequence[Sample], role: ScoreRole) -> tuple[FloatArray, ...]:
-        answers = await self.ranks.run(self.ranks.call, "score", samples, role)
+        replies = await self.ranks.run(self.ranks.call, "score", samples, role)
         scored = [np.zeros(len(sample), dtype=np.float32) for sample in samples]
-        for found in cast(list[dict[int, FloatArray]], answers):
-            for number, values in found.items():
-                scored[number][scored_tokens(samples[number], role)] = values
+        for reply in cast(list[dict[int, FloatArray]], replies):
+            for index, values in reply.items():
+                scored[index][scored_tokens(samples[index], role)] = values
         return tuple(scored)
 
 
 class _Weights:
-    """The weights in buckets, as they come. checksum: of all tensors, once they have come."""
+    """The weights in buckets, as they are received. checksum: of all tensors, once all are received."""
 
     def __init__(self, stream: Generator[Bucket, None, object]) -> None:
         self._stream = stream
@@ -221,11 +221,11 @@ class _Weights:
         try:
             return next(self._stream)
         except StopIteration as end:
-            # A stream that has ended before returns nothing.
+            # A stream that had ended before returns None.
             self.checksum = end.value or self.checksum
             raise
 
     def drain(self) -> None:
-        """Take the rest, and look at none of it."""
+        """Receive the remaining buckets, and discard them."""
         for _ in self:
             pass

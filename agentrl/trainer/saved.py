@@ -1,11 +1,11 @@
-"""All that a trainer knows, as a directory: another one goes on from it as if nothing had been between.
+"""A trainer's state as a directory: a trainer that loads it continues bit for bit.
 
-trainer.json                                what it is: the layout, and what the optimizers did
+trainer.json                                the layout, and the optimizers' steps
 policy/                                     the policy's weights and its optimizer
 critic/                                     the same of a critic
 
-With Megatron each holds the shards and the optimizer parts of every rank (`megatron/files/saving`), with
-torch state.pt.
+With Megatron each folder holds the shards and the optimizer parts of every rank (`megatron/files/saving`),
+with torch state.pt.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from agentrl.types import ScoreRole
 
 ABOUT = "trainer.json"
 FOLDERS: Mapping[ScoreRole, str] = {"old": "policy", "values": "critic"}
-"""Where each network that learns is."""
+"""The folder of each network that learns."""
 
 Dtype = Literal["float32", "bfloat16"]
 
 
 class SavedDone(Section):
-    """What an optimizer did."""
+    """An optimizer's steps."""
 
     steps: int
     """Steps (count)."""
     skipped: int
-    """Those that changed nothing (count)."""
+    """Those that changed no weights (count)."""
 
 
 class SavedTrainer(Section):
-    """What trainer.json says."""
+    """The contents of trainer.json."""
 
     format: Literal[1] = 1
-    """Of this directory; another one would be read otherwise."""
+    """The version of this directory's format."""
     dtype: Dtype
-    """Of the weights."""
+    """The dtype of the weights."""
     layout: dict[str, int]
-    """What the files depend on: settings, by name."""
+    """The settings that the files depend on, by name."""
     steps: int
     """Updates that the trainer made (count)."""
     done: dict[str, SavedDone]
-    """What the optimizer of each network did."""
+    """The steps of each network's optimizer."""
 
 
-def finish(folder: Path, plan: Plan, steps: int, done: Mapping[ScoreRole, Done]) -> None:
-    """Write what the ranks have not: what all of it is."""
+def write_summary(folder: Path, plan: Plan, steps: int, done: Mapping[ScoreRole, Done]) -> None:
+    """Write trainer.json, in a folder that the ranks have filled."""
     done_by_folder = {
-        FOLDERS[role]: SavedDone(steps=one.steps, skipped=one.skipped) for role, one in done.items()
+        FOLDERS[role]: SavedDone(steps=counts.steps, skipped=counts.skipped) for role, counts in done.items()
     }
     saved = SavedTrainer(
         dtype=dtype_of(plan), layout=dict(plan.layout_facts), steps=steps, done=done_by_folder
@@ -64,8 +64,8 @@ def finish(folder: Path, plan: Plan, steps: int, done: Mapping[ScoreRole, Done])
     (folder / ABOUT).write_text(json.dumps(saved.model_dump(), indent=2) + "\n", encoding="utf-8")
 
 
-def opened(folder: Path, plan: Plan) -> tuple[int, dict[ScoreRole, Done]]:
-    """The updates that the saved trainer made, and what each optimizer did, where this plan fits to them.
+def read_summary(folder: Path, plan: Plan) -> tuple[int, dict[ScoreRole, Done]]:
+    """The saved trainer's updates, and the steps of each optimizer; checks them against the plan.
 
     Raises:
         ModelLoadError: it is no such directory.
@@ -78,16 +78,17 @@ def opened(folder: Path, plan: Plan) -> tuple[int, dict[ScoreRole, Done]]:
         raise ModelLoadError(f"{path} cannot be read ({error}); name what a trainer has saved.") from None
     except ValidationError as error:
         raise ModelLoadError(f"{path} is not as a trainer writes it ({error.errors()[0]['msg']}).") from None
-    wanted = {"dtype": dtype_of(plan), **plan.layout_facts, "networks": _networks(plan)}
-    found = {"dtype": saved.dtype, **saved.layout, "networks": sorted(saved.done)}
-    for name, value in wanted.items():
-        if found.get(name) != value:
+    own_settings = {"dtype": dtype_of(plan), **plan.layout_facts, "networks": _networks(plan)}
+    saved_settings = {"dtype": saved.dtype, **saved.layout, "networks": sorted(saved.done)}
+    for name, value in own_settings.items():
+        if saved_settings.get(name) != value:
             raise ConfigError(
-                f"{folder} was saved with {name} = {_told(found.get(name))}, this trainer has "
-                f"{_told(value)}; go on with the settings that it was saved with."
+                f"{folder} was saved with {name} = {_printable(saved_settings.get(name))}, this trainer has "
+                f"{_printable(value)}; go on with the settings that it was saved with."
             )
     roles = {folder: role for role, folder in FOLDERS.items()}
-    return saved.steps, {roles[name]: Done(one.steps, one.skipped) for name, one in saved.done.items()}
+    done = {roles[name]: Done(counts.steps, counts.skipped) for name, counts in saved.done.items()}
+    return saved.steps, done
 
 
 def _networks(plan: Plan) -> list[str]:
@@ -95,9 +96,9 @@ def _networks(plan: Plan) -> list[str]:
 
 
 def dtype_of(plan: Plan) -> Dtype:
-    """Of the weights that are saved."""
+    """The dtype of the weights that are saved."""
     return "bfloat16" if plan.publishes_bf16 else "float32"
 
 
-def _told(value: object) -> object:
+def _printable(value: object) -> object:
     return " and ".join(value) if isinstance(value, list) else value

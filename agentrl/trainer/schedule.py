@@ -10,8 +10,8 @@ from agentrl.trainer.config import TrainerConfig
 def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
     """The rate of optimizer step `step` (from 0) out of `total_steps`.
 
-    It rises linearly and reaches lr with step lr_warmup_iters - 1, so the first step counts
-    too; then it falls and reaches min_lr after the last step of the decay.
+    It rises linearly and reaches lr with step lr_warmup_iters - 1, so the first step has a rate above 0;
+    then it falls and reaches min_lr after the last step of the decay.
     """
     if step < config.lr_warmup_iters:
         return config.lr * (step + 1) / config.lr_warmup_iters
@@ -21,5 +21,5 @@ def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
     if step >= end:
         return config.min_lr
     passed = (step - config.lr_warmup_iters) / (end - config.lr_warmup_iters)
-    left = 1.0 - passed if config.lr_decay_style == "linear" else 0.5 * (1.0 + math.cos(math.pi * passed))
-    return config.min_lr + (config.lr - config.min_lr) * left
+    factor = 1.0 - passed if config.lr_decay_style == "linear" else 0.5 * (1.0 + math.cos(math.pi * passed))
+    return config.min_lr + (config.lr - config.min_lr) * factor

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from agentrl.checkpoints import directory
-from agentrl.checkpoints.directory import whole_directory
+from agentrl.checkpoints.directory import atomic_directory
 
 
 def write(target: Path, text: str) -> None:
-    with whole_directory(target) as coming:
+    with atomic_directory(target) as coming:
         coming.mkdir()
         (coming / "file").write_text(text)
 
 
 def fail(target: Path) -> None:
-    with whole_directory(target) as coming:
+    with atomic_directory(target) as coming:
         coming.mkdir()
         raise RuntimeError("no room")
 

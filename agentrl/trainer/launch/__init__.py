@@ -1,1 +1,1 @@
-"""Ranks as processes: who starts them, where they meet, what goes between them and the driver."""
+"""Ranks as processes: their start, their rendezvous, and the messages between them and the driver."""

@@ -13,8 +13,8 @@ R = TypeVar("R")
 class Background:
     """Runs one call at a time, in the order in which they are made.
 
-    A call that has begun goes on to its end. Where its caller is cancelled meanwhile, it gets what the call
-    returned, and is cancelled at its next await: what a step has done is known. Cancelled a second time, it
+    A call that has begun runs to its end. A caller that is cancelled meanwhile still gets the result, and is
+    cancelled at its next await: the result of a step is never lost. A caller that is cancelled a second time
     calls `abandon`, which has to make the call end, and waits no longer.
     """
 
@@ -23,27 +23,27 @@ class Background:
         self._thread = ThreadPoolExecutor(1, "agentrl-ranks")
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
-        """What the function returns; it raises what that raises."""
+        """Call the function in the thread; returns its result, or raises its exception."""
         call = asyncio.wrap_future(self._thread.submit(function, *args))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
             if call.cancelled():
                 raise
-        await self._ended(call)
+        await self._wait_until_done(call)
         task = asyncio.current_task()
         assert task is not None, "it runs in a task"
         task.uncancel()
         task.cancel()
         return call.result()
 
-    async def _ended(self, call: asyncio.Future[R]) -> None:
-        ended = False
+    async def _wait_until_done(self, call: asyncio.Future[R]) -> None:
+        is_done = False
         try:
             await asyncio.wait([call])
-            ended = True
+            is_done = True
         finally:
-            if not ended:
+            if not is_done:
                 self._abandon()
-                # Nobody will ask what came of it.
+                # No caller reads the result; asyncio would log an exception that nothing retrieves.
                 call.add_done_callback(lambda done: done.cancelled() or done.exception())

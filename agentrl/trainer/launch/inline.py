@@ -1,4 +1,4 @@
-"""One rank in the driver's own process: for tests, debuggers, scripts. The event loop waits for its calls."""
+"""One rank in the driver's own process, for tests, debuggers and scripts. Its calls block the event loop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TypeVar
 from weakref import ref
 
 from agentrl.protocols import Bucket
+from agentrl.trainer.launch.rank_plan import RankPlace, RankPlan
 from agentrl.trainer.launch.shared_buffers import bucket_of
-from agentrl.trainer.launch.work import RankPlace, Work
 
 R = TypeVar("R")
 
 
 class InlineRank:
-    """The worker of a plan of one rank, called directly. worker: one that was made already."""
+    """The worker of a plan of one rank, called directly. worker: in place of the one that the plan builds."""
 
     def __init__(self, worker: object = None) -> None:
-        self._worker = self._given = worker
+        self._worker = self._prebuilt = worker
         self._stack = ExitStack()
 
     @property
@@ -27,40 +27,40 @@ class InlineRank:
         """This process."""
         return [os.getpid()]
 
-    def begin(self, plan: Work) -> None:
-        """Make the worker of a plan, unless one was given; the one before is gone."""
+    def begin(self, plan: RankPlan) -> None:
+        """Build the worker of a plan, unless the constructor received one; the previous one is closed."""
         if plan.world_size != 1:
             raise ValueError(f"one process cannot be {plan.world_size} ranks; start processes")
-        if self._given is not None:
+        if self._prebuilt is not None:
             return
         self.close()
-        self._worker = self._stack.enter_context(plan.working(RankPlace(0, 0, None)))
+        self._worker = self._stack.enter_context(plan.worker(RankPlace(0, 0, None)))
 
     def call(self, method: str, *args: object) -> list[object]:
-        """Call a method of the worker; a list of its one answer."""
+        """Call a method of the worker; a list of its one reply."""
         return [getattr(self._worker, method)(*args)]
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
-        """The buckets that a method of the worker fills, and what it returned."""
-        filling = getattr(self._worker, method)(*args)
+        """The buckets that a method of the worker fills; returns what the method returned."""
+        buckets = getattr(self._worker, method)(*args)
         while True:
             try:
-                filled = next(filling)
+                filled = next(buckets)
             except StopIteration as end:
                 returned: object = end.value
                 return returned
             bucket = bucket_of(filled)
-            seen = ref(bucket.data)
+            data = ref(bucket.data)
             yield bucket
             del bucket
-            if seen() is None:
+            if data() is None:
                 filled.pool.give_back(filled.buffer)
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
-        """Call it here and now."""
+        """Call it in this thread, at once."""
         return function(*args)
 
     def close(self) -> None:
-        """Let go of the worker."""
+        """Close the worker."""
         self._stack.close()
         self._worker = None

@@ -1,6 +1,6 @@
-"""Ranks that a launcher started: each is a process of the same command, and finds the driver of rank 0.
+"""Ranks that a launcher started: each is a process of the same command, and connects to the driver, rank 0.
 
-What goes between them is pickled, here and in torch's own collectives: the network has to be trusted.
+Messages between ranks are pickled, here and in torch's own collectives: the network has to be trusted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from agentrl.errors import ConfigError, TrainerError
-from agentrl.trainer.launch.meeting import Meeting, found_by, kept, listening
+from agentrl.trainer.launch.launcher_env import LauncherEnv
 from agentrl.trainer.launch.members import LaunchedRank
-from agentrl.trainer.launch.rank import obey
-from agentrl.trainer.launch.seats import Seat
+from agentrl.trainer.launch.rank import run_rank
+from agentrl.trainer.launch.rendezvous import Rendezvous, host_store, listening_socket, store_errors
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
-_AGAIN_S = 0.1
+_RETRY_S = 0.1
 _DRIVER = "driver"
-# A machine that is gone without a word is missed within a minute.
-_ALIVE = (
+# A machine that fails without closing its connections is noticed within a minute.
+_KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
@@ -39,139 +39,139 @@ _ALIVE = (
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRanks:
-    """All ranks but the driver's own. meeting: where they find each other. members: rank 1, rank 2, ..."""
+    """All ranks but the driver's own. rendezvous: the store of all ranks. members: rank 1, rank 2, ..."""
 
-    seat: Seat
-    meeting: Meeting
+    env: LauncherEnv
+    rendezvous: Rendezvous
     members: Sequence[LaunchedRank]
 
 
 @contextmanager
-def gathered(seat: Seat, patience_s: float = PATIENCE_S) -> Iterator[LaunchedRanks]:
-    """All ranks that were launched beside this one, which is rank 0's driver; they end with the block.
+def connected_ranks(env: LauncherEnv, timeout_s: float = TIMEOUT_S) -> Iterator[LaunchedRanks]:
+    """All other launched ranks, connected to this one, the driver of rank 0; they end with the block.
 
-    waits for: every rank. unblocked by: the last one's coming, the end of one that has come, patience_s. on
+    waits for: every rank. unblocked by: the last connection, the end of a connected rank, timeout_s. on
     shutdown: every pipe is closed, and the ranks end.
 
     Raises:
-        UserError: the port cannot be used, not all ranks come in time, or two have the same number.
-        TrainerError: a rank has gone before all were there.
+        UserError: the port cannot be used, not all ranks connect in time, or two have the same number.
+        TrainerError: a rank disconnected before all were connected.
     """
-    meeting = _meeting(seat)
-    keeper = None if seat.kept else kept(seat.host, seat.port)
+    rendezvous = _rendezvous(env)
+    own_store = None if env.has_agent_store else host_store(env.host, env.port)
     token = secrets.token_hex()
-    found: dict[int, LaunchedRank] = {}
-    deadline = time.monotonic() + patience_s
+    ranks: dict[int, LaunchedRank] = {}
+    deadline = time.monotonic() + timeout_s
     try:
-        with listening(seat.host, 0) as door:
-            store = meeting.store(patience_s)
-            with found_by(seat.host, seat.port):
-                store.set(_DRIVER, json.dumps([door.getsockname()[1], token]))
-            while len(found) < seat.size - 1:
-                _wait_at(door, seat, found, deadline)
-                _admit(door, seat, token, found)
-        yield LaunchedRanks(seat, meeting, [found[number] for number in range(1, seat.size)])
+        with listening_socket(env.host, 0) as listener:
+            store = rendezvous.store(timeout_s)
+            with store_errors(env.host, env.port):
+                store.set(_DRIVER, json.dumps([listener.getsockname()[1], token]))
+            while len(ranks) < env.world_size - 1:
+                _wait_for_connection(listener, env, ranks, deadline)
+                _accept(listener, env, token, ranks)
+        yield LaunchedRanks(env, rendezvous, [ranks[number] for number in range(1, env.world_size)])
     finally:
-        for rank in found.values():
+        for rank in ranks.values():
             rank.pipe.close()
-        del keeper
+        del own_store
 
 
-def serve_launched(seat: Seat, preloaded: str, patience_s: float = PATIENCE_S) -> None:
-    """Be the rank of a seat until the driver has gone. preloaded: the module with its worker.
+def serve_launched(env: LauncherEnv, preloaded: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Run as the rank that `env` describes until the driver has ended. preloaded: the module with its worker.
 
     Raises:
         ConfigError: there is no driver.
     """
-    deadline = time.monotonic() + patience_s
-    # torch says much about a store that is not there yet.
-    _connected(seat, seat.port, deadline).close()
-    store = _meeting(seat).store(max(_AGAIN_S, deadline - time.monotonic()))
-    with found_by(seat.host, seat.port):
+    deadline = time.monotonic() + timeout_s
+    # torch logs much about a store that is not up yet.
+    _connect(env, env.port, deadline).close()
+    store = _rendezvous(env).store(max(_RETRY_S, deadline - time.monotonic()))
+    with store_errors(env.host, env.port):
         while not store.check([_DRIVER]):
-            _look_again(seat, deadline)
+            _wait_to_retry(env, deadline)
         port, token = json.loads(store.get(_DRIVER))
-    connected = _connected(seat, port, deadline)
-    hello = json.dumps([token, str(seat.number), str(os.getpid()), socket.gethostname()])
-    connected.sendall(f"{hello}\n".encode())
-    obey(_piped(connected), seat.local, preloaded)
+    connection = _connect(env, port, deadline)
+    hello = json.dumps([token, str(env.rank), str(os.getpid()), socket.gethostname()])
+    connection.sendall(f"{hello}\n".encode())
+    run_rank(_pipe_over(connection), env.local_rank, preloaded)
 
 
-def _wait_at(door: socket.socket, seat: Seat, found: Mapping[int, LaunchedRank], deadline: float) -> None:
-    """Wait until somebody knocks."""
-    ready = wait([door, *(rank.pipe for rank in found.values())], max(0, deadline - time.monotonic()))
-    for number, rank in found.items():
+def _wait_for_connection(
+    listener: socket.socket, env: LauncherEnv, ranks: Mapping[int, LaunchedRank], deadline: float
+) -> None:
+    ready = wait([listener, *(rank.pipe for rank in ranks.values())], max(0, deadline - time.monotonic()))
+    for number, rank in ranks.items():
         if rank.pipe in ready:
             raise TrainerError(
-                f"rank {number} of the trainer ({rank.where}) {rank.fate()}; look at its output."
+                f"rank {number} of the trainer ({rank.where}) {rank.exit_reason()}; look at its output."
             )
     if not ready:
-        missing = ", ".join(str(number) for number in range(1, seat.size) if number not in found)
+        missing = ", ".join(str(number) for number in range(1, env.world_size) if number not in ranks)
         raise ConfigError(
-            f"of WORLD_SIZE = {seat.size} ranks, number {missing} did not come to "
-            f"{seat.host}:{seat.port} in time; start this command once for each, with a RANK of its own."
+            f"of WORLD_SIZE = {env.world_size} ranks, number {missing} did not come to "
+            f"{env.host}:{env.port} in time; start this command once for each, with a RANK of its own."
         )
 
 
-def _admit(door: socket.socket, seat: Seat, token: str, found: dict[int, LaunchedRank]) -> None:
-    caller = door.accept()[0]
-    hello = _hello(caller)
-    # Anyone may knock.
+def _accept(listener: socket.socket, env: LauncherEnv, token: str, ranks: dict[int, LaunchedRank]) -> None:
+    connection = listener.accept()[0]
+    hello = _hello(connection)
+    # Any process may connect; only ranks have the token.
     if not hello or not secrets.compare_digest(hello[0].encode(), token.encode()):
-        caller.close()
+        connection.close()
         return
     number = int(hello[1])
-    if number in found:
+    if number in ranks:
         raise ConfigError(f"two processes have RANK = {number}; give each of them a RANK of its own.")
-    if not 0 < number < seat.size:
+    if not 0 < number < env.world_size:
         raise ConfigError(
-            f"RANK = {number} came to the run of RANK = 0, which has WORLD_SIZE = {seat.size}; start all of "
-            "them with the same settings."
+            f"RANK = {number} came to the run of RANK = 0, which has WORLD_SIZE = {env.world_size}; start "
+            "all of them with the same settings."
         )
-    found[number] = LaunchedRank(_piped(caller), int(hello[2]), hello[3])
+    ranks[number] = LaunchedRank(_pipe_over(connection), int(hello[2]), hello[3])
 
 
-def _hello(caller: socket.socket) -> list[str]:
-    """The words that a caller begins with, in one line; nothing where they make no sense, or are slow."""
-    said, deadline = b"", time.monotonic() + _HELLO_S
-    # Nobody who may come in says more before it is asked. A stranger may nest what json reads as deep as it
-    # likes.
+def _hello(connection: socket.socket) -> list[str]:
+    """The four fields of the first line; empty where the line is invalid, or comes too late."""
+    line, deadline = b"", time.monotonic() + _HELLO_S
+    # A rank sends no more than this line before the driver replies. A stranger may nest JSON to any depth.
     with suppress(OSError, ValueError, RecursionError):
-        while not said.endswith(b"\n") and len(said) < _HELLO_BYTES:
+        while not line.endswith(b"\n") and len(line) < _HELLO_BYTES:
             # Raises ValueError when there is no time left.
-            caller.settimeout(deadline - time.monotonic())
-            said += caller.recv(_HELLO_BYTES) or b"\n"
-        words = json.loads(said)
-        return [str(word) for word in words] if isinstance(words, list) and len(words) == 4 else []
+            connection.settimeout(deadline - time.monotonic())
+            line += connection.recv(_HELLO_BYTES) or b"\n"
+        fields = json.loads(line)
+        return [str(field) for field in fields] if isinstance(fields, list) and len(fields) == 4 else []
     return []
 
 
-def _meeting(seat: Seat) -> Meeting:
-    return Meeting(seat.host, seat.port, f"agentrl-{seat.attempt}")
+def _rendezvous(env: LauncherEnv) -> Rendezvous:
+    return Rendezvous(env.host, env.port, f"agentrl-{env.restart_count}")
 
 
-def _connected(seat: Seat, port: int, deadline: float) -> socket.socket:
+def _connect(env: LauncherEnv, port: int, deadline: float) -> socket.socket:
     while True:
         with suppress(OSError):
-            connected = socket.create_connection((seat.host, port), timeout=_HELLO_S)
-            # Where nobody listens, this machine may give the caller that very port, and it meets itself.
-            if connected.getsockname() != connected.getpeername():
-                return connected
-            connected.close()
-        _look_again(seat, deadline)
+            connection = socket.create_connection((env.host, port), timeout=_HELLO_S)
+            # Without a listener, the kernel may choose that very port for the caller: it connects to itself.
+            if connection.getsockname() != connection.getpeername():
+                return connection
+            connection.close()
+        _wait_to_retry(env, deadline)
 
 
-def _look_again(seat: Seat, deadline: float) -> None:
+def _wait_to_retry(env: LauncherEnv, deadline: float) -> None:
     if time.monotonic() > deadline:
         raise ConfigError(
-            f"rank 0 was not at {seat.host}:{seat.port} (MASTER_ADDR, MASTER_PORT) in time; start this "
+            f"rank 0 was not at {env.host}:{env.port} (MASTER_ADDR, MASTER_PORT) in time; start this "
             "command there, too, with RANK = 0."
         )
-    time.sleep(_AGAIN_S)
+    time.sleep(_RETRY_S)
 
 
-def _piped(connected: socket.socket) -> Connection:
-    connected.setblocking(True)
-    for level, option, value in _ALIVE:
-        connected.setsockopt(level, option, value)
-    return Connection(connected.detach())
+def _pipe_over(connection: socket.socket) -> Connection:
+    connection.setblocking(True)
+    for level, option, value in _KEEPALIVE:
+        connection.setsockopt(level, option, value)
+    return Connection(connection.detach())

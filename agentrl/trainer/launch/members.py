@@ -16,43 +16,43 @@ _RANK = "agentrl.trainer.launch.rank"
 
 
 class Member(ABC):
-    """inbox: what it has said and nobody has asked for yet. owes: calls that it has not answered to the end.
+    """inbox: messages received and not yet returned. num_pending: calls without their final reply.
 
-    word: what it said was wrong; gone: it is not at the other end of the pipe any more.
+    failure: the rank's own report of an error; is_closed: its end of the pipe is closed.
     """
 
     def __init__(self, pipe: Connection, pid: int) -> None:
         self.pipe = pipe
         self.pid = pid
         self.inbox: deque[object] = deque()
-        self.owes = 0
-        self.word: Failed | None = None
-        self.gone = False
+        self.num_pending = 0
+        self.failure: Failed | None = None
+        self.is_closed = False
 
     @property
     def where(self) -> str:
-        """Its process, as a person finds it."""
+        """Its process, for an error message."""
         return f"process {self.pid}"
 
-    def fate(self) -> str:
-        """What became of it, when it has gone or said that it will."""
-        return "has failed" if self.word else "has gone"
+    def exit_reason(self) -> str:
+        """How it ended, once it has closed the pipe or reported a failure."""
+        return "has failed" if self.failure else "has gone"
 
     @property
     @abstractmethod
     def log(self) -> str:
-        """Where to read on."""
+        """Where its output is."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Give it time to end by itself."""
+        """Wait a bounded time until it has ended by itself."""
 
     @abstractmethod
     def end(self) -> None:
-        """See to it that it ends, from another thread than the one that listens to it."""
+        """Make it end; called from another thread than the one that receives its messages."""
 
     def kill(self) -> None:
-        """See to it that it ends."""
+        """Make it end, and close the pipe."""
         self.pipe.close()
 
 
@@ -70,27 +70,27 @@ class LaunchedRank(Member):
 
     @property
     def log(self) -> str:
-        """The launcher has it."""
+        """The launcher writes it."""
         return "its output"
 
     def wait(self) -> None:
-        """Nobody here can know when it has ended."""
+        """Nothing: this process cannot observe when it has ended."""
 
     def end(self) -> None:
-        """Its connection breaks off."""
+        """Shut its connection down."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.pipe.fileno())) as connected:
             connected.shutdown(socket.SHUT_RDWR)
 
 
-class Own(Member):
-    """A process on this machine. log: for what it prints; local: its number among this machine's ranks.
+class ChildRank(Member):
+    """A child process. log: the file for its output; local_rank: its number among this machine's ranks.
 
     preloaded: the module with its worker.
     """
 
-    def __init__(self, log: Path, local: int, preloaded: str) -> None:
+    def __init__(self, log: Path, local_rank: int, preloaded: str) -> None:
         self._log = log
-        self._child = Child(_RANK, (str(local), preloaded), log)
+        self._child = Child(_RANK, (str(local_rank), preloaded), log)
         super().__init__(self._child.pipe, self._child.pid)
 
     @property
@@ -98,18 +98,18 @@ class Own(Member):
         """The file."""
         return str(self._log)
 
-    def fate(self) -> str:
-        """How it ended; it is given time to."""
-        return self._child.fate() or super().fate()
+    def exit_reason(self) -> str:
+        """How it ended; waits a bounded time until it has."""
+        return self._child.fate() or super().exit_reason()
 
     def wait(self) -> None:
-        """Until it has ended, but not longer than that may take."""
+        """Wait until it has ended, for a bounded time."""
         self._child.wait()
 
     def end(self) -> None:
-        """It is gone soon, and its pipe says so."""
+        """Kill it without waiting; its pipe closes when it has ended."""
         self._child.end()
 
     def kill(self) -> None:
-        """It is gone when this returns."""
+        """Kill it; it has ended when this returns."""
         self._child.kill()

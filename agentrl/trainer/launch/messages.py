@@ -1,4 +1,4 @@
-"""What the driver sends its ranks, as bytes."""
+"""Messages from the driver to its ranks, as bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PROTOCOL = 5
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what another process cannot find under its import path."""
+    """Refuses functions and classes that another process cannot import by their path."""
 
     def persistent_id(self, value: object) -> None:
-        """Nothing for any value: pickle goes on as usual.
+        """None for any value, so that pickle serializes it as usual.
 
         Raises:
             ConfigError: a function or a class that no other process can import.
@@ -31,16 +31,16 @@ class _Pickler(pickle.Pickler):
 
 
 def pickled_plan(message: object) -> bytes:
-    """A message that may hold functions and classes of a user's.
+    """A message that may hold a user's functions and classes.
 
     Raises:
         ConfigError: one of them cannot be imported by another process.
     """
-    written = io.BytesIO()
-    _Pickler(written, _PROTOCOL).dump(message)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    _Pickler(buffer, _PROTOCOL).dump(message)
+    return buffer.getvalue()
 
 
 def pickled(message: object) -> bytes:
-    """A message that holds data."""
+    """A message that holds only data."""
     return pickle.dumps(message, _PROTOCOL)

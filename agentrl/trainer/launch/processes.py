@@ -1,8 +1,8 @@
 """The trainer's ranks as processes: all of them, or none.
 
-consumes: calls, one at a time, the same for all ranks. waits for: every rank's answer. unblocked by: the
-answers, or the end of any rank, which ends the others. on shutdown: `close` asks them to end, and kills those
-that do not. A rank whose driver dies finds its pipe closed, and ends.
+consumes: calls, one at a time, the same for all ranks. waits for: every rank's reply. unblocked by: the
+replies, or the end of any rank, which ends the others. on shutdown: `close` closes the pipes, and kills the
+ranks that do not end. A rank whose driver is killed reads the end of its pipe, and ends.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
 from agentrl.trainer.launch.launched import LaunchedRanks
-from agentrl.trainer.launch.meeting import Meeting, kept
-from agentrl.trainer.launch.members import Member, Own
+from agentrl.trainer.launch.members import ChildRank, Member
 from agentrl.trainer.launch.messages import pickled, pickled_plan
-from agentrl.trainer.launch.shared_buffers import Bytes, received
-from agentrl.trainer.launch.work import Work
+from agentrl.trainer.launch.rank_plan import RankPlan
+from agentrl.trainer.launch.rendezvous import Rendezvous, host_store
+from agentrl.trainer.launch.shared_buffers import Bytes, receive
 
-_LAST_WORDS_S = 1.0
+_FAILURE_WAIT_S = 1.0
 
 R = TypeVar("R")
 
 
 class Processes:
-    """One process for each rank. folder: for what they print, rank-0.log and so on.
+    """One process for each rank. folder: for their output, rank-0.log and so on.
 
-    preloaded: the module with their worker, which they import at once; `begin` gives them work.
-    launched: the ranks that a launcher started, all but rank 0; without, all are processes on this machine.
+    preloaded: the module with their worker, which they import at once; `begin` sends them the plan.
+    launched: the ranks that a launcher started, all but rank 0; None = all are child processes.
 
     Raises:
         ConfigError: this machine has GPUs, but not one for each rank.
@@ -51,25 +51,28 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         self._background = Background(self._kill)
         self._failure: str | None = None
-        self._seen: ReferenceType[Bytes] | None = None
-        first, others = (0, ()) if launched is None else (launched.seat.local, launched.members)
+        self._last_bucket: ReferenceType[Bytes] | None = None
+        first, others = (0, ()) if launched is None else (launched.env.local_rank, launched.members)
         if launched is None:
-            self._store = kept("127.0.0.1", 0)
-        meeting = Meeting("127.0.0.1", self._store.port, "ranks") if launched is None else launched.meeting
+            self._store = host_store("127.0.0.1", 0)
+            rendezvous = Rendezvous("127.0.0.1", self._store.port, "ranks")
+        else:
+            rendezvous = launched.rendezvous
+        num_children = world_size - len(others)
         self._ranks: Sequence[Member] = [
-            *(Own(folder / f"rank-{n}.log", first + n, preloaded) for n in range(world_size - len(others))),
+            *(ChildRank(folder / f"rank-{n}.log", first + n, preloaded) for n in range(num_children)),
             *others,
         ]
         for number in range(len(self._ranks)):
-            self._send(number, pickled((number, meeting)))
+            self._send(number, pickled((number, rendezvous)))
 
     @property
     def pids(self) -> list[int]:
         """The processes, in the order of the ranks."""
         return [rank.pid for rank in self._ranks]
 
-    def begin(self, plan: Work) -> None:
-        """Have every rank work on a plan; what it worked on before is gone.
+    def begin(self, plan: RankPlan) -> None:
+        """Send every rank a plan; the worker of the previous plan is closed.
 
         Raises:
             ConfigError: the plan holds what no other process can import.
@@ -77,40 +80,40 @@ class Processes:
         """
         if plan.world_size != len(self._ranks):
             raise ValueError(f"the plan is for {plan.world_size} ranks, and there are {len(self._ranks)}")
-        self._ask(pickled_plan((BEGIN, (plan,))))
+        self._send_to_all(pickled_plan((BEGIN, (plan,))))
         for number in range(len(self._ranks)):
-            self._next(number)
+            self._next_message(number)
 
     def call(self, method: str, *args: object) -> list[object]:
-        """Call a method of every rank's `Worker`; what each answers, in the order of the ranks.
+        """Call a method of every rank's `Worker`; the replies, in the order of the ranks.
 
         Raises:
-            TrainerError: a rank failed or died, now or before; the others have been ended.
+            TrainerError: a rank failed or was killed, now or before; the others have been ended.
         """
-        self._ask(pickled((method, args)))
-        return [self._next(number) for number in range(len(self._ranks))]
+        self._send_to_all(pickled((method, args)))
+        return [self._next_message(number) for number in range(len(self._ranks))]
 
     def stream(self, method: str, *args: object) -> Generator[Bucket, None, object]:
-        """Buckets of rank 0, one at a time, while all others go along; take it to its end.
+        """Buckets of rank 0, one at a time, while all other ranks run the method, too; exhaust it.
 
-        A bucket that was let go of before the next is asked for leaves its memory to a later one.
+        The memory of a bucket is reused if nothing references the bucket when the next one is taken.
 
         Returns:
             what the method of rank 0 returned.
 
         Raises:
-            TrainerError: a rank failed or died; the others have been ended.
+            TrainerError: a rank failed or was killed; the others have been ended.
         """
-        self._ask(pickled((method, args)))
-        while isinstance(bucket := self._next(0), Bucket):
+        self._send_to_all(pickled((method, args)))
+        while isinstance(bucket := self._next_message(0), Bucket):
             yield bucket
             del bucket
         for number in range(1, len(self._ranks)):
-            self._next(number)
+            self._next_message(number)
         return bucket
 
     async def run(self, function: Callable[..., R], *args: object) -> R:
-        """Run a function that makes such calls in a thread: see `Background`."""
+        """Run a function that makes such calls in a thread (see `Background`)."""
         return await self._background.run(function, *args)
 
     def close(self) -> None:
@@ -122,94 +125,94 @@ class Processes:
             rank.kill()
 
     def _kill(self) -> None:
-        """End all ranks at once; whoever waits for them meets their end."""
+        """End all ranks at once; a thread that waits for their replies gets the error."""
         for rank in self._ranks:
             rank.end()
 
-    def _ask(self, call: bytes) -> None:
+    def _send_to_all(self, call: bytes) -> None:
         if self._failure is not None:
             raise TrainerError(self._failure)
-        # Whoever was interrupted in a call has left its answers.
+        # A call that was interrupted has left replies unread.
         for number in range(len(self._ranks)):
-            self._settle(number)
+            self._discard_pending(number)
         for number in range(len(self._ranks)):
-            self._ranks[number].owes += 1
+            self._ranks[number].num_pending += 1
             self._send(number, call)
 
-    def _settle(self, number: int) -> None:
-        while self._ranks[number].owes:
-            self._next(number)
+    def _discard_pending(self, number: int) -> None:
+        while self._ranks[number].num_pending:
+            self._next_message(number)
 
     def _send(self, number: int, message: bytes) -> None:
         try:
             self._ranks[number].pipe.send_bytes(message)
         except OSError:
-            self._give_up(number)
+            self._fail(number)
 
-    def _next(self, number: int) -> object:
-        """What a rank says next. All are listened to: any may fail, and leave the others waiting."""
+    def _next_message(self, number: int) -> object:
+        """The next message of a rank. All pipes are read: any rank may fail, and the others then block."""
         rank = self._ranks[number]
-        self._through_with_a_bucket()
+        self._acknowledge_bucket()
         while not rank.inbox:
-            if failed := self._listen():
-                self._give_up(failed[0])
-        said = rank.inbox.popleft()
-        if isinstance(said, Bucket):
-            self._seen = ref(said.data)
+            if failed := self._receive():
+                self._fail(failed[0])
+        message = rank.inbox.popleft()
+        if isinstance(message, Bucket):
+            self._last_bucket = ref(message.data)
         else:
-            rank.owes -= 1
-        return said
+            rank.num_pending -= 1
+        return message
 
-    def _through_with_a_bucket(self) -> None:
-        """Tell rank 0, which waits for it, whether anybody keeps the last bucket."""
-        seen, self._seen = self._seen, None
-        if seen is not None:
-            # Whether it is still there shows when it is listened to.
+    def _acknowledge_bucket(self) -> None:
+        """Send rank 0, which waits for it, whether the last bucket is free to be filled again."""
+        data, self._last_bucket = self._last_bucket, None
+        if data is not None:
+            # A closed pipe shows when it is read.
             with suppress(OSError):
-                self._ranks[0].pipe.send(seen() is None)
+                self._ranks[0].pipe.send(data() is None)
 
-    def _listen(self, timeout_s: float | None = None) -> list[int]:
-        """Hear what some ranks say; those who will say no more."""
-        ready = wait([rank.pipe for rank in self._ranks if not rank.gone], timeout_s)
+    def _receive(self, timeout_s: float | None = None) -> list[int]:
+        """Read one message of each rank that sent one; the ranks that failed or closed their pipe."""
+        ready = wait([rank.pipe for rank in self._ranks if not rank.is_closed], timeout_s)
         failed = []
         for number, rank in enumerate(self._ranks):
             if rank.pipe not in ready:
                 continue
             try:
-                said = received(rank.pipe)
+                message = receive(rank.pipe)
             except (EOFError, OSError):
-                rank.gone = True
+                rank.is_closed = True
                 failed.append(number)
                 continue
-            if isinstance(said, Failed):
-                rank.word = said
+            if isinstance(message, Failed):
+                rank.failure = message
                 failed.append(number)
             else:
-                rank.inbox.append(said)
+                rank.inbox.append(message)
         return failed
 
-    def _give_up(self, number: int) -> NoReturn:
-        """End all of them, and name the one that began it; `number` where nobody says more."""
-        deadline = time.monotonic() + _LAST_WORDS_S
-        # A rank may have failed only because it waited for one that was killed, and said nothing.
-        while (silent := self._silent()) is None and (left_s := deadline - time.monotonic()) > 0:
-            self._listen(left_s)
-        culprit = self._first_word(number) if silent is None else silent
+    def _fail(self, number: int) -> NoReturn:
+        """End all ranks, and name the first that failed; `number` where none reports more."""
+        deadline = time.monotonic() + _FAILURE_WAIT_S
+        # A rank may have failed only because it waited for one that was killed, which reports nothing.
+        while (killed := self._first_killed()) is None and (remaining_s := deadline - time.monotonic()) > 0:
+            self._receive(remaining_s)
+        culprit = self._first_failed(number) if killed is None else killed
         rank = self._ranks[culprit]
-        why = f": {rank.word.why}" if rank.word else ""
+        why = f": {rank.failure.why}" if rank.failure else ""
         self._failure = (
-            f"rank {culprit} of the trainer ({rank.where}) {rank.fate()}{why}; the others were ended, "
+            f"rank {culprit} of the trainer ({rank.where}) {rank.exit_reason()}{why}; the others were ended, "
             f"too (see {rank.log})."
         )
-        for one in self._ranks:
-            one.kill()
+        for member in self._ranks:
+            member.kill()
         raise TrainerError(self._failure)
 
-    def _first_word(self, number: int) -> int:
-        """Of those who said that they failed, the first: the others may have, because of it."""
-        failed = {n: rank.word.at_s for n, rank in enumerate(self._ranks) if rank.word is not None}
+    def _first_failed(self, number: int) -> int:
+        """The first of the ranks that reported a failure: it may have caused the others."""
+        failed = {n: rank.failure.at_s for n, rank in enumerate(self._ranks) if rank.failure is not None}
         return min(failed, key=failed.__getitem__, default=number)
 
-    def _silent(self) -> int | None:
-        """The first that has gone without a word."""
-        return next((n for n, rank in enumerate(self._ranks) if rank.gone and not rank.word), None)
+    def _first_killed(self) -> int | None:
+        """The first rank whose pipe closed without a report of a failure."""
+        return next((n for n, rank in enumerate(self._ranks) if rank.is_closed and not rank.failure), None)

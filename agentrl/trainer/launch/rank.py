@@ -1,4 +1,4 @@
-"""One rank's process: python -m agentrl.trainer.launch.rank FD LOCAL MODULE, with its end of a pipe."""
+"""One rank's process: python -m agentrl.trainer.launch.rank FD LOCAL_RANK MODULE. FD: its end of the pipe."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agentrl.processes import LastMessage, follow_driver
 from agentrl.trainer.launch.calls import serve
 
 
-def obey(pipe: Connection, local: int, preloaded: str) -> None:
-    """Do what the driver calls for until it has gone; what goes wrong is sent to it, and raised.
+def run_rank(pipe: Connection, local_rank: int, preloaded: str) -> None:
+    """Serve the driver's calls until it closes the pipe; an error is sent to the driver, and raised.
 
-    local: this rank's number among those of its machine. preloaded: the module with its worker.
+    local_rank: this rank's number among those of its machine. preloaded: the module with its worker.
     """
     follow_driver(pipe)
     with suppress(EOFError, ConnectionError), LastMessage(pipe):
-        serve(pipe, local, preloaded)
+        serve(pipe, local_rank, preloaded)
 
 
 if __name__ == "__main__":
-    obey(Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3])
+    run_rank(Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3])

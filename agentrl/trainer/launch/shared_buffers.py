@@ -1,8 +1,8 @@
-"""Buckets from rank 0 to the driver, in buffers that both have mapped.
+"""Buckets from rank 0 to the driver, in shared memory that both have mapped.
 
-A buffer has no name: its descriptor goes through the pipe's socket, and when nobody has it mapped any more,
-it is gone, whoever was killed. The rank is at most two buckets ahead; for each the driver says, when it wants
-the next, whether anybody still looks at it. If not, the rank fills the same buffer again.
+A buffer has no name: its descriptor is sent over the pipe's socket, and the kernel frees it when no process
+maps it any more, also after a kill. The rank is at most two buckets ahead. When the driver takes the next
+bucket, it reports whether the one before is still referenced; if not, the rank fills that buffer again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from agentrl.weights.codec import size_of
 from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, mapped
 
 AHEAD = POOL_SIZE - 1
-"""Buckets that a rank has sent, and that the driver is not through with (count)."""
+"""Buckets that a rank has sent and the driver has not acknowledged (count)."""
 
 Bytes = npt.NDArray[np.uint8]
 R = TypeVar("R")
 
 
 class Filled(NamedTuple):
-    """A bucket in a shared buffer. pool: where that goes when nobody looks."""
+    """A bucket in a shared buffer. pool: where the buffer returns when nothing references the bucket."""
 
     tensors: tuple[TensorSpec, ...]
     buffer: SharedBuffer
@@ -37,59 +37,59 @@ class Filled(NamedTuple):
 
 
 def bucket_of(filled: Filled) -> Bucket:
-    """The bucket, as this process sees its bytes."""
+    """The bucket, over this process's mapping of its bytes."""
     num_bytes = sum(map(size_of, filled.tensors))
     return Bucket(filled.tensors, filled.buffer.bytes_B[:num_bytes].numpy())
 
 
-class Announced(NamedTuple):
-    """A rank announces a bucket; the descriptor of its bytes follows."""
+class BucketHeader(NamedTuple):
+    """The message before a bucket; the descriptor of its bytes follows."""
 
     tensors: tuple[TensorSpec, ...]
 
 
 def send_buckets(pipe: Connection, filled: Generator[Filled, None, R]) -> R:
-    """Send what is filled, never too far ahead; what the generator returns.
+    """Send the buckets, at most AHEAD of them unacknowledged; returns what the generator returns.
 
     Raises:
-        EOFError: the driver is gone.
+        EOFError: the driver has closed the pipe.
     """
-    ahead: deque[Filled] = deque()
+    unacknowledged: deque[Filled] = deque()
     while True:
         try:
-            one = next(filled)
+            bucket = next(filled)
         except StopIteration as end:
             returned: R = end.value
             break
-        pipe.send(Announced(one.tensors))
-        send_handle(pipe, one.buffer.descriptor, None)
-        ahead.append(one)
-        if len(ahead) == AHEAD:
-            _answered(pipe, ahead)
-    while ahead:
-        _answered(pipe, ahead)
+        pipe.send(BucketHeader(bucket.tensors))
+        send_handle(pipe, bucket.buffer.descriptor, None)
+        unacknowledged.append(bucket)
+        if len(unacknowledged) == AHEAD:
+            _await_acknowledgement(pipe, unacknowledged)
+    while unacknowledged:
+        _await_acknowledgement(pipe, unacknowledged)
     return returned
 
 
-def received(pipe: Connection) -> object:
-    """What a rank says; where that is a bucket, with its bytes mapped for as long as its array lives.
+def receive(pipe: Connection) -> object:
+    """The next message of a rank; a bucket comes with its bytes mapped for as long as its array exists.
 
     Raises:
-        EOFError: the rank is gone.
+        EOFError: the rank has closed the pipe.
     """
-    said = pipe.recv()
-    if not isinstance(said, Announced):
-        return said
+    message = pipe.recv()
+    if not isinstance(message, BucketHeader):
+        return message
     descriptor = recv_handle(pipe)
     try:
-        num_bytes = sum(map(size_of, said.tensors))
-        return Bucket(said.tensors, mapped(f"/proc/self/fd/{descriptor}", num_bytes, shared=False).numpy())
+        num_bytes = sum(map(size_of, message.tensors))
+        return Bucket(message.tensors, mapped(f"/proc/self/fd/{descriptor}", num_bytes, shared=False).numpy())
     finally:
         os.close(descriptor)
 
 
-def _answered(pipe: Connection, ahead: deque[Filled]) -> None:
-    """Wait until the driver is through with the oldest; a buffer that somebody keeps is left to them."""
+def _await_acknowledgement(pipe: Connection, ahead: deque[Filled]) -> None:
+    """Wait until the driver acknowledges the oldest; a buffer that it still references is not reused."""
     oldest = ahead.popleft()
     if pipe.recv():
         oldest.pool.give_back(oldest.buffer)

@@ -19,7 +19,7 @@ class MegatronConfig(Section):
     """
 
     tensor_model_parallel_size: Size = 1
-    """Ranks that share every matrix (count)."""
+    """Ranks that shard every matrix (count)."""
     pipeline_model_parallel_size: Size = 1
     """Ranks that share the layers, one stage each (count)."""
     num_virtual_stages_per_pipeline_rank: Size = 1
@@ -27,19 +27,19 @@ class MegatronConfig(Section):
     context_parallel_size: Size = 1
     """Ranks that share every sequence (count)."""
     sequence_parallel: bool = False
-    """Spread also what lies between the matrices over the tensor ranks; needs more than one of them."""
+    """Shard also the activations between the matrices over the tensor ranks; needs more than one of them."""
     actor_num_nodes: Size = 1
     """Machines; more than 1 needs a launcher that starts the command for every rank (count)."""
     actor_num_gpus_per_node: Size = 1
     """Ranks of each machine (count)."""
     use_distributed_optimizer: bool = True
-    """Spread the optimizer's state over the replicas and context ranks, each with a part of it."""
+    """Shard the optimizer's state over the replicas and context ranks."""
     offload: bool = False
-    """Keep the networks that have nothing to do right now in the memory of the CPU."""
+    """Keep the networks that are not in use in the memory of the CPU."""
     recompute_granularity: Literal["full", "selective"] | None = None
-    """What is computed again in the backward pass: layers (full) or attention (selective); None = nothing."""
+    """What the backward pass recomputes: layers (full) or attention (selective); None = nothing."""
     megatron_config: dict[str, JSON] = Field(default_factory=dict)
-    """Fields of Megatron's TransformerConfig, laid over the checkpoint's (a table; as a flag: JSON)."""
+    """Fields of Megatron's TransformerConfig, added to the checkpoint's (a table; as a flag: JSON)."""
 
     @property
     def world_size(self) -> int:
@@ -60,17 +60,17 @@ class MegatronConfig(Section):
 
     @property
     def shares_the_optimizer(self) -> bool:
-        """Whether several ranks have one optimizer's state between them."""
+        """Whether one optimizer's state is sharded over several ranks."""
         return self.use_distributed_optimizer and self.data_parallel_size * self.context_parallel_size > 1
 
     @property
     def sequence_multiple(self) -> int:
-        """Tokens that a sequence is filled up to a multiple of: each context rank has two equal pieces."""
+        """A sequence is padded to a multiple of this (tokens): each context rank has two equal pieces."""
         return 2 * self.context_parallel_size if self.context_parallel_size > 1 else 1
 
     @property
     def row_multiple(self) -> int:
-        """Tokens that a row is filled up to a multiple of: tensor ranks may share it, too."""
+        """A row is padded to a multiple of this (tokens): tensor ranks may shard it, too."""
         shares = self.tensor_model_parallel_size if self.sequence_parallel else 1
         return shares * self.sequence_multiple
 

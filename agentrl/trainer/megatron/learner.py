@@ -1,4 +1,4 @@
-"""A network that learns, on this rank: one step over a batch, however it is shared out."""
+"""A network that learns, on this rank: one step over a batch, however it is distributed over replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch
 from agentrl.trainer.loss_inputs import loss_inputs
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.model.outputs import Ask
+from agentrl.trainer.megatron.model.outputs import OutputFunction
 from agentrl.trainer.megatron.optimizer import MegatronOptimizer
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.plan import Learning, StepSums
@@ -20,31 +20,31 @@ from agentrl.types import TrainBatch
 
 
 class MegatronLearner:
-    """Trains `network` in place. ask: what it says of a row."""
+    """Trains `network` in place. outputs: logprobs or values of a row."""
 
-    def __init__(self, network: Network, ask: Ask, learning: Learning) -> None:
+    def __init__(self, network: Network, outputs: OutputFunction, learning: Learning) -> None:
         self._loss = learning.loss
-        self.passes = Passes(network, ask)
+        self.passes = Passes(network, outputs)
         self.optimizer = MegatronOptimizer(
             network, self.passes.stages, learning.config, total_steps=learning.total_steps
         )
 
     def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> StepSums:
-        """One optimizer step over the whole batch, of which `rows` are this replica's."""
+        """One optimizer step over the batch, of which `rows` are this replica's."""
         return StepSums(self.backward(rows, batch), self.optimizer.step())
 
     def backward(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> Mapping[str, float]:
-        """Leave the gradient of the whole batch in the parameters; sums of loss and metrics, if we report."""
+        """Accumulate the gradient of the batch; sums of loss and metrics on the reporting ranks."""
 
         def loss(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
-            found = self._loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
-            return LossOutput(found.sum, {"loss": found.sum.detach(), **found.metrics})
+            output = self._loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
+            return LossOutput(output.sum, {"loss": output.sum.detach(), **output.metrics})
 
         reports = self.passes.learn(rows, loss)
         return _summed(reports) if is_reporting_rank() else {}
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that it keeps between two steps."""
+        """Its state between two steps."""
         yield from self.passes.tensors()
         for part in self.optimizer.parts():
             yield part.main
@@ -52,7 +52,7 @@ class MegatronLearner:
 
 
 def is_reporting_rank() -> bool:
-    """Of the ranks that know the same, one reports it."""
+    """Whether this rank reports, of all ranks that compute the same outputs."""
     last = parallel_state.get_pipeline_model_parallel_world_size() - 1
     place = (
         parallel_state.get_pipeline_model_parallel_rank(),
@@ -63,4 +63,6 @@ def is_reporting_rank() -> bool:
 
 
 def _summed(reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    return {name: float(torch.stack([one[name] for one in reports]).double().sum()) for name in reports[0]}
+    return {
+        name: float(torch.stack([report[name] for report in reports]).double().sum()) for name in reports[0]
+    }

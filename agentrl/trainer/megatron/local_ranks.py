@@ -1,7 +1,7 @@
-"""Ranks that write into a buffer of rank 0 themselves: those on its machine that may open what it has open.
+"""Ranks that write into a buffer of rank 0 directly: those on its machine that may open its descriptors.
 
-All calls are collectives of all ranks. A buffer has no name; it is opened through the process that made it,
-and when that is killed, it goes with the last that has it mapped.
+All calls are collectives of all ranks. A buffer has no name; it is opened under /proc/PID/fd of the process
+that made it, and the kernel frees it when no process maps it any more, also after a kill.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.device import compute_device
 from agentrl.weights.shared import POOL_SIZE, BufferPool, SharedBuffer, mapped
 
 _WORDS = 2
 
 
 class _Location(NamedTuple):
-    """Where a buffer is. pid, descriptor: whose, and which of its files. number: of the buffer."""
+    """The address of a buffer: a descriptor of process `pid`. number: of the buffer."""
 
     pid: int
     descriptor: int
@@ -36,9 +36,9 @@ class _Location(NamedTuple):
 
 
 class LocalRanks:
-    """The buffers of rank 0, as one rank can reach them.
+    """The buffers of rank 0, mapped by this rank where it can.
 
-    pool: on rank 0, those that can be filled again. far: the ranks that cannot reach them, and have to send.
+    pool: on rank 0, the buffers to fill again. far: the ranks that cannot map them, and send their shards.
     """
 
     def __init__(self, bucket_bytes: int) -> None:
@@ -48,36 +48,37 @@ class LocalRanks:
         probe = SharedBuffer(len(token))
         probe.bytes_B.numpy()[:] = token
         location = _broadcast([*_location_of(probe), *token.view(np.int64).tolist()])
-        near = torch.tensor([self._holds(_Location(*location[:-_WORDS]), location[-_WORDS:])], device=here())
-        found = [torch.empty_like(near) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, near)
-        self.far = frozenset(rank for rank, one in enumerate(found) if not one.item())
+        can_map = self._holds(_Location(*location[:-_WORDS]), location[-_WORDS:])
+        near = torch.tensor([can_map], device=compute_device())
+        near_by_rank = [torch.empty_like(near) for _ in range(dist.get_world_size())]
+        dist.all_gather(near_by_rank, near)
+        self.far = frozenset(rank for rank, is_near in enumerate(near_by_rank) if not is_near.item())
 
     def open(self, buffer: SharedBuffer | None) -> Tensor | None:
-        """The bytes of the buffer that rank 0 has; None on a rank that is far. buffer: on rank 0."""
+        """The bytes of rank 0's buffer; None on a rank that cannot map it. buffer: on rank 0."""
         location = _Location(*_broadcast(_Location(0, 0, 0, 0) if buffer is None else _location_of(buffer)))
         if buffer is not None:
             return buffer.bytes_B
-        return None if dist.get_rank() in self.far else self._reached(location)
+        return None if dist.get_rank() in self.far else self._map(location)
 
-    def _reached(self, location: _Location) -> Tensor:
-        found = self._mapped.pop(location.number, None)
-        if found is None:
-            found = mapped(location.path, location.num_bytes, shared=True)
-        self._mapped[location.number] = found
-        # Rank 0 has no more that it fills again.
+    def _map(self, location: _Location) -> Tensor:
+        buffer = self._mapped.pop(location.number, None)
+        if buffer is None:
+            buffer = mapped(location.path, location.num_bytes, shared=True)
+        self._mapped[location.number] = buffer
+        # Rank 0 fills at most POOL_SIZE buffers again.
         if len(self._mapped) > POOL_SIZE:
             self._mapped.popitem(last=False)
-        return found
+        return buffer
 
     def _holds(self, location: _Location, words: list[int]) -> bool:
-        """Whether what is open under that number is the buffer, and not what another machine has there."""
+        """Whether the path holds the buffer of rank 0, and not a file of another machine's process."""
         try:
-            found = os.stat(location.path)
+            status = os.stat(location.path)
         except OSError:
             return False
-        # Whoever opened a pipe would wait.
-        if not stat.S_ISREG(found.st_mode) or found.st_size != location.num_bytes:
+        # Opening a pipe would block.
+        if not stat.S_ISREG(status.st_mode) or status.st_size != location.num_bytes:
             return False
         return _read(location) == words
 
@@ -96,6 +97,6 @@ def _location_of(buffer: SharedBuffer) -> _Location:
 
 
 def _broadcast(numbers: list[int] | _Location) -> list[int]:
-    location = torch.tensor(numbers, dtype=torch.int64, device=here())
+    location = torch.tensor(numbers, dtype=torch.int64, device=compute_device())
     dist.broadcast(location, 0)
     return [int(number) for number in location.tolist()]

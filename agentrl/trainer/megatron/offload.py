@@ -1,4 +1,4 @@
-"""Networks that have nothing to do leave the GPU: their bytes go to the CPU, and come back before use."""
+"""Offloading of networks that are not in use: their bytes are copied to the CPU, and back before use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 PINNED_BYTES = 64 << 20
-"""Pinned memory is taken in pieces of this size: torch rounds what it is asked for up to a power of two."""
+"""Pinned memory is allocated in buffers of this size: torch rounds an allocation up to a power of two."""
 
 Tensors = Callable[[], Iterable[Tensor]]
 
 
-class _Kept(NamedTuple):
-    """A storage that holds nothing now, its size when it does, and what it held, piece by piece."""
+class _OffloadedStorage(NamedTuple):
+    """A storage that is empty now, its size when onloaded, and copies of its bytes."""
 
     storage: torch.UntypedStorage
     num_bytes: int
@@ -24,21 +24,21 @@ class _Kept(NamedTuple):
 
 
 class Offloaded:
-    """The memory of some tensors, which is theirs only inside `onloaded`.
+    """The memory of some tensors, which is allocated only inside `onloaded`.
 
-    tensors, scratch: asked each time, since an optimizer's appear with its first step. What is in `scratch`
-    is not kept: whoever wakes up overwrites it. Views of one memory are moved once, together.
+    tensors, scratch: called each time, since an optimizer creates its tensors in its first step. The contents
+    of `scratch` are lost: their user overwrites them. Views of one storage are moved once, together.
     """
 
     def __init__(self, tensors: Tensors, scratch: Tensors = tuple) -> None:
         self._tensors, self._scratch = tensors, scratch
-        self._kept: list[_Kept] = []
+        self._offloaded: list[_OffloadedStorage] = []
         self._pinned: list[Tensor] = []
         self._offload()
 
     @contextmanager
     def onloaded(self) -> Iterator[None]:
-        """The tensors hold what they held; afterwards they hold nothing, and their memory is free."""
+        """Restore the tensors for the block; afterwards they are empty, and their memory is free."""
         self._onload()
         try:
             yield
@@ -47,29 +47,29 @@ class Offloaded:
 
     def _offload(self) -> None:
         scratch = _storages(self._scratch()).values()
-        self._kept = [_Kept(storage, storage.nbytes(), ()) for storage in scratch]
+        self._offloaded = [_OffloadedStorage(storage, storage.nbytes(), ()) for storage in scratch]
         used = 0
         for storage in _storages(self._tensors()).values():
-            pieces = self._pinned_for(_bytes_of(storage), used)
+            pieces = self._copy_to_pinned(_bytes_of(storage), used)
             used += storage.nbytes()
-            self._kept.append(_Kept(storage, storage.nbytes(), pieces))
-        for kept in self._kept:
-            kept.storage.resize_(0)
+            self._offloaded.append(_OffloadedStorage(storage, storage.nbytes(), pieces))
+        for offloaded in self._offloaded:
+            offloaded.storage.resize_(0)
 
-    def _pinned_for(self, bytes_: Tensor, start: int) -> list[Tensor]:
-        """Copy bytes to where there are `start` before them; the rooms of the last time are filled again."""
+    def _copy_to_pinned(self, bytes_: Tensor, start: int) -> list[Tensor]:
+        """Copy bytes to offset `start` of the pinned buffers, which are reused from one call to the next."""
         pieces = []
         while len(bytes_):
             number, at = divmod(start, PINNED_BYTES)
             if number == len(self._pinned):
                 self._pinned.append(torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=bytes_.is_cuda))
-            room = self._pinned[number][at : at + len(bytes_)]
-            pieces.append(room.copy_(bytes_[: len(room)]))
-            bytes_, start = bytes_[len(room) :], start + len(room)
+            target = self._pinned[number][at : at + len(bytes_)]
+            pieces.append(target.copy_(bytes_[: len(target)]))
+            bytes_, start = bytes_[len(target) :], start + len(target)
         return pieces
 
     def _onload(self) -> None:
-        for storage, num_bytes, pieces in self._kept:
+        for storage, num_bytes, pieces in self._offloaded:
             storage.resize_(num_bytes)
             bytes_ = _bytes_of(storage)
             for piece in pieces:
@@ -78,9 +78,9 @@ class Offloaded:
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
-    """By where they are. Memory of the CPU that numpy has seen stays there; there is nothing to win."""
-    found = [tensor.untyped_storage() for tensor in tensors]
-    return {storage.data_ptr(): storage for storage in found if storage.resizable()}
+    """By their address. CPU memory that numpy shares cannot be resized; it is not offloaded."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage for storage in storages if storage.resizable()}
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

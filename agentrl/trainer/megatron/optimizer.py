@@ -1,4 +1,4 @@
-"""Megatron's optimizer under the schedule and the names of ours."""
+"""Megatron's optimizer with agentrl's schedule and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.trainer.schedule import learning_rate
 class MegatronOptimizer:
     """AdamW over every parameter of the stages, with the norm of the gradient over all ranks.
 
-    total_steps: that a decay of the learning rate is spread over.
+    total_steps: the optimizer steps that a decay of the learning rate takes.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class MegatronOptimizer:
             use_gloo_process_groups=False,
         )
         for group in self._inner.param_groups:
-            # Megatron has no setting for it. One kernel takes a third of the time that its parts do.
+            # Megatron has no setting for it. The fused kernel takes a third of the time of the separate ones.
             group["fused"] = True
 
     def step(self) -> dict[str, float]:
-        """Apply the gradients; one that is not finite is thrown away, and the schedule goes on.
+        """Apply the gradients; a gradient that is not finite is discarded, and the schedule advances.
 
         Returns:
             grad_norm (before clipping), lr, skipped_steps (in all so far).
@@ -72,22 +72,22 @@ class MegatronOptimizer:
             self._inner.step_with_ready_grads()
         else:
             skipped += 1
-        # It leaves the buffer in `grad` that the next backward pass adds `grad` to: it would count twice.
+        # Megatron leaves its buffer in `grad`, and the next backward pass adds `grad` to it: counted twice.
         self._inner.zero_grad()
         self._done = Done(steps + 1, skipped)
         return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}
 
     @property
     def done(self) -> Done:
-        """What it did so far."""
+        """Its steps so far."""
         return self._done
 
     def parts(self) -> Iterator[Part]:
-        """What this rank keeps of each parameter."""
+        """This rank's part of each parameter."""
         return parts_of(self._inner, self._network.pieces())
 
     def resume(self, done: Done) -> Iterator[Part]:
-        """Go on after what was done; the parts that this rank keeps then, to be written into."""
+        """Set the steps so far, and allocate the moments; returns this rank's parts, to be filled."""
         self._done = done
         begin_moments(self._inner, self._network.pieces(), steps=done.stepped)
         return self.parts()

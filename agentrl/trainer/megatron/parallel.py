@@ -1,4 +1,4 @@
-"""One process among others: it finds them, and its place in the layout."""
+"""The process groups of a layout, and this process's place in them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from agentrl.trainer.megatron.device import emulate_cuda
 
 @contextmanager
 def joined(
-    layout: MegatronConfig, rank: int, *, store: Store, local: int, timeout_s: float = 600.0
+    layout: MegatronConfig, rank: int, *, store: Store, local_rank: int, timeout_s: float = 600.0
 ) -> Iterator[None]:
-    """Be rank `rank` of the layout while the block runs.
+    """Join the process groups as rank `rank` of the layout, for the block.
 
-    A block that raises leaves the groups as they are. NCCL takes its leave of the other ranks, which may be
-    waiting in a collective for this one: who fails could not say why, and they would be blamed.
+    A block that raises leaves the groups as they are. NCCL's shutdown waits for the other ranks, which may be
+    in a collective that waits for this one: the failed rank could not report its error, and they would be
+    blamed.
 
-    store: where all ranks meet. local: its number among the ranks of its machine.
+    store: of the rendezvous. local_rank: the number among the ranks of its machine.
     timeout_s: for one collective; a rank that waits longer for another one fails.
     """
     on_the_cpu = emulate_cuda()
@@ -37,7 +38,7 @@ def joined(
         timeout=timedelta(seconds=timeout_s),
     )
     if not on_the_cpu:
-        torch.cuda.set_device(local % torch.cuda.device_count())
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     virtual = layout.num_virtual_stages_per_pipeline_rank
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_model_parallel_size,

@@ -1,4 +1,4 @@
-"""Rows through the pipeline, forward and back."""
+"""Forward and backward passes of rows through the pipeline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch
-from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.model.outputs import Ask, logprobs_of, on_device
-from agentrl.trainer.megatron.model.rows import Cut, Row, row_of
+from agentrl.trainer.megatron.model.outputs import OutputFunction, logprobs_of, on_device
+from agentrl.trainer.megatron.model.rows import Cut, RowShard, shard_of
 
 RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 """The weighted sum over all predicted tokens of a row, and its metrics."""
@@ -26,13 +26,13 @@ RowLoss = Callable[[MicroBatch, TokenOutputs], LossOutput]
 
 @dataclass(eq=False)
 class Passes:
-    """A network whose gradients are added up over all replicas and context ranks, never averaged.
+    """A network whose gradients are summed over all replicas and context ranks, never averaged.
 
-    ask: what the network says of a row. learns: without, it has no room for gradients.
+    outputs: logprobs or values of a row. learns: whether it has buffers for gradients.
     """
 
     network: Network
-    ask: Ask = logprobs_of
+    outputs: OutputFunction = logprobs_of
     learns: bool = True
 
     def __post_init__(self) -> None:
@@ -49,10 +49,10 @@ class Passes:
             DistributedDataParallel(config, ddp, stage, disable_bucketing=number > 0)
             for number, stage in enumerate(self.stages)
         ]
-        config.finalize_model_grads_func = _added_up
+        config.finalize_model_grads_func = _sum_gradients
 
     def learn(self, rows: Sequence[MicroBatch], loss: RowLoss) -> list[Mapping[str, Tensor]]:
-        """Leave the gradient of the sum of all losses in the parameters' main_grad.
+        """Accumulate the gradient of the sum of all losses in the parameters' main_grad.
 
         All ranks call it, each replica with its own rows (at least one).
 
@@ -62,19 +62,19 @@ class Passes:
         """
         for stage in self.stages:
             stage.zero_grad_buffer()
-        return self._through(rows, loss, forward_only=False)
+        return self._run(rows, loss, forward_only=False)
 
     @torch.no_grad()
-    def look(self, rows: Sequence[MicroBatch]) -> list[tuple[MicroBatch, TokenOutputs]]:
-        """What the model says of the predicted tokens; on the last stage, elsewhere nothing."""
-        seen: list[tuple[MicroBatch, TokenOutputs]] = []
+    def forward(self, rows: Sequence[MicroBatch]) -> list[tuple[MicroBatch, TokenOutputs]]:
+        """The outputs at the predicted tokens; on the last stage, elsewhere nothing."""
+        outputs_by_row: list[tuple[MicroBatch, TokenOutputs]] = []
 
-        def remember(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
-            seen.append((row, outputs))
+        def collect(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
+            outputs_by_row.append((row, outputs))
             return LossOutput(outputs.logp_N.sum(), {})
 
-        self._through(rows, remember, forward_only=True)
-        return seen
+        self._run(rows, collect, forward_only=True)
+        return outputs_by_row
 
     def tensors(self) -> Iterator[Tensor]:
         """Its parameters."""
@@ -82,27 +82,27 @@ class Passes:
             yield from stage.parameters()
 
     def gradients(self) -> Iterator[Tensor]:
-        """The room for their gradients, which `learn` fills anew."""
+        """The buffers of their gradients, which `learn` overwrites."""
         for stage in self.stages if self.learns else ():
             for buffer in (*stage.buffers, *stage.expert_parallel_buffers):
                 yield buffer.grad_data
 
-    def _through(
+    def _run(
         self, rows: Sequence[MicroBatch], loss: RowLoss, *, forward_only: bool
     ) -> list[Mapping[str, Tensor]]:
         cut = self._cut(rows)
-        packed = [row_of(row, cut) for row in rows]
-        iterators = [iter(packed) for _ in self.stages]
-        found: list[Mapping[str, Tensor]] = get_forward_backward_func()(
+        shards = [shard_of(row, cut) for row in rows]
+        iterators = [iter(shards) for _ in self.stages]
+        metrics: list[Mapping[str, Tensor]] = get_forward_backward_func()(
             forward_step_func=self._step(loss),
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.stages if len(self.stages) > 1 else self.stages[0],
-            num_microbatches=len(packed),
-            seq_length=cut.least,
+            num_microbatches=len(shards),
+            seq_length=cut.min_tokens,
             micro_batch_size=1,
             forward_only=forward_only,
         )
-        return found
+        return metrics
 
     def _cut(self, rows: Sequence[MicroBatch]) -> Cut:
         layout = self.network.layout
@@ -114,12 +114,12 @@ class Passes:
         )
         if layout.num_virtual_stages_per_pipeline_rank == 1:
             return cut
-        # There Megatron knows one shape for all rows (see `transformer_config`).
-        return cut._replace(least=max(cut.filled(row) for row in rows))
+        # Virtual stages need one shape for all rows (see `transformer_config`).
+        return cut._replace(min_tokens=max(cut.padded_length(row) for row in rows))
 
-    def _step(self, loss: RowLoss) -> Callable[[Iterator[Row], nn.Module], tuple[Tensor, object]]:
-        def step(rows: Iterator[Row], stage: nn.Module) -> tuple[Tensor, object]:
-            row = next(rows)
+    def _step(self, loss: RowLoss) -> Callable[[Iterator[RowShard], nn.Module], tuple[Tensor, object]]:
+        def step(shards: Iterator[RowShard], stage: nn.Module) -> tuple[Tensor, object]:
+            row = next(shards)
             states: Tensor = stage(
                 on_device(row.input_ids_t)[None],
                 on_device(row.position_ids_t)[None],
@@ -127,17 +127,17 @@ class Passes:
                 packed_seq_params=_packed(row),
             )
 
-            def weighed(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-                found = loss(row.whole, self.ask(self.network, row, last))
-                return found.sum, torch.tensor(1, dtype=torch.int), found.metrics
+            def row_loss(last: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+                output = loss(row.micro_batch, self.outputs(self.network, row, last))
+                return output.sum, torch.tensor(1, dtype=torch.int), output.metrics
 
-            return states, weighed
+            return states, row_loss
 
         return step
 
 
-def _packed(row: Row) -> PackedSeqParams:
-    bounds = torch.tensor(row.bounds, dtype=torch.int32, device=here())
+def _packed(row: RowShard) -> PackedSeqParams:
+    bounds = torch.tensor(row.bounds, dtype=torch.int32, device=compute_device())
     packed = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=bounds,
@@ -145,11 +145,11 @@ def _packed(row: Row) -> PackedSeqParams:
         max_seqlen_q=row.longest,
         max_seqlen_kv=row.longest,
     )
-    # Every layer wants them on the CPU, and would wait for the GPU to get them.
+    # Every layer needs them on the CPU, and a copy from the GPU would synchronize with it.
     packed.bounds = row.bounds
     return packed
 
 
-def _added_up(stages: list[nn.Module], _num_tokens: Tensor | None = None, **how: object) -> None:
+def _sum_gradients(stages: list[nn.Module], _num_tokens: Tensor | None = None, **kwargs: object) -> None:
     """Megatron's own reductions, without its division by a number of tokens."""
-    finalize_model_grads(stages, None, **how)
+    finalize_model_grads(stages, None, **kwargs)

@@ -1,4 +1,4 @@
-"""What Megatron's ranks work on."""
+"""The plan of Megatron's ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agentrl.trainer.launch.seats import is_loopback
-from agentrl.trainer.launch.work import RankPlace
+from agentrl.trainer.launch.launcher_env import is_loopback
+from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.plan import Plan, Worker
 
@@ -26,7 +26,7 @@ _LAYOUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronPlan(Plan):
-    """A model that is spread over the ranks of `layout`."""
+    """A model that is sharded over the ranks of `layout`."""
 
     layout: MegatronConfig
 
@@ -42,23 +42,24 @@ class MegatronPlan(Plan):
 
     @property
     def layout_facts(self) -> Mapping[str, int]:
-        """What the files of a saved state depend on."""
+        """The settings that the files of a saved state depend on."""
         return {name: int(getattr(self.layout, name)) for name in _LAYOUT}
 
     @contextmanager
-    def working(self, place: RankPlace) -> Iterator[Worker]:
-        """The worker of one rank, with its groups of ranks."""
+    def worker(self, place: RankPlace) -> Iterator[Worker]:
+        """The worker of one rank, in its process groups."""
         import torch
 
         from agentrl.trainer.megatron.parallel import joined
         from agentrl.trainer.megatron.worker import MegatronWorker
 
-        assert place.meeting is not None, "Megatron's ranks are processes of their own"
+        assert place.rendezvous is not None, "Megatron's ranks are processes of their own"
         if not torch.cuda.is_available():
             torch.set_num_threads(1)
-        if is_loopback(place.meeting.host):
-            # Otherwise gloo listens where the machine's name leads, and NCCL anywhere but here.
+        if is_loopback(place.rendezvous.host):
+            # Otherwise gloo binds to the address of the machine's name, and NCCL to any but the loopback.
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-        with joined(self.layout, place.number, store=place.meeting.store(), local=place.local):
+        store = place.rendezvous.store()
+        with joined(self.layout, place.rank, store=store, local_rank=place.local_rank):
             yield MegatronWorker(self)

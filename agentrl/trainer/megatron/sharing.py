@@ -1,4 +1,4 @@
-"""Which replica goes through which samples, so that all are ready at about the same time."""
+"""The assignment of samples to replicas, balanced so that all finish at about the same time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from agentrl.types import BoolArray
 
-# Twelve squares of the width are the matrices of a layer; a token looks back at half of the others.
+# A layer's matrices have 12 width^2 elements; on average a token attends to half of the sequence.
 _MATRICES = 12
 
 
 def shares_of(masks: Sequence[BoolArray], replicas: int, width: int) -> list[list[BoolArray]]:
-    """The masks for each replica, each sample under one of them, elsewhere nothing of it.
+    """The masks for each replica: each sample's mask for one replica, and an empty mask for the others.
 
-    The dearest sample goes first, each to who has least to do so far.
+    Greedy: samples are assigned by descending cost, each to the replica with the least load so far.
     """
     costs = [cost_of(mask, width) for mask in masks]
     owners, loads = [0] * len(masks), [0.0] * replicas
@@ -29,10 +29,10 @@ def shares_of(masks: Sequence[BoolArray], replicas: int, width: int) -> list[lis
 
 
 def cost_of(mask: BoolArray, width: int) -> float:
-    """What a sample costs, in tokens that look back at nothing. width: of the model's states.
+    """The cost of a sample, in tokens without context. width: of the model's states.
 
     A token costs 24 width^2 + 2 width x context operations a layer (https://arxiv.org/abs/2001.08361, table
-    1, with N = 12 layers x width^2). A sample goes in as far as its last predicted token needs.
+    1, with N = 12 layers x width^2). A sample ends before its last predicted token.
     """
     at = np.flatnonzero(mask)
     tokens = int(at[-1]) if len(at) else 0

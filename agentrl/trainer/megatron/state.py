@@ -1,4 +1,4 @@
-"""What an optimizer of Megatron's keeps of each parameter on this rank, whichever of its optimizers it is."""
+"""The state of a Megatron optimizer for each parameter on this rank, whichever of its optimizers it is."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Part(NamedTuple):
-    """The part of a parameter that this rank steps with; all of it without the distributed optimizer.
+    """The part of a parameter that this rank updates; all of it without the distributed optimizer.
 
-    main: its values, in fp32 and flat; is_copy: the parameter has them in half precision. moments: AdamW's
-    means by name, as flat; none before the first step.
+    main: its values, in fp32 and flat; is_copy: the parameter itself has half precision. moments: AdamW's
+    means by name, flat, too; none before the first step.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[Part]:
-    """In the order of the layers; other ranks have the rest."""
+    """This rank's parts, in the order of the layers."""
     (only,) = optimizer.chained_optimizers
     for piece in pieces:
         main = _main_of(only, piece.parameter)
@@ -41,11 +41,12 @@ def parts_of(optimizer: ChainedOptimizer, pieces: Iterable[Piece]) -> Iterator[P
 
 
 def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps: int) -> None:
-    """Room for the means of every part, as after so many steps; what is in it is to be written."""
+    """Allocate the moments of every part, as after `steps` steps; the caller fills them."""
     (only,) = optimizer.chained_optimizers
     only.optimizer.state.clear()
     for group in only.optimizer.param_groups:
-        # Transformer Engine's and Apex's, which Megatron takes where they are installed, count here.
+        # The optimizers of Transformer Engine and Apex, which Megatron prefers where they are installed,
+        # count their steps here.
         group["step"] = steps
     for piece in pieces if steps else ():
         main = _main_of(only, piece.parameter)
@@ -55,14 +56,14 @@ def begin_moments(optimizer: ChainedOptimizer, pieces: Iterable[Piece], *, steps
 
 
 def _main_of(optimizer: nn.Module, parameter: nn.Parameter) -> Tensor | None:
-    """What the inner optimizer steps for a parameter; None where that is another rank's."""
+    """The tensor that the inner optimizer updates for a parameter; None where another rank has it."""
     if not isinstance(optimizer, DistributedOptimizer):
-        # bf16 parameters know their copy in fp32; the others are what is stepped.
+        # bf16 parameters refer to their copy in fp32; others are updated themselves.
         main: Tensor = getattr(parameter, "main_param", parameter)
         return main
     at = optimizer.model_param_group_index_map.get(parameter)
     if at is None:
         return None
     group, order = at
-    found: Tensor = optimizer.optimizer.param_groups[group]["params"][order]
-    return found
+    shard: Tensor = optimizer.optimizer.param_groups[group]["params"][order]
+    return shard

@@ -1,4 +1,4 @@
-"""What one rank does for the trainer: the same calls on every rank, each with the same arguments."""
+"""The worker of one Megatron rank: every rank gets the same calls with the same arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled
-from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
 from agentrl.trainer.megatron.files.checkpoint import Checkpoint
 from agentrl.trainer.megatron.gather import gathered
@@ -26,7 +26,7 @@ from agentrl.trainer.megatron.model.families import VALUE_HEAD
 from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
-from agentrl.trainer.megatron.model.rows import filled_up
+from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.offload import Offloaded
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class MegatronWorker:
-    """One rank of the trainer; the parallel state must be up."""
+    """One rank of the trainer; the parallel state must be initialized."""
 
     def __init__(self, plan: MegatronPlan) -> None:
         self._plan = plan
@@ -57,7 +57,9 @@ class MegatronWorker:
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
             self._add(role, passes, passes.tensors)
-        _log.info("attention: %s", fastest(here(), self._passes["old"].network.config.params_dtype).name)
+        _log.info(
+            "attention: %s", fastest(compute_device(), self._passes["old"].network.config.params_dtype).name
+        )
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors in the order of the checkpoint's layers, in the dtype that is published."""
@@ -65,53 +67,54 @@ class MegatronWorker:
             return tuple(checkpoint.specs("bfloat16" if self._plan.config.bf16 else "float32"))
 
     def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
-        """Logprobs, or values, of the tokens that the role says something of, by sample.
+        """Logprobs, or values, of the tokens that the role scores, by sample.
 
         Returns:
             those that this rank reports.
         """
-        with self._awake(role):
-            seen = self._passes[role].look(self._rows(samples, [scored_tokens(s, role) for s in samples]))
-        found: dict[int, FloatArray] = {}
-        for row, outputs in seen if is_reporting_rank() else []:
-            told_N = outputs.logp_N if outputs.values_N is None else outputs.values_N
+        rows = self._rows(samples, [scored_tokens(sample, role) for sample in samples])
+        with self._onloaded(role):
+            outputs_by_row = self._passes[role].forward(rows)
+        scores: dict[int, FloatArray] = {}
+        for row, outputs in outputs_by_row if is_reporting_rank() else []:
+            scores_N = outputs.logp_N if outputs.values_N is None else outputs.values_N
             ends = np.cumsum([len(at) for at in row.positions])
-            parts = np.split(told_N.float().cpu().numpy(), ends[:-1])
-            found |= {m: part for m, part in zip(row.members, parts, strict=True) if len(part)}
-        return found
+            parts = np.split(scores_N.float().cpu().numpy(), ends[:-1])
+            scores |= {m: part for m, part in zip(row.members, parts, strict=True) if len(part)}
+        return scores
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
-        """One optimizer step over the whole batch, of every network that learns now."""
+        """One optimizer step over the batch, of every network that learns in this step."""
         rows = self._rows(batch.samples, [sample.loss_mask for sample in batch.samples])
-        waits = self._plan.critic is not None and self._step < self._plan.critic_warmup
+        is_warmup = self._plan.critic is not None and self._step < self._plan.critic_warmup
         done: dict[ScoreRole, StepSums] = {}
         for role, learner in self._learners.items():
-            if role == "values" or not waits:
-                with self._awake(role):
+            if role == "values" or not is_warmup:
+                with self._onloaded(role):
                     done[role] = learner.learn(rows, batch)
         self._step += 1
         return done
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
-        """The policy's weights, in buckets; rank 0 alone has any, and all must come along."""
+        """The policy's weights, in buckets; only rank 0 yields them, and all ranks must call it."""
         if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
             self._local_ranks = LocalRanks(bucket_bytes)
-        with self._awake("old"):
+        with self._onloaded("old"):
             network = self._passes["old"].network
             return (yield from gathered(network, manifest, self._local_ranks))
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
-        """Write this rank's part of all that the trainer knows; its updates, and what the optimizers did."""
+        """Write this rank's part of the trainer's state; returns the updates, and each optimizer's steps."""
         for role, learner in self._learners.items():
-            with self._awake(role):
+            with self._onloaded(role):
                 saving.write(folder / FOLDERS[role], learner)
         return self._step, {role: learner.optimizer.done for role, learner in self._learners.items()}
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
-        """Go on from what was saved."""
+        """Restore what `save` has written."""
         self._step = step
         for role, learner in self._learners.items():
-            with self._awake(role):
+            with self._onloaded(role):
                 saving.read(folder / FOLDERS[role], learner, done[role])
 
     def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:
@@ -123,15 +126,15 @@ class MegatronWorker:
         if self._plan.layout.offload:
             self._offloaded[role] = Offloaded(tensors, passes.gradients)
 
-    def _awake(self, role: ScoreRole) -> AbstractContextManager[None]:
+    def _onloaded(self, role: ScoreRole) -> AbstractContextManager[None]:
         return self._offloaded[role].onloaded() if role in self._offloaded else nullcontext()
 
     def _rows(self, samples: Sequence[Sample], masks: Sequence[BoolArray]) -> tuple[MicroBatch, ...]:
         layout, width = self._plan.layout, self._passes["old"].network.config.hidden_size
         replica: int = parallel_state.get_data_parallel_rank()
-        mine = shares_of(masks, layout.data_parallel_size, width)[replica]
-        rows = micro_batches(samples, mine, self._plan.config.max_tokens_per_gpu)
-        return filled_up(rows, layout.row_count_multiple)
+        own_masks = shares_of(masks, layout.data_parallel_size, width)[replica]
+        rows = micro_batches(samples, own_masks, self._plan.config.max_tokens_per_gpu)
+        return padded(rows, layout.row_count_multiple)
 
 
 def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
@@ -142,10 +145,10 @@ def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
 
 
 def _critic(plan: MegatronPlan) -> Network:
-    """A critic that begins with the policy's trunk, and expects 0 everywhere."""
+    """A critic with the policy's trunk, and a head that predicts 0 everywhere."""
     with Checkpoint(plan.models["old"]) as checkpoint:
         shape = checkpoint.shape.of_a_critic
-        nothing = torch.zeros(1, int(shape.sizes["hidden_size"]))
+        zero_head = torch.zeros(1, int(shape.sizes["hidden_size"]))
         network = Network(shape, plan.layout, bf16=plan.config.bf16)
-        network.load(lambda name: nothing if name == VALUE_HEAD else checkpoint.read(name))
+        network.load(lambda name: zero_head if name == VALUE_HEAD else checkpoint.read(name))
     return network

@@ -17,10 +17,10 @@ from agentrl.types import TrainBatch
 
 
 class Critic:
-    """Learns what returns to expect, with an optimizer of its own.
+    """Learns the expected returns, with an optimizer of its own.
 
-    network: made by `critic_over`. learning: its loss is e.g. `ValueLoss()`. warmup: how many steps it learns
-    before the policy does (optimizer steps).
+    network: from `critic_over`. learning: its loss is e.g. `ValueLoss()`. warmup: its steps before the first
+    one of the policy (optimizer steps).
     """
 
     def __init__(self, network: PreTrainedModel, learning: Learning, *, warmup: int = 0) -> None:
@@ -36,15 +36,15 @@ class Critic:
 
     def _outputs(self, network: PreTrainedModel, row: MicroBatch) -> TokenOutputs:
         values_N = values_of(network, row, bf16=self._bf16)
-        # It says nothing of probabilities.
-        nothing_N = torch.zeros_like(values_N)
-        return TokenOutputs(nothing_N, nothing_N, values_N)
+        # A critic has no logprobs and no entropies.
+        zeros_N = torch.zeros_like(values_N)
+        return TokenOutputs(zeros_N, zeros_N, values_N)
 
 
 def critic_over(model: PreTrainedModel) -> PreTrainedModel:
-    """A critic that begins with the policy's trunk, and expects 0 everywhere.
+    """A critic with the policy's trunk, and a head that predicts 0 everywhere.
 
-    Nothing of it is shared with `model`.
+    It shares no memory with `model`.
     """
     critic = deepcopy(model)
     # Tied, the head would be the embedding of the vocabulary.

@@ -1,4 +1,4 @@
-"""From rows of tokens to logprobs: through the model, and through its head only where it counts."""
+"""From rows of tokens to logprobs: all tokens through the model, only predicting states through its head."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def token_outputs(
 
 
 def predicting_states(model: PreTrainedModel, row: MicroBatch) -> torch.Tensor:
-    """[N, width]: the hidden states that predict the row's tokens, each that of the token before."""
+    """[N, width]: the hidden states that predict the row's tokens, each the state of the token before."""
     device = model.device
     states: torch.Tensor = model.base_model(
         input_ids=torch.from_numpy(row.input_ids_T).to(device)[None],
@@ -61,9 +61,8 @@ def check_trainable(model: PreTrainedModel) -> None:
     """Compare two short sequences in one row with the model's own forward, one by one.
 
     Raises:
-        ModelLoadError: they differ: the architecture does something that a flat row would lose
-            (windows, absolute tricks with masks, caps on the logits), or its weights are not
-            in fp32.
+        ModelLoadError: they differ: the architecture has features that a flat row does not support
+            (windows, masks of its own, caps on the logits), or its weights are not in fp32.
     """
     name = type(model).__name__
     if model.dtype not in (torch.float32, torch.float64):
@@ -77,13 +76,13 @@ def check_trainable(model: PreTrainedModel) -> None:
     samples = [_probe(length, model.config.get_text_config().vocab_size) for length in (7, 4)]
     (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], 16)
     with torch.no_grad():
-        alone = [_alone(model, sample) for sample in samples]
+        separate = [_separate_logprobs(model, sample) for sample in samples]
         try:
             with segment_attention(model):
                 packed = token_outputs(model, row, bf16=False).logp_N
         except TypeError as error:
             raise _unfit(name) from error
-    if not torch.allclose(packed, torch.cat(alone).to(packed), atol=_TOLERANCE):
+    if not torch.allclose(packed, torch.cat(separate).to(packed), atol=_TOLERANCE):
         raise _unfit(name)
 
 
@@ -109,7 +108,7 @@ def _probe(length: int, vocab_size: int) -> Sample:
     )
 
 
-def _alone(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
+def _separate_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
     ids = torch.from_numpy(sample.token_ids.astype("int64")).to(model.device)
     logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
     return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]

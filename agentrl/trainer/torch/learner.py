@@ -23,7 +23,7 @@ Forward = Callable[[PreTrainedModel, MicroBatch], TokenOutputs]
 
 
 class LearnerState(TypedDict):
-    """What `torch.save` writes of a network that learns."""
+    """A network that learns, as `torch.save` writes it."""
 
     network: dict[str, Tensor]
     optimizers: list[dict[str, object]]
@@ -32,7 +32,7 @@ class LearnerState(TypedDict):
 class Learner:
     """Trains `network` in place.
 
-    forward: what it says of the tokens of a row. done: what its optimizer did so far.
+    forward: its outputs at the predicted tokens of a row. done: its optimizer's steps so far.
     """
 
     def __init__(self, network: PreTrainedModel, forward: Forward, learning: Learning) -> None:
@@ -48,8 +48,8 @@ class Learner:
     def learn(self, batch: TrainBatch) -> StepSums:
         """One optimizer step: gradients of every micro-batch add up, then clip, then step.
 
-        A gradient that is not finite is thrown away: weights and optimizer stay as they were,
-        skipped_steps (in all so far) grows by one, and the schedule goes on.
+        A gradient that is not finite is discarded: weights and optimizer stay as they were,
+        skipped_steps (in all so far) grows by one, and the schedule advances.
 
         Returns:
             the loss and its metrics as sums over tokens; grad_norm, lr, skipped_steps.
@@ -69,17 +69,17 @@ class Learner:
         return StepSums(sums, {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)})
 
     def state(self) -> LearnerState:
-        """Weights and optimizers, as `torch.save` takes them."""
+        """Weights and optimizers, for `torch.save`."""
         return {
             "network": self.network.state_dict(),
             "optimizers": [part.state_dict() for part in self._optimizer.parts],
         }
 
     def resume(self, state: LearnerState, done: Done) -> None:
-        """Go on from a state, after what was done.
+        """Restore a state. done: the optimizer's steps until then.
 
         Raises:
-            KeyError, RuntimeError, ValueError: it is of another network or other optimizers.
+            KeyError, RuntimeError, ValueError: the state is of another network or other optimizers.
         """
         self.network.load_state_dict(state["network"])
         for part, saved in zip(self._optimizer.parts, state["optimizers"], strict=True):
@@ -87,7 +87,7 @@ class Learner:
         self.done = done
 
     def _backward(self, batch: TrainBatch) -> Mapping[str, float]:
-        """Leave the gradient of the whole batch in the parameters; return loss and metrics as sums."""
+        """Accumulate the gradient of the batch in the parameters; return loss and metrics as sums."""
         masks = [sample.loss_mask for sample in batch.samples]
         total: Tensor | None = None
         names: list[str] = []

@@ -31,7 +31,7 @@ class Optimizer:
 
 
 def hidden_matrices(model: PreTrainedModel) -> list[nn.Parameter]:
-    """The trainable 2-D weights between the embedding and the head: what Muon is made for."""
+    """The trainable 2-D weights between the embedding and the head: the weights that Muon optimizes."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     outer = {id(p) for end in ends if isinstance(end, nn.Module) for p in end.parameters()}
     return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in outer]
@@ -52,7 +52,7 @@ def _adamw(parameters: Iterable[nn.Parameter], config: TrainerConfig) -> torch.o
 
 
 def _muon(matrices: list[nn.Parameter], config: TrainerConfig) -> torch.optim.Optimizer:
-    # This scaling gives an update AdamW's size, so that both share one learning rate.
+    # This scaling gives an update the size of AdamW's, so that both share one learning rate.
     return torch.optim.Muon(
         matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )

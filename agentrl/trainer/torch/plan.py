@@ -1,4 +1,4 @@
-"""What the torch trainer's one rank works on."""
+"""The plan of the torch trainer's one rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agentrl.trainer.launch.work import RankPlace
+from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.plan import Plan, Worker
 
 WORKER = "agentrl.trainer.torch.worker"
@@ -15,7 +15,7 @@ WORKER = "agentrl.trainer.torch.worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchPlan(Plan):
-    """Any causal language model, whole on one rank. num_threads: that torch computes with (count)."""
+    """Any causal language model, unsharded on one rank. num_threads: of torch (count)."""
 
     num_threads: int = 1
 
@@ -31,16 +31,16 @@ class TorchPlan(Plan):
 
     @property
     def layout_facts(self) -> Mapping[str, int]:
-        """Another optimizer keeps other things of the weights."""
+        """The optimizer: each has a state of its own for the weights."""
         return {"muon": int(self.config.optimizer == "muon")}
 
     @contextmanager
-    def working(self, place: RankPlace) -> Iterator[Worker]:
-        """The worker, over the models' directories."""
+    def worker(self, place: RankPlace) -> Iterator[Worker]:
+        """The worker, with the models of the plan's directories."""
         import torch
 
-        from agentrl.trainer.torch.worker import opened_worker
+        from agentrl.trainer.torch.worker import load_worker
 
         del place
         torch.set_num_threads(self.num_threads)
-        yield opened_worker(self)
+        yield load_worker(self)

@@ -1,4 +1,4 @@
-"""Attention inside sequences as transformers calls it, through its attention registry."""
+"""Attention inside sequences for transformers' models, through its attention registry."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAME = "agentrl_segments"
 
 @contextmanager
 def segment_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model` attend within sequences; it must be called with `folds=`. Restored afterwards.
+    """Make `model` attend within sequences; it must be called with `folds=`. Restored afterwards.
 
     Raises:
-        ModelLoadError: the architecture does not let its attention be chosen.
+        ModelLoadError: the architecture does not support the attention registry.
     """
     before = model.config._attn_implementation
     model.set_attn_implementation(_NAME)
@@ -45,7 +45,7 @@ def _attend(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim], as transformers calls it."""
+    """Query, key and value [1, heads, T, head_dim] -> [1, T, heads, head_dim]; transformers' signature."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return attention_within(folds, q, k, v, scale=scaling)[None], None
 

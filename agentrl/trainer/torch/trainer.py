@@ -1,4 +1,4 @@
-"""The torch trainer over a model that is in this process already: for scripts, tests and debuggers."""
+"""The torch trainer over a model that this process has loaded already: for scripts, tests and debuggers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NONE = AuxiliaryModels()
 
 
 class TorchTrainer(RankTrainer):
-    """Trains `model` in place. The event loop waits for its calls; runs train in a process of its own.
+    """Trains `model` in place. Its calls block the event loop; runs train in a process of its own.
 
     Args:
         model: a causal language model in fp32 with full attention.
         loss: the per-token loss, e.g. `PolicyLoss()` or `sft_loss`. One whose `entropy_coef` is not 0 gets
             an entropy with a gradient.
         config: optimizer, schedule and size of micro-batches.
-        tokenizer: saved beside the weights.
-        total_steps: optimizer steps that a decay is spread over where lr_decay_iters is left out.
+        tokenizer: saved with the weights.
+        total_steps: optimizer steps that a decay takes where lr_decay_iters is left out.
         auxiliary: the networks of the other roles.
 
     Raises:
@@ -53,7 +53,7 @@ class TorchTrainer(RankTrainer):
         }
         plan = TorchPlan(
             policy=policy,
-            # They are here: no directory is opened.
+            # The models are loaded already: no directory is opened.
             models={role: "" for role, network in networks.items() if network is not None},
             critic=None if critic is None else critic.learning,
         )
@@ -61,5 +61,5 @@ class TorchTrainer(RankTrainer):
         self._model, self._tokenizer = model, tokenizer
 
     async def save(self, directory: str) -> None:
-        """Write model and tokenizer as a Hugging Face directory that appears whole or not at all."""
+        """Write model and tokenizer as a Hugging Face directory, atomically."""
         save_model(self._model, self._tokenizer, directory)

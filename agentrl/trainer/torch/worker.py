@@ -1,4 +1,4 @@
-"""What the torch trainer's rank does when it is called."""
+"""The worker of the torch trainer's rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATE = "state.pt"
 
 
 class AuxiliaryModels(NamedTuple):
-    """The networks beside the policy: one that learns values, and two that stay as they are."""
+    """The networks besides the policy: one that learns values, and two that are frozen."""
 
     critic: Critic | None = None
     ref: PreTrainedModel | None = None
@@ -69,7 +69,7 @@ class TorchWorker:
         return manifest_of(named_weights(self.model))
 
     def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
-        """Logprobs, or values, of the tokens that the role says something of, by sample."""
+        """Logprobs, or values, of the tokens that the role scores, by sample."""
         critic = self._auxiliary.critic
         networks = {
             "old": self.model,
@@ -78,8 +78,8 @@ class TorchWorker:
             "values": None if critic is None else critic.network,
         }
         network = networks[role]
-        assert network is not None, "the driver asks for the plan's roles alone"
-        return self._over(network, samples, role, self._values if role == "values" else self._logprobs)
+        assert network is not None, "the driver scores the plan's roles only"
+        return self._scores(network, samples, role, self._values if role == "values" else self._logprobs)
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -110,14 +110,14 @@ class TorchWorker:
         return sum_digests(digests)
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
-        """Write weights and optimizers; the updates, and what each optimizer did."""
+        """Write weights and optimizers; returns the updates, and each optimizer's steps."""
         for role, learner in self._learners().items():
             (folder / FOLDERS[role]).mkdir()
             torch.save(learner.state(), folder / FOLDERS[role] / _STATE)
         return self._step, {role: learner.done for role, learner in self._learners().items()}
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
-        """Go on from what was saved.
+        """Restore what `save` has written.
 
         Raises:
             ModelLoadError: a file is missing, damaged, or of another model.
@@ -136,22 +136,22 @@ class TorchWorker:
         values: dict[ScoreRole, Learner] = {} if critic is None else {"values": critic.learner}
         return {"old": self._policy, **values}
 
-    def _over(
+    def _scores(
         self,
         network: PreTrainedModel,
         samples: Sequence[Sample],
         role: ScoreRole,
-        of: Callable[[PreTrainedModel, MicroBatch], Tensor],
+        forward: Callable[[PreTrainedModel, MicroBatch], Tensor],
     ) -> dict[int, FloatArray]:
-        """What `network` says of the tokens, sample by sample."""
-        found: dict[int, FloatArray] = {}
+        """The outputs of `forward` at the tokens that the role scores, by sample."""
+        scores: dict[int, FloatArray] = {}
         masks = [scored_tokens(sample, role) for sample in samples]
         with torch.no_grad(), segment_attention(network):
             for row in micro_batches(samples, masks, self._config.max_tokens_per_gpu):
-                found_N = of(network, row).float().cpu().numpy()
-                parts = np.split(found_N, np.cumsum([len(at) for at in row.positions])[:-1])
-                found |= dict(zip(row.members, parts, strict=True))
-        return found
+                scores_N = forward(network, row).float().cpu().numpy()
+                parts = np.split(scores_N, np.cumsum([len(at) for at in row.positions])[:-1])
+                scores |= dict(zip(row.members, parts, strict=True))
+        return scores
 
     def _logprobs(self, network: PreTrainedModel, row: MicroBatch) -> Tensor:
         return token_outputs(network, row, bf16=self._config.bf16).logp_N
@@ -160,11 +160,11 @@ class TorchWorker:
         return values_of(network, row, bf16=self._config.bf16)
 
 
-def opened_worker(plan: TorchPlan) -> TorchWorker:
-    """The worker over the models' directories.
+def load_worker(plan: TorchPlan) -> TorchWorker:
+    """The worker, with the models of the plan's directories.
 
     Raises:
-        ModelLoadError: one holds no model, or one that cannot be trained in packed rows.
+        ModelLoadError: a directory holds no model, or one that cannot be trained in packed rows.
     """
     model = open_directory(plan.models["old"], torch.float32)
     critic = None
@@ -178,7 +178,7 @@ def opened_worker(plan: TorchPlan) -> TorchWorker:
 
 
 def _loads(manifest: Sequence[TensorSpec], max_bytes: int) -> Generator[tuple[TensorSpec, ...], None, None]:
-    """The tensors of each bucket; one that is larger than a bucket travels alone."""
+    """The tensors of each bucket; one that is larger than a bucket has a bucket of its own."""
     load: tuple[TensorSpec, ...] = ()
     for spec in manifest:
         if load and sum(map(size_of, (*load, spec))) > max_bytes:

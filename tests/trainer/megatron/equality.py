@@ -16,7 +16,7 @@ from agentrl.losses import LossOutput
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD
-from agentrl.trainer.megatron.model.rows import filled_up
+from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.sharing import shares_of
@@ -84,7 +84,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
         total = (weight_N * (ENTROPY * outputs.entropy_N - outputs.logp_N)).sum()
         return LossOutput(total, {"loss": total.detach()})
 
-    seen = passes.look(mine)
+    seen = passes.forward(mine)
     told = passes.learn(mine, loss)
     return Part(
         place=place(),
@@ -102,7 +102,7 @@ def share_of(layout: MegatronConfig, every: tuple[Sample, ...]) -> tuple[MicroBa
     masks = [sample.loss_mask for sample in every]
     shares = shares_of(masks, layout.data_parallel_size, SIZES["hidden_size"])
     rows = micro_batches(every, shares[parallel_state.get_data_parallel_rank()], MAX_TOKENS)
-    return filled_up(rows, layout.row_count_multiple)
+    return padded(rows, layout.row_count_multiple)
 
 
 def place() -> tuple[int, int, int, int]:

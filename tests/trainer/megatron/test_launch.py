@@ -248,9 +248,9 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
 
 def test_a_port_that_is_taken_is_no_traceback():
     from agentrl.errors import UserError
-    from agentrl.trainer.launch.meeting import kept
+    from agentrl.trainer.launch.rendezvous import host_store
 
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 cannot be used"):
-            kept("127.0.0.1", port)
+            host_store("127.0.0.1", port)

@@ -1,4 +1,5 @@
-"""Ranks that a launcher starts, torchrun or any other: they find rank 0, train as ours do, end with it."""
+"""Ranks that a launcher starts, torchrun or any other: they connect to rank 0, train as child ranks do, end
+with it."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from safetensors.torch import load_file
 from agentrl.errors import ConfigError, TrainerError
 from agentrl.observe import reconcile
 from agentrl.trainer.launch import launched as launched_module
-from agentrl.trainer.launch import meeting as meeting_module
-from agentrl.trainer.launch.launched import gathered, serve_launched
-from agentrl.trainer.launch.meeting import Meeting
-from agentrl.trainer.launch.seats import Seat
+from agentrl.trainer.launch import rendezvous as rendezvous_module
+from agentrl.trainer.launch.launched import connected_ranks, serve_launched
+from agentrl.trainer.launch.launcher_env import LauncherEnv
+from agentrl.trainer.launch.rendezvous import Rendezvous
 from agentrl.trainer.megatron.plan import WORKER
 from tests.flow.runs import HEARING
 from tests.trainer.megatron.launching import (
@@ -56,7 +57,7 @@ def torchrun(folder, *, nodes=1, node=0, port, **settings):
 
 @contextmanager
 def launched(folder, size, **settings):
-    """A process for every rank, each told its place by nothing but its environment; rank 0 hears Ctrl-C."""
+    """A process for every rank, each configured by its environment only; rank 0 handles Ctrl-C."""
     port = free_port()
     with ExitStack() as stack:
         yield [
@@ -80,58 +81,57 @@ def weights_of(folder):
     return load_file(folder / "x" / "checkpoint" / "model.safetensors")
 
 
-def assert_same_weights(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same_weights(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def alone(folder, **settings):
-    """The weights that a run comes to whose ranks we have started."""
+def weights_of_child_ranks(folder, **settings):
+    """The trained weights of a run whose ranks are child processes."""
     with running(train_command(folder, **SHORT, **settings), folder) as process:
         assert process.wait(200) == 0, told(folder)
     return weights_of(folder)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_it_is_told_before_anything_is_made(tmp_path, nodes):
+def test_a_wrong_environment_is_reported_before_the_folder_is_made(tmp_path, nodes):
     variables = (
         {"WORLD_SIZE": 4, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1} if nodes == 1 else {}
     )
     with running(train_command(tmp_path, actor_num_nodes=nodes), tmp_path, **variables) as process:
         assert process.wait(END_S * 2) == 2
-    says = "WORLD_SIZE = 4 is not" if nodes == 1 else "actor_num_nodes = 2 needs a launcher"
-    assert told(tmp_path).startswith(f"agentrl: {says}")
+    message = "WORLD_SIZE = 4 is not" if nodes == 1 else "actor_num_nodes = 2 needs a launcher"
+    assert told(tmp_path).startswith(f"agentrl: {message}")
     assert told(tmp_path).count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 
-def seat(number, size, port):
-    return Seat(number, size, number, "127.0.0.1", port, kept=False, attempt=0)
+def env_of(rank, world_size, port):
+    return LauncherEnv(rank, world_size, rank, "127.0.0.1", port, has_agent_store=False, restart_count=0)
 
 
 def driver_at(port):
-    """Where rank 0 waits for the others, and what they have to say first."""
+    """The port that rank 0 listens on, and its token."""
     with socket.create_connection(("127.0.0.1", port), timeout=1):
         pass
-    found = Meeting("127.0.0.1", port, "agentrl-0").store().get("driver")
-    return json.loads(found)
+    return json.loads(Rendezvous("127.0.0.1", port, "agentrl-0").store().get("driver"))
 
 
-def come(port, token, number):
-    caller = socket.create_connection(("127.0.0.1", port))
-    caller.sendall(json.dumps([token, number, os.getpid(), "here"]).encode() + b"\n")
-    return Connection(caller.detach())
+def connect_rank(port, token, number):
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(json.dumps([token, number, os.getpid(), "here"]).encode() + b"\n")
+    return Connection(connection.detach())
 
 
 @contextmanager
-def coming(work):
-    """Somebody who comes in another thread while this one waits for everybody."""
+def in_thread(connect):
+    """Run `connect` in another thread while this one waits for the ranks."""
     failures = []
 
     def run():
         try:
-            work()
+            connect()
         except (OSError, AssertionError) as error:
             failures.append(error)
 
@@ -143,117 +143,117 @@ def coming(work):
 
 
 def wait_for_port(port):
-    def there():
-        with socket.socket() as knocker:
-            return knocker.connect_ex(("127.0.0.1", port)) == 0
+    def is_listening():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    wait_until(there)
+    wait_until(is_listening)
 
 
-@pytest.mark.parametrize("words", [b"what\n", b"[" * 4000 + b"\n", b"wh", b""])
-def test_ranks_are_in_order_and_strangers_stay_outside(words, monkeypatch):
+@pytest.mark.parametrize("line", [b"what\n", b"[" * 4000 + b"\n", b"wh", b""])
+def test_ranks_are_in_order_and_strangers_are_refused(line, monkeypatch):
     port, pipes = free_port(), {}
     monkeypatch.setattr(launched_module, "_HELLO_S", 0.5)
 
-    def everybody():
+    def connect():
         wait_for_port(port)
-        door, token = driver_at(port)
-        # It stays at the door, whatever it says.
-        pipes["stranger"] = socket.create_connection(("127.0.0.1", door))
-        pipes["stranger"].sendall(words)
-        come(door, "a guess", 1)
+        driver_port, token = driver_at(port)
+        # It has no token: it is refused, whatever it sends.
+        pipes["stranger"] = socket.create_connection(("127.0.0.1", driver_port))
+        pipes["stranger"].sendall(line)
+        connect_rank(driver_port, "a guess", 1)
         for number in (2, 1):
-            pipes[number] = come(door, token, number)
+            pipes[number] = connect_rank(driver_port, token, number)
 
-    with coming(everybody), gathered(seat(0, 3, port), patience_s=30) as launched:
+    with in_thread(connect), connected_ranks(env_of(0, 3, port), timeout_s=30) as launched:
         for number, rank in enumerate(launched.members, start=1):
             rank.pipe.send(number)
         wait_until(lambda: 1 in pipes)
         assert [pipes[number].recv() for number in (1, 2)] == [1, 2]
-    assert pipes[1].poll(END_S), "its end is told"
+    assert pipes[1].poll(END_S), "the driver closes its pipe"
     with pytest.raises(EOFError):
         pipes[1].recv()
 
 
 @pytest.mark.parametrize(
-    ("numbers", "says"),
+    ("numbers", "message"),
     [
         ((1, 1), "two processes have RANK = 1; give"),
         ((1, 3), "RANK = 3 came to the run of RANK = 0, which has WORLD_SIZE = 3; start"),
     ],
 )
-def test_a_number_that_is_nobodys_is_told(numbers, says):
+def test_a_duplicate_or_unknown_rank_is_refused(numbers, message):
     port, pipes = free_port(), []
 
-    def both():
+    def connect():
         wait_for_port(port)
-        door, token = driver_at(port)
-        pipes.extend(come(door, token, number) for number in numbers)
+        driver_port, token = driver_at(port)
+        pipes.extend(connect_rank(driver_port, token, number) for number in numbers)
 
     with (
-        coming(both),
-        pytest.raises(ConfigError, match=says),
-        gathered(seat(0, 3, port), patience_s=30),
+        in_thread(connect),
+        pytest.raises(ConfigError, match=message),
+        connected_ranks(env_of(0, 3, port), timeout_s=30),
     ):
-        raise AssertionError("it came so far")
+        raise AssertionError("it raised nothing")
 
 
-def test_a_rank_that_goes_before_all_are_there_is_named():
+def test_a_rank_that_disconnects_before_all_are_connected_is_named():
     port = free_port()
 
-    def leave():
+    def disconnect():
         wait_for_port(port)
-        come(*driver_at(port), 2).close()
+        connect_rank(*driver_at(port), 2).close()
 
     with (
-        coming(leave),
+        in_thread(disconnect),
         pytest.raises(TrainerError, match=rf"rank 2 .*process {os.getpid()} on here\) has gone"),
-        gathered(seat(0, 3, port), patience_s=30),
+        connected_ranks(env_of(0, 3, port), timeout_s=30),
     ):
-        raise AssertionError("it came so far")
+        raise AssertionError("it raised nothing")
 
 
-def test_nobody_waits_forever():
+def test_driver_and_rank_time_out():
     port = free_port()
     with (
         pytest.raises(ConfigError, match=f"number 1, 2 did not come to 127.0.0.1:{port} in time; start"),
-        gathered(seat(0, 3, port), patience_s=0.2),
+        connected_ranks(env_of(0, 3, port), timeout_s=0.2),
     ):
-        raise AssertionError("it came so far")
+        raise AssertionError("it raised nothing")
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
-        serve_launched(seat(1, 3, port), WORKER, patience_s=0.2)
+        serve_launched(env_of(1, 3, port), WORKER, timeout_s=0.2)
 
 
-def test_who_is_no_store_is_not_waited_for_forever():
+def test_a_server_that_is_no_store_and_never_replies_times_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(
             ConfigError, match=f"no store of rank 0 answers at 127.0.0.1:{port} .*; both must"
         ):
-            serve_launched(seat(1, 3, port), WORKER, patience_s=0.5)
+            serve_launched(env_of(1, 3, port), WORKER, timeout_s=0.5)
 
 
-def test_a_caller_that_meets_itself_has_not_found_rank_0(monkeypatch):
-    port, connect, met = free_port(), socket.create_connection, []
+def test_a_rank_that_connects_to_itself_is_not_connected_to_rank_0(monkeypatch):
+    port, connect, connections = free_port(), socket.create_connection, []
 
     def from_that_port(address, timeout):
-        met.append(connect(address, timeout, source_address=address))
-        return met[-1]
+        connections.append(connect(address, timeout, source_address=address))
+        return connections[-1]
 
     monkeypatch.setattr(socket, "create_connection", from_that_port)
     with pytest.raises(ConfigError, match=f"rank 0 was not at 127.0.0.1:{port} .* in time; start"):
-        serve_launched(seat(1, 3, port), WORKER, patience_s=0.3)
-    assert met, "it met itself"
+        serve_launched(env_of(1, 3, port), WORKER, timeout_s=0.3)
+    assert connections, "it connected to itself"
 
 
-def test_a_host_that_is_not_here_is_told(monkeypatch):
-    monkeypatch.setattr(meeting_module, "_HERE_S", 0.5)
-    elsewhere = seat(0, 2, free_port())._replace(host="nowhere.invalid")
+def test_an_unknown_host_is_reported(monkeypatch):
+    monkeypatch.setattr(rendezvous_module, "_HOST_TIMEOUT_S", 0.5)
+    elsewhere = env_of(0, 2, free_port())._replace(host="nowhere.invalid")
     with (
         pytest.raises(ConfigError, match=r"no store of rank 0 answers at nowhere.invalid:\d+ \(MASTER_ADDR"),
-        gathered(elsewhere, patience_s=0.5),
+        connected_ranks(elsewhere, timeout_s=0.5),
     ):
-        raise AssertionError("it came so far")
+        raise AssertionError("it raised nothing")
 
 
 @pytest.mark.full
@@ -267,7 +267,7 @@ def test_torchrun_trains_to_the_same_weights_as_we_do(tmp_path):
     assert told(theirs).count("Report: ") == 1
     assert reconcile(theirs / "x").problems == ()
     assert sorted(path.name for path in (theirs / "x" / "trainer").glob("*.log")) == ["rank-0.log"]
-    assert_same_weights(weights_of(theirs), alone(ours))
+    assert_same_weights(weights_of(theirs), weights_of_child_ranks(ours))
 
 
 @pytest.mark.full
@@ -283,7 +283,7 @@ def test_two_nodes_train_to_the_same_weights_as_one(tmp_path):
     ):
         assert [first.wait(300), second.wait(60)] == [0, 0], told(theirs) + told(theirs, 1)
     assert "Report: " not in told(theirs, 1)
-    assert_same_weights(weights_of(theirs), alone(ours, actor_num_gpus_per_node=4))
+    assert_same_weights(weights_of(theirs), weights_of_child_ranks(ours, actor_num_gpus_per_node=4))
 
 
 def test_a_rank_of_a_launcher_that_dies_is_named_and_all_end(tmp_path):
@@ -294,10 +294,10 @@ def test_a_rank_of_a_launcher_that_dies_is_named_and_all_end(tmp_path):
         other.kill()
         assert driver.wait(2 * END_S) == 1
         assert not any(map(alive, ours))
-    says = (
+    message = (
         f"agentrl: rank 1 of the trainer (process {other.pid} on {socket.gethostname()}) has gone; the others"
     )
-    assert says in told(tmp_path)
+    assert message in told(tmp_path)
     assert "Traceback" not in told(tmp_path)
     assert reconcile(tmp_path / "x").problems == ()
 

@@ -212,7 +212,7 @@ async def test_what_breaks_on_the_way_leaves_the_old_version(tmp_path):
             with pytest.raises(EngineError, match=says):
                 await trainer.publish(Between(engine.sink, does), version=2)
             # Nobody is left in the middle of it: ranks that wait for long fail.
-            assert not any(rank.owes for rank in trainer.ranks._ranks)
+            assert not any(rank.num_pending for rank in trainer.ranks._ranks)
             assert all(len(rooms(pid)) <= 3 for pid in trainer.ranks.pids)
             await expect_serving(engine, trainer, 1)
         await trainer.update(batch())

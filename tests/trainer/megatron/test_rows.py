@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.trainer.batch import micro_batches
-from agentrl.trainer.megatron.model.rows import Cut, filled_up, pieces_of, row_of
+from agentrl.trainer.megatron.model.rows import Cut, padded, pieces_of, shard_of
 from agentrl.trainer.megatron.sharing import cost_of, shares_of
 from tests.algorithms.episodes import sample
 
@@ -35,11 +35,11 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
     multiple = 2 * ranks if ranks > 1 else 1
     for micro in rows_of(drawn):
         cuts = [Cut(multiple, multiple * shares, ranks, rank, least) for rank in range(ranks)]
-        rows = [row_of(micro, cut) for cut in cuts]
+        rows = [shard_of(micro, cut) for cut in cuts]
         told = np.concatenate([row.chosen_n for row in rows])
         assert sorted(told) == list(range(len(micro.targets_N)))
         for row in rows:
-            assert len(row.input_ids_t) * ranks == row.bounds[-1] == cuts[0].filled(micro)
+            assert len(row.input_ids_t) * ranks == row.bounds[-1] == cuts[0].padded_length(micro)
             assert row.bounds[-1] % (multiple * shares) == 0
             assert row.bounds[-1] >= least
             at = micro.predictor_N[row.chosen_n]
@@ -53,7 +53,7 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
 @given(masks, st.sampled_from([1, 2]))
 def test_rows_are_filled_up_with_nothing(drawn, multiple):
     rows = rows_of(drawn, max_tokens=8)
-    filled = filled_up(rows, multiple)
+    filled = padded(rows, multiple)
     assert filled[: len(rows)] == rows
     assert len(filled) >= 1
     assert len(filled) % multiple == 0

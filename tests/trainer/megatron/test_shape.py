@@ -54,7 +54,7 @@ def test_a_field_may_be_added_and_not_contradicted():
         ({"bias_dropout_fusion": 1}, "says bias_dropout_fusion = 1; it must be of type bool"),
         (
             {"recompute_num_layers": 2},
-            "says recompute_num_layers, but nothing is computed again; set recompute_granularity, too",
+            "sets recompute_num_layers, but nothing is recomputed; set recompute_granularity, too",
         ),
     ],
 )

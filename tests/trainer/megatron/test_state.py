@@ -180,10 +180,10 @@ def test_what_does_not_fit_is_told(tmp_path):
     state, plan = tmp_path / "state", plan_of(tmp_path, **LAYOUTS["TP2"])
     save_model(model_of("qwen3"), tokenizer(), str(tmp_path / "model"))
     with pytest.raises(ModelLoadError, match=r"trainer.json cannot be read"):
-        saved.opened(state, plan)
+        saved.read_summary(state, plan)
     state.mkdir()
-    saved.finish(state, plan, 3, {"old": Done(3, 1)})
-    assert saved.opened(state, plan) == (3, {"old": Done(3, 1)})
+    saved.write_summary(state, plan, 3, {"old": Done(3, 1)})
+    assert saved.read_summary(state, plan) == (3, {"old": Done(3, 1)})
     for says, other in (
         ("was saved with tensor_model_parallel_size = 2, this trainer has 1", plan_of(tmp_path)),
         (
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_told(tmp_path):
         ),
     ):
         with pytest.raises(ConfigError, match=says):
-            saved.opened(state, other)
+            saved.read_summary(state, other)
     (state / saved.ABOUT).write_text("{}")
     with pytest.raises(ModelLoadError, match="not as a trainer writes it"):
-        saved.opened(state, plan)
+        saved.read_summary(state, plan)

@@ -58,5 +58,5 @@ def _as_rank(work, layout, rank, meeting, args):
     from agentrl.trainer.megatron.parallel import joined
 
     store = FileStore(meeting, layout.world_size)
-    with joined(layout, rank, store=store, local=rank, timeout_s=60):
+    with joined(layout, rank, store=store, local_rank=rank, timeout_s=60):
         return work(layout, rank, *args)

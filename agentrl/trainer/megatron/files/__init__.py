@@ -1,1 +1,1 @@
-"""What is on disk: Hugging Face directories, Megatron directories, and all that a trainer knows."""
+"""Files: Hugging Face directories, and the saved state of a rank."""

@@ -1,4 +1,4 @@
-"""A Hugging Face directory as Megatron's ranks read it: tensor by tensor, never the whole of it."""
+"""A Hugging Face directory, read tensor by tensor, so that a rank never holds all of it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Checkpoint(TensorFiles):
         super().__init__(directory)
 
     def specs(self, dtype: str | None = None) -> Iterator[TensorSpec]:
-        """What a trained copy of this model consists of, in the order in which it is published.
+        """The tensors of a trained copy of this model, in the order of publication.
 
-        dtype: of all tensors; None = as its files have them.
+        dtype: of all tensors; None = as in its files.
 
         Raises:
-            ModelLoadError: a tensor is missing, or has another shape than the config says.
+            ModelLoadError: a tensor is missing, or its shape contradicts the config.
         """
         shapes = tensor_shapes(self.config)
         for name in (name for placed in self.shape.rules() for name in placed.hf):
@@ -39,10 +39,10 @@ class Checkpoint(TensorFiles):
 
 
 def config_of(directory: Path) -> PreTrainedConfig:
-    """The config of a Hugging Face directory, out of which a `Shape` can be read.
+    """The config of a Hugging Face directory, from which a `Shape` can be read.
 
     Raises:
-        ModelLoadError: there is none, it makes no sense, or Megatron does not train such models.
+        ModelLoadError: there is none, it is invalid, or Megatron does not train such models.
     """
     with making_sense(directory):
         try:

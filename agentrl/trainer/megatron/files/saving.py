@@ -1,12 +1,12 @@
-"""What one rank writes of a network that learns, and reads again: its shards, and its optimizer's parts.
+"""The files of one rank for a network that learns: its shards, and its optimizer's parts.
 
     tensor-0/embedding.safetensors        shards of tensor rank 0, under Megatron's names
-    tensor-0/layer-00000.safetensors      a file for each layer: pipeline stages leave no trace
+    tensor-0/layer-00000.safetensors      a file for each layer, independent of the pipeline stages
     tensor-0/head.safetensors             the last norm, and the head where it is not the embedding
-    optimizer/rank-00000.safetensors      what rank 0 keeps of its parameters, flat, with AdamW's means
+    optimizer/rank-00000.safetensors      rank 0's parts of the parameters, flat, with AdamW's means
 
-What is not cut is in every tensor rank's files. The optimizer's means are written part by part, since
-Megatron's own way back fails with torch's AdamW.
+A parameter that is not sharded is in every tensor rank's files. The optimizer's means are written part by
+part, since Megatron's own loading of them fails with torch's AdamW.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agentrl.weights.streamed import SafetensorsFile
 
 @torch.no_grad()
 def write(folder: Path, learner: MegatronLearner) -> None:
-    """Write what no rank before this one writes."""
+    """Write this rank's files, except those that another replica writes."""
     network = learner.passes.network
     first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     if first_replica:
@@ -42,7 +42,7 @@ def write(folder: Path, learner: MegatronLearner) -> None:
     if first_replica or network.layout.shares_the_optimizer:
         path = _path(folder, dist.get_rank())
         path.parent.mkdir(parents=True, exist_ok=True)
-        named = [one for part in learner.optimizer.parts() for one in _named(part)]
+        named = [item for part in learner.optimizer.parts() for item in _named_tensors(part)]
         manifest = manifest_of(named)
         with SafetensorsFile(path, manifest) as file:
             for spec, (_, tensor) in zip(manifest, named, strict=True):
@@ -51,7 +51,7 @@ def write(folder: Path, learner: MegatronLearner) -> None:
 
 @torch.no_grad()
 def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
-    """Have parameters and optimizer be what they were.
+    """Restore parameters and optimizer.
 
     Raises:
         ModelLoadError: a file is missing, cut short, or of another model.
@@ -65,7 +65,7 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
     path = _path(folder, _owner(network))
     with open_tensors(path) as opened:
         for part in learner.optimizer.resume(done):
-            for name, tensor in _named(part):
+            for name, tensor in _named_tensors(part):
                 _fill(tensor, opened.get_tensor(name), path)
 
 
@@ -80,7 +80,7 @@ def _write_shards(folder: Path, network: Network) -> None:
 
 
 def _rank_folder(folder: Path) -> Path:
-    """Where the shards of this tensor rank are."""
+    """The folder of this tensor rank's shards."""
     return folder / f"tensor-{parallel_state.get_tensor_model_parallel_rank()}"
 
 
@@ -92,14 +92,14 @@ def _file_of(placed: Placed) -> str:
 
 
 def _shards(network: Network) -> Iterator[tuple[Placed, Tensor]]:
-    """Not the copy of a tied embedding that the last stage of a pipeline has: the first one writes it."""
+    """The shards to write, without the last stage's copy of a tied embedding: the first stage writes it."""
     first = parallel_state.is_pipeline_first_stage()
     for placed, parameter in network.pieces():
         if first or not placed.rule.megatron.startswith("embedding."):
             yield placed, parameter.detach()
 
 
-def _named(part: Part) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(part: Part) -> Iterator[tuple[str, Tensor]]:
     if part.is_copy:
         yield f"{part.name}.main", part.main
     for name, moment in part.moments.items():
@@ -107,7 +107,7 @@ def _named(part: Part) -> Iterator[tuple[str, Tensor]]:
 
 
 def _owner(network: Network) -> int:
-    """The rank whose file says what this one keeps: its own, or that of its first replica."""
+    """The rank whose file holds this one's optimizer parts: itself, or the same rank of the first replica."""
     if network.layout.shares_the_optimizer:
         return dist.get_rank()
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)

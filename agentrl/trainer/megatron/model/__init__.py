@@ -1,1 +1,1 @@
-"""A model as Megatron computes it: families, shapes, layers, rows, and what is said of tokens."""
+"""A model as Megatron computes it: families, shapes, layers, rows, and outputs at tokens."""

@@ -1,4 +1,4 @@
-"""The families of models that Megatron trains: a table of parameters each, and what their configs say.
+"""The families of models that Megatron trains: for each a table of parameters, and settings.
 
 A new family is a table: Megatron's names on the left, the checkpoint's on the right, both below the layer.
 """
@@ -31,8 +31,8 @@ class Family:
     """One kind of dense model.
 
     layer: its parameters in a layer. settings: fields of Megatron's config that all its models share.
-    sandwich: it normalises also what comes out of attention and feed-forward block.
-    rotates_pairs: rotary positions turn neighbouring channels, not the two halves.
+    sandwich: it normalises also the outputs of attention and feed-forward block.
+    rotates_pairs: rotary positions rotate neighbouring channels, not the two halves.
     """
 
     layer: tuple[Rule, ...]
@@ -114,14 +114,14 @@ def rules_of(family: Family, num_layers: int, *, tied: bool, critic: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A rule at its place. layer: its number over all pipeline stages; None = outside of the layers."""
+    """A rule for one layer. layer: its number over all pipeline stages; None = outside of the layers."""
 
     rule: Rule
     layer: int | None = None
 
     @property
     def megatron(self) -> str:
-        """The parameter's full name, were there one pipeline stage."""
+        """The parameter's full name in a model of one pipeline stage."""
         return (
             self.rule.megatron if self.layer is None else f"decoder.layers.{self.layer}.{self.rule.megatron}"
         )

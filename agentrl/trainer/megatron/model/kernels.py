@@ -1,4 +1,4 @@
-"""Causal attention inside each sequence of a packed row: what computes it, the fastest that is installed.
+"""Causal attention inside each sequence of a packed row, by the fastest kernel that is installed.
 
 T: tokens of the row. H: heads, D: channels of a head.
 """
@@ -24,21 +24,21 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 class Ends(NamedTuple):
-    """Where the sequences of a row end. bounds: int32, 0 first; longest: tokens of the longest."""
+    """The ends of a row's sequences. bounds: int32, 0 first; longest: tokens of the longest."""
 
     bounds: Tensor
     longest: int
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence; waits for the GPU."""
+        """Tokens of each sequence; synchronizes with the GPU."""
         return tuple(stop - start for start, stop in pairwise(self.bounds.tolist()))
 
 
 class Sides(NamedTuple):
-    """The ends of the queries, and of the keys that each of them looks back at: as many, or more.
+    """The ends of the queries, and of the keys that they attend to: as many tokens, or more.
 
-    The last query of a sequence sees all its keys, the one before it all but the last, and so on.
+    The last query of a sequence attends to all its keys, the one before it to all but the last, and so on.
     """
 
     queries: Ends
@@ -50,37 +50,37 @@ Attend = Callable[[Tensor, Tensor, Tensor, Sides, float | None], Tensor]
 
 
 class Kernel(NamedTuple):
-    """name: as the log tells it."""
+    """An attention function, with its name for the log."""
 
     name: str
     attend: Attend
 
 
 def fastest(device: torch.device, dtype: torch.dtype) -> Kernel:
-    """flash-attn, torch's own variable-length attention, or SDPA: the first that is there, and can do it.
+    """flash-attn, torch's own variable-length attention, or SDPA: the first that is installed and supported.
 
     The first two run on GPUs, in half precision.
     """
     if device.type == "cuda" and dtype in _HALF:
-        for found in (_flash_attn(), _varlen_of_torch()):
-            if found is not None:
-                return found
+        for kernel in (_flash_attn(), _varlen_of_torch()):
+            if kernel is not None:
+                return kernel
     return Kernel(f"torch {torch.__version__} SDPA, sequences of like length together", by_length)
 
 
 def by_length(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
-    """SDPA on any device: one call for neighbouring sequences of like length, if both sides are one."""
+    """SDPA on any device: one call for neighbouring sequences of like length, if both sides are the same."""
     if sides.queries is not sides.keys:
-        return _one_by_one(query, key, value, sides, scale)
+        return _per_sequence(query, key, value, sides, scale)
     out = attention_within(_folds(sides.queries.lengths, query.device), query, key, value, scale=scale)
     return out.to(value.dtype)
 
 
-# All layers of a model, and both passes, look at the same rows.
+# All layers of a model, and both passes, use the same rows.
 _folds = lru_cache(maxsize=64)(folds_of)
 
 
-def _one_by_one(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
+def _per_sequence(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: float | None) -> Tensor:
     outputs = []
     lengths = [ends.lengths for ends in sides]
     rows = (query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]))
@@ -93,7 +93,7 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, sides: Sides, scale: 
 
 
 def _flash_attn() -> Kernel | None:
-    """None where there is none, or one that was built for another torch."""
+    """None where it is not installed, or built for another torch."""
     if find_spec("flash_attn") is None:
         return None
     try:
@@ -137,11 +137,11 @@ def _varlen(
 
 
 def _varlen_of_torch() -> Kernel | None:
-    """None where torch has none yet, or one that cannot share keys and values among heads (before 2.12)."""
+    """None where torch has none, or one that cannot share keys and values among heads (before 2.12)."""
     if find_spec("torch.nn.attention.varlen") is None:
         return None
     attention: Callable[..., Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    known = inspect.signature(attention).parameters
-    if not {"scale", "window_size", "enable_gqa"} <= known.keys():
+    parameters = inspect.signature(attention).parameters
+    if not {"scale", "window_size", "enable_gqa"} <= parameters.keys():
         return None
     return Kernel(f"torch {torch.__version__} varlen_attn", partial(_varlen, attention))

@@ -1,4 +1,4 @@
-"""The layers that Megatron is given in place of its own: they run on a CPU and a GPU alike.
+"""Layers in place of Megatron's own, which run on a GPU only: these run on a CPU, too.
 
 T: tokens of a packed row on this rank. H: heads, D: channels of a head.
 """
@@ -32,20 +32,20 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.families import Family
 from agentrl.trainer.megatron.model.kernels import Ends, Sides, fastest
 from agentrl.trainer.megatron.model.rows import pieces_of
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm in fp32, as Hugging Face's models have it; also under sequence parallelism."""
+    """Root mean square norm in fp32, as in Hugging Face's models; also under sequence parallelism."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        # Each rank sees a part of the sequence: Megatron adds the gradients up where this mark stands.
+        # Each rank has a part of the sequence: Megatron sums the gradients of parameters with this mark.
         vars(self.weight)["sequence_parallel"] = config.sequence_parallel
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -57,15 +57,15 @@ class RMSNorm(nn.Module):
 class PackedAttention(nn.Module):
     """Causal attention inside each sequence of a packed row.
 
-    Under context parallelism every rank has two pieces of each, one from either end (so that all have as much
-    to do), asks with their queries, and sees the keys and values of all ranks.
+    Under context parallelism every rank has two pieces of each sequence, one from either end (so that all
+    have the same load). Its queries attend to the gathered keys and values of all ranks.
     """
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: object) -> None:
         super().__init__()
         self.config = config
         self.scale = softmax_scale
-        self.kernel = fastest(here(), config.params_dtype)
+        self.kernel = fastest(compute_device(), config.params_dtype)
 
     def forward(
         self,
@@ -84,38 +84,40 @@ class PackedAttention(nn.Module):
         if ranks == 1:
             ends = Ends(packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q)
             return self.kernel.attend(query, key, value, Sides(ends, ends), self.scale).flatten(1)
-        sides, seen = _looking_back(packed_seq_params.bounds, ranks, rank, query.device)
+        sides, indices = _context_sides(packed_seq_params.bounds, ranks, rank, query.device)
         key, value = (
-            gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(0, seen)
+            gather_from_sequence_parallel_region(x, group=get_context_parallel_group()).index_select(
+                0, indices
+            )
             for x in (key, value)
         )
         return self.kernel.attend(query, key, value, sides, self.scale).flatten(1)
 
 
-# All layers of a model, and both passes, look at the same rows.
+# All layers of a model, and both passes, use the same rows.
 @lru_cache(maxsize=64)
-def _looking_back(
+def _context_sides(
     bounds: tuple[int, ...], ranks: int, rank: int, device: torch.device
 ) -> tuple[Sides, Tensor]:
-    """A context rank's queries, piece by piece, and where the keys that they see are in those of all ranks.
+    """The sides of a context rank's queries, piece by piece, and the indices of their keys when gathered.
 
-    A piece looks back at all pieces before it, and into itself.
+    A piece attends to all pieces before it, and to itself.
     """
-    queries, keys, seen = [0], [0], []
+    queries, keys, indices = [0], [0], []
     for start, stop in pairwise(bounds):
         size = (stop - start) // (2 * ranks)
-        # In the order of the sequence, and in that of the ranks, each of which has its own part of the row.
-        of_ranks = np.concatenate([pieces_of(stop - start, ranks, other) for other in range(ranks)])
-        place = np.repeat(np.arange(ranks) * bounds[-1] // ranks, 2 * size)
-        place += start // ranks + np.tile(np.arange(2 * size), ranks)
-        at = np.empty_like(place)
-        at[of_ranks] = place
+        # From the order of the sequence to that of the gathered ranks, each with its own part of the row.
+        positions = np.concatenate([pieces_of(stop - start, ranks, other) for other in range(ranks)])
+        gathered = np.repeat(np.arange(ranks) * bounds[-1] // ranks, 2 * size)
+        gathered += start // ranks + np.tile(np.arange(2 * size), ranks)
+        index_of = np.empty_like(gathered)
+        index_of[positions] = gathered
         for piece in (rank, 2 * ranks - 1 - rank):
             queries.append(queries[-1] + size)
             keys.append(keys[-1] + (piece + 1) * size)
-            seen.append(at[: (piece + 1) * size])
+            indices.append(index_of[: (piece + 1) * size])
     sides = Sides(*(_ends(ends, device) for ends in (queries, keys)))
-    return sides, torch.from_numpy(np.concatenate(seen)).to(device)
+    return sides, torch.from_numpy(np.concatenate(indices)).to(device)
 
 
 def _ends(bounds: list[int], device: torch.device) -> Ends:
@@ -126,14 +128,14 @@ class NormedRow(nn.Module):
     """A row-parallel layer whose output is normalised before it is added to the residual."""
 
     def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, **how: object
+        self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: object
     ) -> None:
         super().__init__()
-        self.linear = RowParallelLinear(input_size, output_size, config=config, **how)
+        self.linear = RowParallelLinear(input_size, output_size, config=config, **kwargs)
         self.norm = RMSNorm(config, output_size, config.layernorm_epsilon)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        """The output, and no bias: these families have none there."""
+        """The output, and no bias: these families have none in this layer."""
         output, _ = self.linear(hidden)
         return self.norm(output), None
 

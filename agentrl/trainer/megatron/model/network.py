@@ -1,4 +1,4 @@
-"""This rank's part of a model: built by Megatron from a checkpoint's config, filled from its files."""
+"""This rank's part of a model: built by Megatron from a checkpoint's config, loaded from its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.families import Placed
 from agentrl.trainer.megatron.model.layers import RMSNorm, layer_spec
 from agentrl.trainer.megatron.model.shape import Shape, overridden
@@ -26,7 +26,7 @@ Read = Callable[[str], Tensor]
 
 
 class Piece(NamedTuple):
-    """A parameter of this rank, and how it is made of a checkpoint's tensors."""
+    """A parameter of this rank, and its rule for a checkpoint's tensors."""
 
     placed: Placed
     parameter: nn.Parameter
@@ -35,8 +35,8 @@ class Piece(NamedTuple):
 class Network:
     """The stages of the pipeline that this rank has, in their order; one unless there are virtual ones.
 
-    The parallel state must be up, and the layout checked (`check_layout`). Parameters are fp32 (with
-    bf16: bfloat16) and hold nothing yet: `load`.
+    The parallel state must be initialized, and the layout checked (`check_layout`). Parameters are fp32 (with
+    bf16: bfloat16) and uninitialized until `load`.
     """
 
     def __init__(self, shape: Shape, layout: MegatronConfig, *, bf16: bool) -> None:
@@ -46,25 +46,25 @@ class Network:
         stages = [None] if count == 1 else list(range(count))
         self.stages: list[GPTModel] = [self._stage(number) for number in stages]
         for placed, parameter in self.pieces():
-            # Megatron says so where it draws weights, which it does not do here. Without this mark the norm
-            # of the gradient counts the shards of one rank alone.
+            # Megatron sets this mark where it initializes weights at random, which is off here. Without it
+            # the norm of the gradient counts the shards of one rank only.
             vars(parameter)["tensor_model_parallel"] = placed.rule.is_cut
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's parameters, each once, in the order of the layers."""
-        placed = {one.megatron: one for one in self.shape.rules()}
+        placed_by_name = {placed.megatron: placed for placed in self.shape.rules()}
         for stage in self.stages:
             first = get_transformer_layer_offset(self.config, vp_stage=stage.vp_stage)
             for name, parameter in stage.named_parameters():
-                found = placed.get(_global(name, first))
+                placed = placed_by_name.get(_global(name, first))
                 # With tied embeddings the last stage keeps a copy of them for the head.
-                if found is None and name == "output_layer.weight":
-                    found = placed["embedding.word_embeddings.weight"]
-                if found is None:
+                if placed is None and name == "output_layer.weight":
+                    placed = placed_by_name["embedding.word_embeddings.weight"]
+                if placed is None:
                     raise KeyError(
                         f"no rule makes Megatron's parameter {name}; add one to the family's table"
                     )
-                yield Piece(found, parameter)
+                yield Piece(placed, parameter)
 
     @torch.no_grad()
     def load(self, read: Read) -> None:
@@ -72,8 +72,8 @@ class Network:
         ranks = self.layout.tensor_model_parallel_size
         dims, rank = self.shape.dims(ranks), parallel_state.get_tensor_model_parallel_rank()
         for placed, parameter in self.pieces():
-            whole = placed.rule.join([read(name) for name in placed.hf], dims)
-            shard = placed.rule.cut(whole, ranks)[rank]
+            unsharded = placed.rule.join([read(name) for name in placed.hf], dims)
+            shard = placed.rule.cut(unsharded, ranks)[rank]
             if shard.shape != parameter.shape:
                 raise ValueError(
                     f"{placed.megatron} is {tuple(parameter.shape)} here, the checkpoint gives "
@@ -92,7 +92,7 @@ class Network:
 
     @property
     def value_weight(self) -> Tensor:
-        """[1, width]: a critic's head, whole on every tensor rank of the last stage."""
+        """[1, width]: a critic's head, the same on every tensor rank of the last stage."""
         weight: Tensor = self.stages[-1].output_layer.weight
         return weight
 
@@ -120,13 +120,13 @@ class Network:
         if last and self.shape.critic:
             stage.output_layer = _ValueHead(self.config)
         if last:
-            # The head runs in `outputs`, and only where a token is predicted: here states pass it by.
-            stage.output_layer.forward = _passed_by
-        return stage.to(here())
+            # The head runs in `outputs`, at predicted tokens only: the stage returns hidden states.
+            stage.output_layer.forward = _identity
+        return stage.to(compute_device())
 
 
 class _ValueHead(nn.Module):
-    """Room for a critic's one output."""
+    """A critic's head, of one output."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _ValueHead(nn.Module):
 
 
 def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> TransformerConfig:
-    """Megatron's config: the checkpoint's sizes, the layout, and what holds for every model here."""
+    """Megatron's config: the checkpoint's sizes, the layout, and the settings that all models share."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     virtual = layout.num_virtual_stages_per_pipeline_rank
     fields: dict[str, object] = {
@@ -149,16 +149,16 @@ def transformer_config(shape: Shape, layout: MegatronConfig, *, bf16: bool) -> T
         "masked_softmax_fusion": False,
         "apply_rope_fusion": False,
         "gradient_accumulation_fusion": False,
-        # Weights are loaded, never drawn.
+        # Weights are loaded, never initialized at random.
         "use_cpu_initialization": True,
         "perform_initialization": False,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": bf16,
-        # A loss here is a sum of weights x terms: nothing below may average it.
+        # The loss is a sum of weights x terms: Megatron must not average it.
         "calculate_per_token_loss": True,
-        # With two stages before and behind each other, a rank's local_ranks are one and the same: sent in one
-        # batch, what goes forward and what goes back would be mixed up, and so would the shapes of both.
+        # In a pipeline of two ranks the next and the previous rank are the same one: sent in one batch,
+        # activations and gradients would be mixed up, and so would their shapes.
         "variable_seq_lengths": virtual == 1,
         "overlap_p2p_comm": virtual > 1,
         "batch_p2p_comm": virtual == 1,
@@ -184,5 +184,5 @@ def _global(name: str, first_layer: int) -> str:
     return f"decoder.layers.{int(number) + first_layer}.{rest}"
 
 
-def _passed_by(hidden: Tensor, **_: object) -> tuple[Tensor, None]:
+def _identity(hidden: Tensor, **_: object) -> tuple[Tensor, None]:
     return hidden, None

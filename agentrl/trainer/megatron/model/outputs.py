@@ -1,4 +1,4 @@
-"""From the last stage's states to what is said of a row's tokens: logprobs, or a critic's values."""
+"""From the last stage's hidden states to outputs at a row's tokens: logprobs, or a critic's values."""
 
 from __future__ import annotations
 
@@ -17,61 +17,63 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from agentrl.losses import TokenOutputs
-from agentrl.trainer.megatron.device import here
+from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.network import Network
-from agentrl.trainer.megatron.model.rows import Row
+from agentrl.trainer.megatron.model.rows import RowShard
 from agentrl.trainer.megatron.model.vocabulary import parallel_logprobs
 
-Ask = Callable[[Network, Row, Tensor], TokenOutputs]
-"""What a network says of a row's N tokens. States: [1, t, width] or, spread over tensor ranks, a part."""
+OutputFunction = Callable[[Network, RowShard, Tensor], TokenOutputs]
+"""A network's outputs at a row's N tokens. States: [1, t, width]; under sequence parallelism a part of t."""
 
 
 def logprobs_of(
-    network: Network, row: Row, states: Tensor, *, entropy_gradient: bool = False
+    network: Network, row: RowShard, states: Tensor, *, entropy_gradient: bool = False
 ) -> TokenOutputs:
     """Logprobs and entropies, from the parts of the vocabulary that the tensor ranks have."""
     hidden = states[0]
-    # Each tensor rank's gradient is of its own part of the vocabulary: they are added up.
+    # Each tensor rank's gradient is of its own part of the vocabulary: they are summed.
     if network.layout.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden)
     else:
         hidden = copy_to_tensor_model_parallel_region(hidden)
-    micro = row.whole
-    said = parallel_logprobs(
+    micro = row.micro_batch
+    outputs = parallel_logprobs(
         hidden.index_select(0, on_device(row.predictor_n)),
         network.head,
         on_device(micro.targets_N[row.chosen_n]),
         on_device(micro.temperature_N[row.chosen_n]),
         entropy_gradient=entropy_gradient,
     )
-    return TokenOutputs(_of_all_ranks(said.logp_N, network, row), _of_all_ranks(said.entropy_N, network, row))
+    return TokenOutputs(
+        _of_all_ranks(outputs.logp_N, network, row), _of_all_ranks(outputs.entropy_N, network, row)
+    )
 
 
-def values_of(network: Network, row: Row, states: Tensor) -> TokenOutputs:
-    """The return that a critic expects before each token; it says nothing of probabilities."""
+def values_of(network: Network, row: RowShard, states: Tensor) -> TokenOutputs:
+    """The return that a critic predicts before each token; its logprobs and entropies are 0."""
     hidden = states[0]
     if network.layout.sequence_parallel:
-        # Every tensor rank computes the same from the whole, so none adds to another's gradient.
+        # Every tensor rank computes the same values from the gathered states: gradients are not summed.
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
     values_n = linear(hidden.index_select(0, on_device(row.predictor_n)), network.value_weight)[:, 0]
     precise = torch.promote_types(values_n.dtype, torch.float32)
     values_N = _of_all_ranks(values_n.to(precise), network, row)
-    nothing_N = torch.zeros_like(values_N)
-    return TokenOutputs(nothing_N, nothing_N, values_N)
+    zeros_N = torch.zeros_like(values_N)
+    return TokenOutputs(zeros_N, zeros_N, values_N)
 
 
 def on_device(array: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
-    """The array where this rank computes."""
-    return torch.from_numpy(array).to(here())
+    """The array on the device of this rank."""
+    return torch.from_numpy(array).to(compute_device())
 
 
-def _of_all_ranks(values_n: Tensor, network: Network, row: Row) -> Tensor:
-    """[N]: the values of all context ranks, each at its place; a gradient goes back to whose value it is."""
+def _of_all_ranks(values_n: Tensor, network: Network, row: RowShard) -> Tensor:
+    """[N]: the values of all context ranks, each at its index; a gradient flows to the rank of the value."""
     if network.layout.context_parallel_size == 1:
         return values_n
-    mine_N = values_n.new_zeros(len(row.whole.targets_N))
+    own_N = values_n.new_zeros(len(row.micro_batch.targets_N))
     all_N: Tensor = reduce_from_tensor_model_parallel_region(
-        mine_N.index_copy(0, on_device(row.chosen_n), values_n),
+        own_N.index_copy(0, on_device(row.chosen_n), values_n),
         group=parallel_state.get_context_parallel_group(),
     )
     return all_N

@@ -1,7 +1,7 @@
-"""Packed rows as a layout wants them: filled up, and cut over the context ranks.
+"""Packed rows for a layout: padded, and cut over the context ranks.
 
 A row of T tokens holds whole sequences end to end. Under context parallelism a sequence is cut into 2 x C
-equal pieces and rank r of C has pieces r and 2C - 1 - r, so that all ranks have as much to look back at.
+equal pieces and rank r of C has pieces r and 2C - 1 - r, so that the attention of all ranks costs the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agentrl.trainer.batch import MicroBatch
 Int64Array = npt.NDArray[np.int64]
 
 
-# One token, of no sample's, that nothing is predicted from.
-_NOTHING = MicroBatch(
+# One token of no sample, and no predicted tokens.
+_EMPTY = MicroBatch(
     members=(0,),
     positions=(np.zeros(0, np.int64),),
     lengths=(1,),
@@ -32,14 +32,15 @@ _NOTHING = MicroBatch(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class RowShard:
     """A micro-batch on one context rank. t: its own tokens, n: those of its tokens that predict one.
 
-    bounds: where the sequences begin in the whole row, filled up, and where it ends. chosen_n: which of the
-    micro-batch's N predicted tokens are predicted here, and predictor_n: by which of this rank's tokens.
+    bounds: the starts of the sequences in the unsharded, padded row, and its end. chosen_n: the indices of
+    the predicted tokens on this rank among the micro-batch's N. predictor_n: the indices of the tokens of
+    this rank that predict them.
     """
 
-    whole: MicroBatch
+    micro_batch: MicroBatch
     bounds: tuple[int, ...]
     input_ids_t: Int64Array
     position_ids_t: Int64Array
@@ -48,76 +49,76 @@ class Row:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, filled up."""
+        """Tokens of the longest sequence, with padding."""
         return int(np.diff(self.bounds).max())
 
 
 def pieces_of(length: int, ranks: int, rank: int) -> Int64Array:
-    """Positions of a sequence that a context rank has, in its order. length: a multiple of 2 x ranks."""
+    """A context rank's positions of a sequence, in its order. length: a multiple of 2 x ranks."""
     pieces = np.arange(length).reshape(2 * ranks, -1)
     return np.concatenate([pieces[rank], pieces[2 * ranks - 1 - rank]])
 
 
 class Cut(NamedTuple):
-    """How rows are filled up and cut. ranks, rank: of the context. least: tokens of a row."""
+    """The padding and the cut of rows. ranks, rank: of the context. min_tokens: of a padded row."""
 
     sequence_multiple: int
     row_multiple: int
     ranks: int
     rank: int
-    least: int = 0
+    min_tokens: int = 0
 
-    def filled(self, micro: MicroBatch) -> int:
-        """Tokens of the whole row."""
-        tokens = sum(_up_to(length, self.sequence_multiple) for length in micro.lengths)
-        return _up_to(max(tokens, self.least), self.row_multiple)
+    def padded_length(self, micro: MicroBatch) -> int:
+        """Tokens of the unsharded row, with padding."""
+        tokens = sum(_round_up(length, self.sequence_multiple) for length in micro.lengths)
+        return _round_up(max(tokens, self.min_tokens), self.row_multiple)
 
 
-def row_of(micro: MicroBatch, cut: Cut) -> Row:
-    """A micro-batch as this context rank sees it.
+def shard_of(micro: MicroBatch, cut: Cut) -> RowShard:
+    """This context rank's shard of a micro-batch.
 
-    A sequence is filled up at its end, where nothing that counts looks; the row by one more sequence, that
-    nothing is predicted from.
+    A sequence is padded at its end, where no predicted token attends to it; the row is padded by one more
+    sequence without predicted tokens.
     """
     ranks, rank = cut.ranks, cut.rank
-    lengths = [_up_to(length, cut.sequence_multiple) for length in micro.lengths]
-    missing = cut.filled(micro) - sum(lengths)
-    bounds = np.cumsum([0, *lengths, *([missing] if missing else [])])
-    # Where each token of the micro-batch stands in the filled row, and where each filled place was.
+    lengths = [_round_up(length, cut.sequence_multiple) for length in micro.lengths]
+    num_missing = cut.padded_length(micro) - sum(lengths)
+    bounds = np.cumsum([0, *lengths, *([num_missing] if num_missing else [])])
+    # The index of each token of the micro-batch in the padded row.
     starts = np.cumsum([0, *micro.lengths[:-1]])
     shift = np.repeat(bounds[: len(lengths)] - starts, micro.lengths)
-    placed = np.arange(len(micro.input_ids_T)) + shift
+    padded_index = np.arange(len(micro.input_ids_T)) + shift
     ids = np.zeros(bounds[-1], np.int64)
-    ids[placed] = micro.input_ids_T
+    ids[padded_index] = micro.input_ids_T
     sizes = np.diff(bounds)
-    mine = np.concatenate(
+    own = np.concatenate(
         [start + pieces_of(size, ranks, rank) for start, size in zip(bounds, sizes, strict=False)]
         if ranks > 1
         else [np.arange(bounds[-1])]
     )
-    here = np.full(bounds[-1], -1)
-    here[mine] = np.arange(len(mine))
-    predictors = here[placed[micro.predictor_N]]
+    shard_index = np.full(bounds[-1], -1)
+    shard_index[own] = np.arange(len(own))
+    predictors = shard_index[padded_index[micro.predictor_N]]
     chosen = np.flatnonzero(predictors >= 0)
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
-    return Row(
-        whole=micro,
+    return RowShard(
+        micro_batch=micro,
         bounds=tuple(int(bound) for bound in bounds),
-        input_ids_t=ids[mine],
-        position_ids_t=positions[mine],
+        input_ids_t=ids[own],
+        position_ids_t=positions[own],
         chosen_n=chosen,
         predictor_n=predictors[chosen],
     )
 
 
-def filled_up(rows: Sequence[MicroBatch], count_multiple: int) -> tuple[MicroBatch, ...]:
-    """The rows, and with them as many that predict nothing as make them at least one, and a multiple.
+def padded(rows: Sequence[MicroBatch], count_multiple: int) -> tuple[MicroBatch, ...]:
+    """The rows, padded with rows without predicted tokens to a multiple of `count_multiple` above 0.
 
-    A pipeline of virtual stages goes through as many rows at a time as it has ranks.
+    A pipeline of virtual stages processes as many rows at a time as it has ranks.
     """
-    size = max(_up_to(len(rows), count_multiple), count_multiple)
-    return (*rows, *[_NOTHING] * (size - len(rows)))
+    size = max(_round_up(len(rows), count_multiple), count_multiple)
+    return (*rows, *[_EMPTY] * (size - len(rows)))
 
 
-def _up_to(length: int, multiple: int) -> int:
+def _round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple

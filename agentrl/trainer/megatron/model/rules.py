@@ -1,9 +1,9 @@
-"""How one parameter of Megatron is made of tensors of a Hugging Face checkpoint, and cut over tensor ranks.
+"""One parameter of Megatron: joined from tensors of a Hugging Face checkpoint, and cut over tensor ranks.
 
-    checkpoint's tensors  --join-->  whole parameter  --cut-->  one shard a rank
-    checkpoint's tensors  <------------------unshard---------   one shard a rank
+    checkpoint's tensors  --join-->  unsharded parameter  --cut-->  one shard a rank
+    checkpoint's tensors  <------------------unshard-------------   one shard a rank
 
-All of it moves values and rounds none, so there and back gives the same bits.
+All three move values and round none, so the round trip gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Dims(NamedTuple):
-    """What the rules need to know of a model. padded_vocab: rows of the embedding, the same on every rank."""
+    """The sizes of a model that the rules depend on. padded_vocab: rows of the embedding, over all ranks."""
 
     query_groups: int
     heads_per_group: int
@@ -26,18 +26,18 @@ class Dims(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Which of the equal runs that a dimension is cut into: of tensor rank `number` of `ranks`."""
+    """One of the equal runs that a dimension is cut into: that of tensor rank `number` of `ranks`."""
 
     number: int
     ranks: int
 
-    def of(self, whole: Tensor, along: int = 0) -> Tensor:
-        """A view of it."""
-        return _equal(whole, self.ranks, along)[self.number]
+    def of(self, tensor: Tensor, along: int = 0) -> Tensor:
+        """The view of this run."""
+        return _equal(tensor, self.ranks, along)[self.number]
 
 
 class Rule(Protocol):
-    """One parameter of Megatron. hf: the names of the tensors that it is made of."""
+    """One parameter of Megatron. hf: the names of the tensors that it is joined from."""
 
     @property
     def megatron(self) -> str:
@@ -52,13 +52,13 @@ class Rule(Protocol):
         """Whether tensor ranks have different shards; else each has all of it."""
 
     def join(self, parts: Sequence[Tensor], dims: Dims, /) -> Tensor:
-        """The whole parameter of the tensors `hf`."""
+        """The unsharded parameter, from the tensors `hf`."""
 
-    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+    def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
         """One shard for each tensor rank."""
 
     def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
-        """Write a shard where it belongs in the tensors `hf`."""
+        """Write a shard to its positions in the tensors `hf`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class Same:
 
     @property
     def is_cut(self) -> bool:
-        """Where there is a dimension to cut it in."""
+        """Whether `along` is set."""
         return self.along is not None
 
     def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
         """The tensor."""
         return parts[0]
 
-    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+    def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
         """Equal runs of rows (0) or columns (1)."""
-        return [whole] * ranks if self.along is None else _equal(whole, ranks, self.along)
+        return [unsharded] * ranks if self.along is None else _equal(unsharded, ranks, self.along)
 
     def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
         """Its run of the tensor, or all of it."""
@@ -96,7 +96,7 @@ class Same:
 @dataclass(frozen=True, slots=True)
 class Vocabulary(Same):
     """An embedding, or the layer over the vocabulary: rows of zeros are added until all ranks have
-    as many."""
+    the same number."""
 
     along: int | None = 0
 
@@ -107,9 +107,9 @@ class Vocabulary(Same):
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
     def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
-        """Its rows, without those that were added."""
-        place = tensors[0][run.number * len(shard) :][: len(shard)]
-        place.copy_(shard[: len(place)])
+        """Its rows, without the added ones."""
+        target = tensors[0][run.number * len(shard) :][: len(shard)]
+        target.copy_(shard[: len(target)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +138,12 @@ class Qkv:
         grouped = [part.reshape(dims.query_groups, -1, *rest) for part in parts]
         return torch.cat(grouped, dim=1).reshape(-1, *rest)
 
-    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
+    def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
         """Equal runs of rows: whole groups, or parts of one where there are more ranks than groups."""
-        return _equal(whole, ranks, 0)
+        return _equal(unsharded, ranks, 0)
 
     def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], dims: Dims, /) -> None:
-        """Queries, keys and values of its groups, of which ranks have whole ones."""
+        """Queries, keys and values of its groups; each rank has whole groups."""
         pieces = _pieces(shard, dims.query_groups // run.ranks, dims)
         for tensor, piece in zip(tensors, pieces, strict=True):
             run.of(tensor.unflatten(0, (dims.query_groups, -1))).copy_(piece)
@@ -170,29 +170,29 @@ class GateUp:
         return True
 
     def join(self, parts: Sequence[Tensor], _dims: Dims, /) -> Tensor:
-        """The gate's rows, then the other's."""
+        """The gate's rows, then the other layer's."""
         return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
-    def cut(self, whole: Tensor, ranks: int) -> list[Tensor]:
-        """The rank's run of the gate, then its run of the other."""
-        gate, up = (_equal(half, ranks, 0) for half in whole.chunk(2))
+    def cut(self, unsharded: Tensor, ranks: int) -> list[Tensor]:
+        """The rank's run of the gate, then its run of the other layer."""
+        gate, up = (_equal(half, ranks, 0) for half in unsharded.chunk(2))
         return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
 
     def unshard(self, shard: Tensor, run: Run, tensors: Sequence[Tensor], _dims: Dims, /) -> None:
-        """Its run of the gate and its run of the other."""
+        """Its run of the gate and its run of the other layer."""
         halves = tensors if len(tensors) > 1 else tensors[0].chunk(2)
         for half, piece in zip(halves, shard.chunk(2), strict=True):
             run.of(half).copy_(piece)
 
 
-def _pieces(whole: Tensor, groups: int, dims: Dims) -> tuple[Tensor, ...]:
-    """Queries, keys and values: [groups, rows of one, ...]."""
+def _pieces(qkv: Tensor, groups: int, dims: Dims) -> tuple[Tensor, ...]:
+    """Queries, keys and values: [groups, rows of a group, ...]."""
     sizes = [dims.heads_per_group * dims.kv_channels, dims.kv_channels, dims.kv_channels]
-    return torch.split(whole.unflatten(0, (groups, -1)), sizes, dim=1)
+    return torch.split(qkv.unflatten(0, (groups, -1)), sizes, dim=1)
 
 
-def _equal(whole: Tensor, ranks: int, along: int) -> list[Tensor]:
-    size = whole.shape[along]
+def _equal(tensor: Tensor, ranks: int, along: int) -> list[Tensor]:
+    size = tensor.shape[along]
     if size % ranks:
         raise ValueError(f"{size} rows or columns cannot be shared evenly by {ranks} tensor ranks")
-    return list(whole.chunk(ranks, along))
+    return list(tensor.chunk(ranks, along))

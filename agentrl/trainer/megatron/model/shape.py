@@ -1,4 +1,4 @@
-"""From a checkpoint's config to Megatron's: sizes are read; what is overridden must not contradict them."""
+"""From a checkpoint's config to Megatron's: sizes are read; overrides must not contradict them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ OPEN: Mapping[str, type] = {
     "batch_p2p_sync": bool,
     "microbatch_group_size_per_vp_stage": int,
 }
-"""Fields of Megatron's TransformerConfig that are for a user to choose: those that what is built here reads,
-and that leave logprobs and gradients what they are."""
+"""Fields of Megatron's TransformerConfig that a user may set: the layers here read them, and they change
+neither logprobs nor gradients."""
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 class Shape(NamedTuple):
-    """What a model is. sizes: fields of Megatron's TransformerConfig that the checkpoint decides.
+    """The architecture of a model. sizes: fields of Megatron's TransformerConfig, from the checkpoint.
 
-    rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: there is one
-    output in place of the vocabulary.
+    rotary: the arguments of its rotary positions. tied: the embedding is the head, too. critic: the head has
+    one output in place of the vocabulary.
     """
 
     family: Family
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
         return rules_of(self.family, int(self.sizes["num_layers"]), tied=self.tied, critic=self.critic)
 
     def dims(self, tensor_ranks: int) -> Dims:
-        """What the rules need, where so many ranks share the vocabulary."""
+        """The sizes for the rules. tensor_ranks: those that shard the vocabulary."""
         groups = int(self.sizes["num_query_groups"])
         return Dims(
             query_groups=groups,
@@ -70,12 +70,12 @@ def shape_of(config: PretrainedConfig) -> Shape:
     """Read a checkpoint's config.
 
     Raises:
-        ModelLoadError: there is no table for its family, or it does what Megatron does not.
+        ModelLoadError: there is no table for its family, or it has a feature that Megatron lacks.
     """
     family = family_of(config.model_type)
     fields = config.to_dict()
     hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
-    _refuse_the_unknown(config.model_type, fields)
+    _check_supported(config.model_type, fields)
     return Shape(
         family=family,
         sizes={
@@ -97,16 +97,16 @@ def shape_of(config: PretrainedConfig) -> Shape:
 
 
 def check_layout(shape: Shape, layout: MegatronConfig) -> None:
-    """See that what is to be shared can be shared evenly, and that no override contradicts the checkpoint.
+    """Check that the ranks divide every sharded size, and that no override contradicts the checkpoint.
 
     Raises:
         ConfigError: naming the size and the setting.
     """
     overridden(shape, layout.megatron_config)
-    again = [name for name in layout.megatron_config if name.startswith("recompute_")]
-    if again and layout.recompute_granularity is None:
+    recompute = [name for name in layout.megatron_config if name.startswith("recompute_")]
+    if recompute and layout.recompute_granularity is None:
         raise ConfigError(
-            f"megatron_config says {again[0]}, but nothing is computed again; set recompute_granularity, too."
+            f"megatron_config sets {recompute[0]}, but nothing is recomputed; set recompute_granularity, too."
         )
     tensor = layout.tensor_model_parallel_size
     stages = layout.pipeline_model_parallel_size * layout.num_virtual_stages_per_pipeline_rank
@@ -127,20 +127,19 @@ def check_layout(shape: Shape, layout: MegatronConfig) -> None:
 
 
 def overridden(shape: Shape, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """The checkpoint's sizes with a user's fields laid over them.
+    """The checkpoint's sizes with a user's fields added.
 
     Raises:
-        ConfigError: a field says something else than the checkpoint, is a setting of its own, or is none that
-            does anything here.
+        ConfigError: a field contradicts the checkpoint, is a setting of [megatron], or has no effect here.
     """
     for name, value in fields.items():
         if name in MegatronConfig.model_fields:
             raise ConfigError(f"megatron_config holds {name}; set it under [megatron] itself.")
         if name not in shape.sizes:
             _check_open(name, value)
-        elif (known := shape.sizes[name]) != value:
+        elif (size := shape.sizes[name]) != value:
             raise ConfigError(
-                f"megatron_config says {name} = {value!r}, the checkpoint has {known!r}; leave it out, or "
+                f"megatron_config says {name} = {value!r}, the checkpoint has {size!r}; leave it out, or "
                 "name another checkpoint."
             )
     return {**shape.sizes, **fields}
@@ -152,7 +151,7 @@ def _check_open(name: str, value: JSON) -> None:
             f"megatron_config holds {name}, which is not for a run to choose: it does nothing here, or would "
             f"change what is learned; leave it out. These are: {', '.join(OPEN)}."
         )
-    # For Python, True is an int.
+    # In Python, True is an int.
     if type(value) is not OPEN[name]:
         raise ConfigError(
             f"megatron_config says {name} = {value!r}; it must be of type {OPEN[name].__name__}."
@@ -175,17 +174,17 @@ def _rotary(model_type: str, rope: Mapping[str, float | str]) -> dict[str, float
     )
 
 
-def _refuse_the_unknown(model_type: str, fields: Mapping[str, JSON]) -> None:
+def _check_supported(model_type: str, fields: Mapping[str, JSON]) -> None:
     kinds = fields.get("layer_types") or ["full_attention"]
     windows = isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}
     biases = model_type in ("llama", "qwen3") and bool(fields.get("attention_bias") or fields.get("mlp_bias"))
-    for found, what in (
+    for is_present, feature in (
         (windows, "windows of attention"),
         (biases, "biases in its layers"),
         (fields.get("hidden_act") != "silu", f"the activation {fields.get('hidden_act')}"),
     ):
-        if found:
+        if is_present:
             raise ModelLoadError(
-                f"this {model_type} has {what}, which its table in families.py does not; train it with "
+                f"this {model_type} has {feature}, which its table in families.py does not; train it with "
                 "trainer = torch."
             )

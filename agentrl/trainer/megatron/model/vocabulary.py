@@ -20,7 +20,7 @@ _MAX_LOGITS = 2**24
 
 
 class Head(NamedTuple):
-    """This rank's rows of the layer over the vocabulary. vocab: tokens there are; rows beyond are padding."""
+    """This rank's rows of the layer over the vocabulary. vocab: its tokens; rows beyond are padding."""
 
     weight_VD: Tensor
     vocab: int
@@ -35,11 +35,11 @@ def parallel_logprobs(
     max_logits: int = _MAX_LOGITS,
     entropy_gradient: bool = False,
 ) -> TokenOutputs:
-    """What `agentrl.losses.logprobs_and_entropy` says, from this rank's rows of the head.
+    """The result of `agentrl.losses.logprobs_and_entropy`, from this rank's rows of the head.
 
-    All tensor ranks call it with the same tokens. They go through the head in chunks, each computed again in
-    the backward pass where there is more than one.
-    hidden_ND: its gradient is this rank's share alone; the caller adds the shares up.
+    All tensor ranks call it with the same tokens. The head processes them in chunks; more than one chunk are
+    recomputed in the backward pass.
+    hidden_ND: its gradient is only this rank's share; the caller sums the shares.
     """
 
     def score(hidden: Tensor, targets: Tensor, temperature: Tensor) -> TokenOutputs:
@@ -49,7 +49,7 @@ def parallel_logprobs(
     if len(targets_N) <= chunk:
         return score(hidden_ND, targets_N, temperature_N)
     parts = [
-        _again(score, *part)
+        _checkpointed(score, *part)
         for part in zip(
             hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
@@ -57,9 +57,9 @@ def parallel_logprobs(
     return TokenOutputs(torch.cat([p.logp_N for p in parts]), torch.cat([p.entropy_N for p in parts]))
 
 
-def _again(score: Callable[..., TokenOutputs], *part: Tensor) -> TokenOutputs:
-    found: TokenOutputs = checkpoint(score, *part, use_reentrant=False)
-    return found
+def _checkpointed(score: Callable[..., TokenOutputs], *part: Tensor) -> TokenOutputs:
+    outputs: TokenOutputs = checkpoint(score, *part, use_reentrant=False)
+    return outputs
 
 
 def _score(
@@ -74,17 +74,17 @@ def _score(
     precise = torch.promote_types(logits_NV.dtype, torch.float32)
     logits_NV = logits_NV.to(precise) / temperature_N.to(precise)[:, None]
     first = get_tensor_model_parallel_rank() * len(weight_VD)
-    known = min(len(weight_VD), vocab - first)
-    logits_NV = logits_NV[:, :known]
+    num_tokens = min(len(weight_VD), vocab - first)
+    logits_NV = logits_NV[:, :num_tokens]
     shifted_NV = logits_NV - _largest(logits_NV)[:, None]
     exp_NV = shifted_NV.exp()
     total_N = reduce_from_tensor_model_parallel_region(exp_NV.sum(-1))
     local_N = targets_N - first
-    mine_N = (local_N >= 0) & (local_N < known)
-    found_N = shifted_NV.gather(1, local_N.clamp(0, known - 1)[:, None])[:, 0]
-    target_N = reduce_from_tensor_model_parallel_region(torch.where(mine_N, found_N, 0.0))
+    is_local_N = (local_N >= 0) & (local_N < num_tokens)
+    gathered_N = shifted_NV.gather(1, local_N.clamp(0, num_tokens - 1)[:, None])[:, 0]
+    target_N = reduce_from_tensor_model_parallel_region(torch.where(is_local_N, gathered_N, 0.0))
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        # A forbidden token has a logit of -inf; bounded, it adds 0 and pulls at nothing.
+        # A forbidden token has a logit of -inf; clamped, it adds 0 to the entropy and to the gradient.
         bounded_NV = shifted_NV.clamp(min=torch.finfo(precise).min)
         mean_N = reduce_from_tensor_model_parallel_region((exp_NV * bounded_NV).sum(-1)) / total_N
         entropy_N = total_N.log() - mean_N

@@ -1,27 +1,30 @@
-"""A rank's place is what a launcher's environment says, and it must fit the layout."""
+"""A rank's number and addresses are read from a launcher's environment, which must fit the layout."""
 
 from __future__ import annotations
 
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.launch.seats import Seat, is_loopback, taken_seat
+from agentrl.trainer.launch.launcher_env import LauncherEnv, is_loopback, launcher_env
 from agentrl.trainer.megatron.config import MegatronConfig
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
 
 
-def test_a_place_is_what_a_launcher_says():
+def test_the_environment_is_read():
     layout = MegatronConfig(actor_num_nodes=2, actor_num_gpus_per_node=2)
     assert layout.world_size == 4
     assert layout.data_parallel_size == 4
-    assert taken_seat(layout, LAUNCHED) == Seat(1, 4, 1, "10.0.0.7", 29500, kept=False, attempt=0)
-    # Where nobody says otherwise, the ranks of a machine follow each other.
-    assert taken_seat(layout, {**LAUNCHED, "RANK": "3"}).local == 1
+    expected = LauncherEnv(1, 4, 1, "10.0.0.7", 29500, has_agent_store=False, restart_count=0)
+    assert launcher_env(layout, LAUNCHED) == expected
+    # Without LOCAL_RANK, the ranks of a machine are consecutive.
+    assert launcher_env(layout, {**LAUNCHED, "RANK": "3"}).local_rank == 1
     torchruns = {"LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert taken_seat(layout, {**LAUNCHED, **torchruns}) == Seat(1, 4, 0, "10.0.0.7", 29500, True, 2)
-    here = MegatronConfig(actor_num_gpus_per_node=2)
-    assert taken_seat(here, {}) is taken_seat(here, {"WORLD_SIZE": "1", "RANK": "0"}) is None
+    expected = LauncherEnv(1, 4, 0, "10.0.0.7", 29500, has_agent_store=True, restart_count=2)
+    assert launcher_env(layout, {**LAUNCHED, **torchruns}) == expected
+    one_machine = MegatronConfig(actor_num_gpus_per_node=2)
+    assert launcher_env(one_machine, {}) is None
+    assert launcher_env(one_machine, {"WORLD_SIZE": "1", "RANK": "0"}) is None
     assert [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "10.0.0.7", "node-1")] == [
         *(True, True, True),
         *(False, False),
@@ -29,7 +32,7 @@ def test_a_place_is_what_a_launcher_says():
 
 
 @pytest.mark.parametrize(
-    ("environment", "says"),
+    ("environment", "message"),
     [
         (
             {},
@@ -54,6 +57,6 @@ def test_a_place_is_what_a_launcher_says():
         ),
     ],
 )
-def test_an_environment_that_does_not_fit_is_told(environment, says):
-    with pytest.raises(ConfigError, match=says):
-        taken_seat(MegatronConfig(actor_num_nodes=2, actor_num_gpus_per_node=2), environment)
+def test_an_environment_that_does_not_fit_is_refused(environment, message):
+    with pytest.raises(ConfigError, match=message):
+        launcher_env(MegatronConfig(actor_num_nodes=2, actor_num_gpus_per_node=2), environment)

@@ -1,4 +1,4 @@
-"""The place that a launcher, torchrun say, gave this process among the ranks."""
+"""The environment variables that a launcher such as torchrun sets for each rank."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from agentrl.trainer.megatron.config import MegatronConfig
 _LAST_PORT = 65535
 
 
-class Seat(NamedTuple):
-    """Rank `number` of `size`.
+class LauncherEnv(NamedTuple):
+    """Rank `rank` of `world_size`.
 
-    local: its number among the ranks of its machine. host, port: where all ranks find a store. kept: the
-    launcher keeps that store; otherwise rank 0 does. attempt: how often the launcher has started all of them
-    again.
+    local_rank: its number among the ranks of its machine. host, port: the address of the rendezvous store.
+    has_agent_store: the launcher hosts that store; otherwise rank 0 does. restart_count: how often the
+    launcher has restarted all ranks.
     """
 
-    number: int
-    size: int
-    local: int
+    rank: int
+    world_size: int
+    local_rank: int
     host: str
     port: int
-    kept: bool
-    attempt: int
+    has_agent_store: bool
+    restart_count: int
 
 
-def taken_seat(layout: MegatronConfig, environment: Mapping[str, str]) -> Seat | None:
-    """What RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say; None = nobody launched ranks.
+def launcher_env(layout: MegatronConfig, environment: Mapping[str, str]) -> LauncherEnv | None:
+    """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; None = no launcher started ranks.
 
     Raises:
-        ConfigError: they are incomplete, or say something else than the layout.
+        ConfigError: they are incomplete, or contradict the layout.
     """
     count = _number(environment, "WORLD_SIZE", "1")
     if count < 2:
@@ -57,7 +57,7 @@ def taken_seat(layout: MegatronConfig, environment: Mapping[str, str]) -> Seat |
     port = _number(environment, "MASTER_PORT")
     if not 0 < port <= _LAST_PORT:
         raise ConfigError(f"MASTER_PORT = {port} is no port; choose one from 1 to {_LAST_PORT}.")
-    return Seat(
+    return LauncherEnv(
         number,
         count,
         _number(environment, "LOCAL_RANK", str(number % layout.actor_num_gpus_per_node)),
@@ -69,9 +69,9 @@ def taken_seat(layout: MegatronConfig, environment: Mapping[str, str]) -> Seat |
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name means this machine to whoever reads it.
+    """Whether a name is a loopback address on every machine.
 
-    A machine's own name does not, though it may find itself under a loopback address.
+    A machine's own name is not, though that machine may resolve it to a loopback address.
     """
     try:
         return host == "localhost" or ip_address(host).is_loopback
