@@ -1,1 +1,1 @@
-"""Words to tokens and back: one renderer for each dialect, over any Hugging Face tokenizer."""
+"""Messages to tokens and back: one renderer for each dialect, over any Hugging Face tokenizer."""

@@ -1,7 +1,7 @@
 """Chat in a model family's own format, token for token, through the `renderers` library.
 
-This is the one file that imports it. The library writes prompts, reads completions and bridges turns
-without encoding sampled tokens again; what it cannot bridge begins a new trajectory.
+Only this file imports it. The library renders prompts, parses completions and bridges turns without
+encoding sampled tokens again; a turn that it cannot bridge begins a new trajectory.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import UserError, did_you_mean
 from agentrl.protocols import Seen, Stops, ToolSchema
-from agentrl.rendering.words import Disarm, as_chat, read_call, tool_as_json, unreadable_call
+from agentrl.rendering.messages import MarkupEscaper, as_chat, read_call, tool_as_json, unreadable_call
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
 
-# This one fetches a vocabulary of its own over the network.
+# This family downloads a vocabulary of its own.
 _ONLINE = {"gpt-oss"}
-_REASONS = {
+_PARSE_ERRORS = {
     "invalid_json": "The call is not valid JSON",
     "unclosed_block": "The call has no end",
     "missing_name": "The call names no tool",
@@ -47,7 +47,7 @@ class _Response(Protocol):
 
 
 class _Family(Protocol):
-    """What is used of the library's renderers."""
+    """The methods of the library's renderers that are used here."""
 
     def render_ids(
         self,
@@ -79,16 +79,16 @@ def families() -> tuple[str, ...]:
 
 
 def family_of(model_name: str) -> str | None:
-    """The format of a published model by its full name, or None where the library does not know it."""
-    found = MODEL_RENDERER_MAP.get(model_name)
-    return found if found in families() else None
+    """The format of a published model by its full name, or None where the library has none for it."""
+    family = MODEL_RENDERER_MAP.get(model_name)
+    return family if family in families() else None
 
 
 class FamilyRenderer:
     """A Renderer for one family's chat format.
 
-    Calls inside closed reasoning are reasoning. A call that opens while reasoning is still open ends it
-    where the family's own parser says so. Calls that cannot be read are ToolCalls with an error.
+    Calls inside closed reasoning are reasoning. A call that opens while reasoning is still open ends the
+    reasoning where the family's own parser does so. Unreadable calls become ToolCalls with an error.
 
     Raises:
         UserError: no such family, or the tokenizer lacks its special tokens.
@@ -108,7 +108,7 @@ class FamilyRenderer:
                 "choose the model's own format, or `template`."
             ) from None
         self._tokenizer = tokenizer
-        self._disarm = Disarm(tokenizer)
+        self._escape = MarkupEscaper(tokenizer)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The tokens that end a turn in this family."""
@@ -118,7 +118,7 @@ class FamilyRenderer:
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """The prompt's tokens, up to where the assistant begins to write."""
         return self._family.render_ids(
-            [as_chat(message, self._disarm) for message in messages],
+            [as_chat(message, self._escape) for message in messages],
             tools=_tools(tools),
             add_generation_prompt=True,
         )
@@ -126,17 +126,17 @@ class FamilyRenderer:
     def extend(
         self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
     ) -> list[int] | Restart:
-        """What the world adds, up to where the assistant writes again; or why the prefix does not hold."""
+        """The tokens of an observation and of the next turn's opening; or why the prefix does not hold."""
         if tuple(tools) != tuple(seen.tools):
             return Restart.TOOLS_CHANGED
         prefix = [*seen.prompt_ids, *seen.completion_ids]
         bridge = self._family.bridge_to_next_turn(
             list(seen.prompt_ids),
             list(seen.completion_ids),
-            [as_chat(message, self._disarm) for message in observation],
+            [as_chat(message, self._escape) for message in observation],
             tools=_tools(tools),
         )
-        # Some bridges cut what was sampled behind the end of a turn: then this is another prefix.
+        # Some bridges cut the tokens sampled after the end of a turn, which changes the prefix.
         if bridge is not None and bridge.token_ids[: len(prefix)] == prefix:
             return bridge.token_ids[len(prefix) :]
         reasoned = any(message.reasoning for message in seen.messages)
@@ -147,47 +147,49 @@ class FamilyRenderer:
     ) -> Message:
         """Reasoning, content and calls of a sampled turn."""
         try:
-            found = self._family.parse_response(list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids))
+            response = self._family.parse_response(
+                list(ids), tools=_tools(tools), prompt_ids=list(prompt_ids)
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            # Arguments nested a thousand levels deep, numbers of ten thousand digits: the library reads
-            # them with Python's own JSON reader, which raises.
+            # Arguments nested a thousand levels deep, numbers of ten thousand digits: Python's JSON parser,
+            # which the library uses, raises on them.
             logging.getLogger(__name__).debug("unreadable turn: %s", error)
             raw = self.decode(ids)
             return Message("assistant", tool_calls=(unreadable_call("The turn cannot be read", raw, 0),))
-        calls = tuple(_read(one, index) for index, one in enumerate(found.tool_calls))
-        reasoning = (found.reasoning_content or "").strip() or None
-        return Message("assistant", found.content.strip(), reasoning, calls)
+        calls = tuple(_read(call, index) for index, call in enumerate(response.tool_calls))
+        reasoning = (response.reasoning_content or "").strip() or None
+        return Message("assistant", response.content.strip(), reasoning, calls)
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
         """The tokens of an action as a policy would have sampled them, the end of the turn included.
 
         Raises:
-            ValueError: a call whose arguments could not be read has no canonical form.
-            UserError: the format begins a turn otherwise than its prompt ends.
+            ValueError: a call with unreadable arguments has no canonical form.
+            UserError: the format begins a turn differently from how its prompt ends.
         """
-        if any(one.arguments is None for one in action.tool_calls):
+        if any(call.arguments is None for call in action.tool_calls):
             raise ValueError("cannot write a malformed call")
         chat: list[dict[str, JSON]] = [{"role": "user", "content": "?"}]
-        before = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=True)
-        chat.append(as_chat(action, self._disarm))
-        whole = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
-        if whole[: len(before)] != before:
+        prompt = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=True)
+        chat.append(as_chat(action, self._escape))
+        ids = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
+        if ids[: len(prompt)] != prompt:
             raise UserError(
                 "this chat format begins an answer otherwise than its prompt ends, so no demonstration can "
                 "be written in it; set warm_start_steps = 0, or use another dialect."
             )
         stops = self.stops(tools).token_ids
-        ends = [index for index, token in enumerate(whole) if token in stops and index >= len(before)]
+        ends = [index for index, token in enumerate(ids) if token in stops and index >= len(prompt)]
         if ends:
-            return whole[len(before) : ends[-1] + 1]
+            return ids[len(prompt) : ends[-1] + 1]
         # Some families end a turn with the token that begins the next one.
         role = "tool" if action.tool_calls else "user"
         chat.append({"role": role, "content": "?", "tool_call_id": "call_0", "name": "?"})
         longer = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
-        return [*whole[len(before) :], *(token for token in longer[len(whole) :][:1] if token in stops)]
+        return [*ids[len(prompt) :], *(token for token in longer[len(ids) :][:1] if token in stops)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of any tokens, special ones included."""
+        """The text of tokens, special ones included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
@@ -195,8 +197,8 @@ def _tools(tools: Sequence[ToolSchema]) -> list[dict[str, JSON]] | None:
     return [tool_as_json(tool) for tool in tools] or None
 
 
-def _read(found: _Call, index: int) -> ToolCall:
-    reason = _REASONS.get(str(found.status))
+def _read(call: _Call, index: int) -> ToolCall:
+    reason = _PARSE_ERRORS.get(str(call.status))
     if reason is not None:
-        return unreadable_call(reason, found.raw, index)
-    return read_call(found.name, found.arguments, found.raw, index)
+        return unreadable_call(reason, call.raw, index)
+    return read_call(call.name, call.arguments, call.raw, index)

@@ -1,4 +1,4 @@
-"""Which renderer speaks the chat dialect for a tokenizer."""
+"""Chooses the renderer of the chat dialect for a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.errors import UserError
 from agentrl.protocols import Renderer, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families, family_of
+from agentrl.rendering.messages import MarkupEscaper, as_chat, tools_as_chat
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.rendering.template_facts import ChatTemplate
-from agentrl.rendering.words import Disarm, as_chat, tools_as_chat
 from agentrl.types import Message, Observation, ToolCall
 
 AUTO, TEMPLATE = "auto", "template"
@@ -34,8 +34,8 @@ _PROBES: tuple[Observation, ...] = (
 def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -> Renderer:
     """The renderer of a chat format.
 
-    `auto` takes the format of a published model by its name; else the one format of the library that writes
-    some small conversations exactly as the tokenizer's own chat template does; else that template.
+    `auto` takes the format of a published model by its name; else the first format of the library that
+    renders some small conversations exactly as the tokenizer's own chat template does; else that template.
 
     Raises:
         UserError: there is no such format, or it does not fit the tokenizer.
@@ -44,13 +44,13 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -
         return TemplateRenderer(tokenizer)
     if chat_format != AUTO:
         return FamilyRenderer(tokenizer, chat_format)
-    named = family_of(str(tokenizer.name_or_path))
-    if named is not None:
-        return FamilyRenderer(tokenizer, named)
+    published = family_of(str(tokenizer.name_or_path))
+    if published is not None:
+        return FamilyRenderer(tokenizer, published)
     template = ChatTemplate(tokenizer)
-    expected = [_written(tokenizer, template, probe) for probe in _PROBES]
+    expected = [_template_ids(tokenizer, template, probe) for probe in _PROBES]
     for family in families() if None not in expected else ():
-        renderer = _fitting(tokenizer, family)
+        renderer = _family_renderer(tokenizer, family)
         if renderer is not None and [renderer.render(probe, (_TOOL,)) for probe in _PROBES] == expected:
             logging.getLogger(__name__).info("chat format: %s", family)
             return renderer
@@ -58,11 +58,11 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, chat_format: str = AUTO) -
     return TemplateRenderer(tokenizer)
 
 
-def _written(
+def _template_ids(
     tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, probe: Observation
 ) -> list[int] | None:
-    """What the tokenizer's own template makes of a conversation; None where it refuses it."""
-    chat = [as_chat(message, Disarm(tokenizer)) for message in probe]
+    """The tokens of a conversation by the tokenizer's own template; None where it refuses it."""
+    chat = [as_chat(message, MarkupEscaper(tokenizer)) for message in probe]
     try:
         text = template.text(chat, list(tools_as_chat((_TOOL,))), prompt=True)
     except UserError:
@@ -70,7 +70,7 @@ def _written(
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _fitting(tokenizer: PreTrainedTokenizerBase, family: str) -> FamilyRenderer | None:
+def _family_renderer(tokenizer: PreTrainedTokenizerBase, family: str) -> FamilyRenderer | None:
     try:
         return FamilyRenderer(tokenizer, family)
     except UserError:

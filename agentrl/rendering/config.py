@@ -1,4 +1,4 @@
-"""How conversations become tokens, as configuration."""
+"""Settings of how conversations become tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class RenderingConfig(Section):
     """own = the environment's; inline = tags in the assistant's own text, as Search-R1 and ReTool;
     chat = messages and calls in the model family's format."""
     chat_format: str = "auto"
-    """Chat format of the model family (qwen3, llama-3, glm-4.5, ...); auto = found out from the tokenizer;
+    """Chat format of the model family (qwen3, llama-3, glm-4.5, ...); auto = detected from the tokenizer;
     template = the tokenizer's own chat template."""
 
     @property
     def inactive(self) -> dict[str, str]:
-        """The format of chats, where there are none."""
+        """The chat format, which has no effect with the inline dialect."""
         return {"chat_format": "with dialect = inline; choose another"} if self.dialect == "inline" else {}

@@ -1,8 +1,8 @@
-"""A tokenizer for a model that starts from nothing: byte-level BPE on the words of its world.
+"""A tokenizer for a model that is trained from scratch: byte-level BPE on the text of its environment.
 
-A word takes the blank before it along, so that it is the same token after a tag, in a question and in
-a document: copying it is copying a token. Digits stand alone, and no merge crosses from a word to what
-is not one. All 256 bytes are in the vocabulary, so any text survives the round trip.
+The blank before a word belongs to its token, so that the word is the same token after a tag, in a question
+and in a document: copying it is copying a token. Every digit is a token of its own, and no merge joins a
+word with other characters. All 256 bytes are in the vocabulary, so any text survives the round trip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODEL_MAX_LENGTH = 4096
 
 _PIECES = r" ?[^\W\d_]+|\s|."
 CALL_MARKERS = ("<|call|>", "<|end_call|>")
-"""What stands around a call in the chat dialect."""
+"""The opening and the closing marker of a call in the chat dialect."""
 _CALL = '{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}'
 _CHAT_TEMPLATE = (
     "{% if tools %}<|system|>"
@@ -47,7 +47,7 @@ def train_tokenizer(
     vocab_size: at most so many tokens in all; fewer where the corpus has no more pairs to merge.
 
     Raises:
-        ValueError: vocab_size has no room for the 256 bytes and the special tokens.
+        ValueError: vocab_size is below the number of bytes (256) and special tokens.
     """
     special = list(dict.fromkeys((*MARKERS, *special_tokens)))
     if vocab_size < 256 + len(special):
@@ -66,7 +66,7 @@ def train_tokenizer(
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Text begins after a tag and a blank wherever it is used.
+    # Wherever text is used, a tag and a blank come before it.
     tokenizer.train_from_iterator((f" {text}" for text in corpus), trainer)
     return _wrap(
         tokenizer_object=tokenizer,

@@ -1,4 +1,4 @@
-"""The inline dialect in tokens: the world writes into the assistant's own text.
+"""The inline dialect in tokens: results of tools are inserted into the assistant's own text.
 
     <prompt> <search>Kalor Mendos born</search> <information>...</information> <answer>Tirak</answer>
     world    policy                             world                          policy
@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.messages import MarkupEscaper, plain_text
 from agentrl.rendering.template_facts import Chat, ChatTemplate
-from agentrl.rendering.words import Disarm, plain_text
 from agentrl.types import Message, Observation
 
 _CACHED_TEXTS = 16_384
@@ -27,16 +27,16 @@ _CACHED_TEXTS = 16_384
 class InlineRenderer:
     """A Renderer for `Tags` over a tokenizer.
 
-    The first prompt goes through the tokenizer's chat template where it has one. What the
-    world adds later stands between the result tags, without any chat markup.
+    The first prompt is rendered by the tokenizer's chat template where it has one. Later
+    observations are inserted between the result tags, without any chat markup.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Tags) -> None:
         self._tokenizer = tokenizer
         self._tags = tags
-        # Tags that are no tokens of their own would be read as tags all the same.
-        self._disarm = Disarm(tokenizer, (opening(tags.result), closing(tags.result)))
-        # Prompts and results recur: siblings share prompts, searches find the same documents.
+        # Tags are parsed as tags also where they are no single tokens.
+        self._escape = MarkupEscaper(tokenizer, (opening(tags.result), closing(tags.result)))
+        # Prompts and results recur: siblings share prompts, searches return the same documents.
         self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
         self._stops = lru_cache(64)(self._find_stops)
 
@@ -45,23 +45,23 @@ class InlineRenderer:
         return self._stops(tuple(tool.name for tool in tools))
 
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
-        """The prompt's tokens, up to where the assistant begins to write, or goes on in its own text."""
+        """The prompt's tokens, up to where the assistant begins or continues its own text."""
         roles = [message.role for message in messages]
-        begun = roles.index("assistant") if "assistant" in roles else len(messages)
-        prompt = self._prompt(messages[:begun])
-        return [*prompt, *(t for m in messages[begun:] for t in self._encode(self._written(m, tools)))]
+        start = roles.index("assistant") if "assistant" in roles else len(messages)
+        prompt = self._prompt(messages[:start])
+        return [*prompt, *(t for m in messages[start:] for t in self._encode(self._inline_text(m, tools)))]
 
     def extend(self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
-        """The world's answers, each between the result tags. Tools and reasoning change nothing here."""
+        """The tokens of the results, each between the result tags. Tools and reasoning have no effect."""
         del seen
-        return [token for message in observation for token in self._encode(self._written(message, tools))]
+        return [token for message in observation for token in self._encode(self._inline_text(message, tools))]
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
     ) -> Message:
-        """The first complete tag of a turn; what stands before it is reasoning.
+        """Parse the first complete tag of a turn; the text before it is reasoning.
 
-        A turn without one comes back as a ToolCall with an error for the model to read.
+        A turn without a complete tag becomes a ToolCall with an error for the model.
         """
         del prompt_ids
         return inline_text.read(self.decode(ids), tools, self._tags)
@@ -70,32 +70,32 @@ class InlineRenderer:
         """The tokens of an action as a policy would have sampled them, closing tag included.
 
         Raises:
-            ValueError: a call whose arguments could not be read has no canonical form.
+            ValueError: a call with unreadable arguments has no canonical form.
         """
         return list(self._encode(inline_text.write(action, tools, self._tags)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of any tokens, special ones included."""
+        """The text of tokens, special ones included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _prompt(self, messages: Observation) -> tuple[int, ...]:
         if self._tokenizer.chat_template is None:
-            return self._encode("\n".join(self._shown(message) for message in messages) + "\n")
-        # Templates refuse a conversation of nothing.
-        shown = messages or (Message("user"),)
-        turns: Chat = [{"role": message.role, "content": self._shown(message)} for message in shown]
+            return self._encode("\n".join(self._content(message) for message in messages) + "\n")
+        # Templates refuse an empty conversation.
+        nonempty = messages or (Message("user"),)
+        turns: Chat = [{"role": message.role, "content": self._content(message)} for message in nonempty]
         return self._encode(ChatTemplate(self._tokenizer).text(turns, prompt=True))
 
-    def _shown(self, message: Message) -> str:
-        words = plain_text(message)
-        return self._disarm(words) if message.role == "tool" else words
+    def _content(self, message: Message) -> str:
+        text = plain_text(message)
+        return self._escape(text) if message.role == "tool" else text
 
-    def _written(self, message: Message, tools: Sequence[ToolSchema]) -> str:
-        """What stands for a message in the assistant's own text."""
+    def _inline_text(self, message: Message, tools: Sequence[ToolSchema]) -> str:
+        """The form of a message inside the assistant's own text."""
         if message.role != "assistant":
-            return self._tags.framed(self._disarm(plain_text(message)))
-        if any(one.arguments is None for one in message.tool_calls):
-            return "".join(one.raw for one in message.tool_calls)
+            return self._tags.framed(self._escape(plain_text(message)))
+        if any(call.arguments is None for call in message.tool_calls):
+            return "".join(call.raw for call in message.tool_calls)
         return inline_text.write(message, tools, self._tags)
 
     def _encode_once(self, text: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Chat through the tokenizer's own chat template, for families that the library does not know.
+"""Chat through the tokenizer's own chat template, for families that the library does not support.
 
-Nothing is known beforehand of the template: how it ends a turn, how it writes a call and whether it
-drops reasoning is found out once by showing it small conversations.
+Nothing is assumed about the template: how it ends a turn, how it writes a call and whether it drops
+reasoning is determined once by rendering small conversations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.messages import MarkupEscaper, as_chat, read_call, tools_as_chat, unreadable_call
 from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
-from agentrl.rendering.words import Disarm, as_chat, read_call, tools_as_chat, unreadable_call
 from agentrl.tools.json_text import read_json
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
 
@@ -39,8 +39,8 @@ class TemplateRenderer:
         self._calls = self._facts.calls
         vocabulary = tokenizer.get_added_vocab()
         self._ends = {vocabulary[self._facts.close], vocabulary[self._facts.call_close]}
-        self._disarm = Disarm(tokenizer)
-        self._keeps_reasoning = lru_cache(64)(self._find_out_whether_reasoning_is_kept)
+        self._escape = MarkupEscaper(tokenizer)
+        self._keeps_reasoning = lru_cache(64)(self._probe_reasoning)
         self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
@@ -53,13 +53,13 @@ class TemplateRenderer:
 
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
         """The prompt's tokens, up to where the assistant begins to write."""
-        chat = [as_chat(message, self._disarm) for message in messages]
+        chat = [as_chat(message, self._escape) for message in messages]
         return list(self._encode(self._text(chat, tools, prompt=True)))
 
     def extend(
         self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
     ) -> list[int] | Restart:
-        """What the world adds, up to where the assistant writes again; or why the prefix does not hold."""
+        """The tokens of an observation and of the next turn's opening; or why the prefix does not hold."""
         if tuple(tools) != tuple(seen.tools):
             return Restart.TOOLS_CHANGED
         if not seen.completion_ids or seen.completion_ids[-1] not in self._ends:
@@ -68,10 +68,10 @@ class TemplateRenderer:
         if not self._keeps_reasoning(roles) and self._shows_reasoning(seen):
             return Restart.REASONING_STRIPPED
         calls = roles.count("tool") if self._facts.several else min(roles.count("tool"), 1)
-        told = self._template.answered(calls) + [as_chat(message, self._disarm) for message in observation]
-        after = self._text(told, tools, prompt=True)
+        chat = self._template.probe_turn(calls) + [as_chat(message, self._escape) for message in observation]
+        after = self._text(chat, tools, prompt=True)
         for _ in range(max(calls, 1)):
-            # Every call of the answered turn holds the mark once.
+            # Every call of the probe turn holds the mark once.
             after = after.partition(MARK)[2]
         close = self._facts.call_close if calls else self._facts.close
         return list(self._encode(after.partition(close)[2]))
@@ -92,34 +92,34 @@ class TemplateRenderer:
         content, calls = _find_calls(text, self._calls)
         if not self._facts.several:
             reason = "This model takes one call a turn, and this is one more"
-            calls[1:] = [unreadable_call(reason, one.raw, n) for n, one in enumerate(calls[1:], 1)]
+            calls[1:] = [unreadable_call(reason, call.raw, n) for n, call in enumerate(calls[1:], 1)]
         return Message("assistant", content.strip(), reasoning, tuple(calls))
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
         """The tokens of an action as a policy would have sampled them, the end of the turn included.
 
         Raises:
-            ValueError: a call whose arguments could not be read has no canonical form.
-            UserError: the template begins a turn otherwise than its prompt ends.
+            ValueError: a call with unreadable arguments has no canonical form.
+            UserError: the template begins a turn differently from how its prompt ends.
         """
-        if any(one.arguments is None for one in action.tool_calls):
+        if any(call.arguments is None for call in action.tool_calls):
             raise ValueError("cannot write a malformed call")
-        asked: Chat = [{"role": "user", "content": "?"}]
-        before = self._text(asked, tools, prompt=True)
-        whole = self._text([*asked, as_chat(action, self._disarm)], tools, prompt=False)
-        if not whole.startswith(before):
+        question: Chat = [{"role": "user", "content": "?"}]
+        prompt = self._text(question, tools, prompt=True)
+        text = self._text([*question, as_chat(action, self._escape)], tools, prompt=False)
+        if not text.startswith(prompt):
             raise UserError(
                 "the tokenizer's chat template begins an answer otherwise than its prompt ends, so no "
                 "demonstration can be written in it; set warm_start_steps = 0, or use another dialect."
             )
         close = self._facts.call_close if action.tool_calls else self._facts.close
-        return list(self._encode(whole[len(before) :].rpartition(close)[0] + close))
+        return list(self._encode(text[len(prompt) :].rpartition(close)[0] + close))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of any tokens, special ones included."""
+        """The text of tokens, special ones included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _shown(self, tools: Sequence[ToolSchema]) -> list[JSON]:
+    def _template_tools(self, tools: Sequence[ToolSchema]) -> list[JSON]:
         if tools and self._calls is None:
             raise UserError(
                 "the tokenizer's chat template shows no tools, or writes calls in a form other than JSON; "
@@ -128,32 +128,32 @@ class TemplateRenderer:
         return [dict(tool) for tool in tools_as_chat(tools)]
 
     def _text(self, chat: Chat, tools: Sequence[ToolSchema], *, prompt: bool) -> str:
-        shown = self._shown(tools)
+        template_tools = self._template_tools(tools)
         try:
-            return self._template.text(chat, shown, prompt=prompt)
-        except UserError as refused:
-            # What a model or a world said may bring this about: it must not end the run.
-            raise RenderingError(str(refused)) from refused
+            return self._template.text(chat, template_tools, prompt=prompt)
+        except UserError as error:
+            # Text of a model or an environment may cause this error, which must not end the run.
+            raise RenderingError(str(error)) from error
 
-    def _find_out_whether_reasoning_is_kept(self, roles: tuple[str, ...]) -> bool:
-        heard: Chat = [{"role": role, "content": "."} for role in roles]
+    def _probe_reasoning(self, roles: tuple[str, ...]) -> bool:
+        observation: Chat = [{"role": role, "content": "."} for role in roles]
         calls = roles.count("tool") if self._facts.several else min(roles.count("tool"), 1)
-        told = self._template.answered(calls, reasoning=True) + heard
-        return self._text(told, (), prompt=True).count(MARK) >= 1 + calls
+        chat = self._template.probe_turn(calls, reasoning=True) + observation
+        return self._text(chat, (), prompt=True).count(MARK) >= 1 + calls
 
     def _shows_reasoning(self, seen: Seen) -> bool:
-        said = [message.reasoning for message in seen.messages if message.reasoning]
-        if not said:
+        reasonings = [message.reasoning for message in seen.messages if message.reasoning]
+        if not reasonings:
             return False
-        shown = self.decode([*seen.prompt_ids, *seen.completion_ids])
-        return any(reasoning in shown for reasoning in said)
+        prefix = self.decode([*seen.prompt_ids, *seen.completion_ids])
+        return any(reasoning in prefix for reasoning in reasonings)
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def _split_reasoning(text: str, *, prefilled: bool) -> tuple[str | None, bool, str]:
-    """Reasoning, whether it is still open at the end, and the rest."""
+    """Split off the reasoning: its text, whether it is still open at the end, and the rest."""
     begins = text.lstrip().startswith(_THINK)
     if not begins and not prefilled:
         return None, False, text
@@ -163,9 +163,9 @@ def _split_reasoning(text: str, *, prefilled: bool) -> tuple[str | None, bool, s
 
 
 def _find_calls(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
-    """What stands before and between the calls, and the calls, readable or not."""
+    """The text before and between the calls, and the calls, readable or not."""
     if not form.opening:
-        return _bare_call(text, form)
+        return _unmarked_call(text, form)
     content: list[str] = []
     calls: list[ToolCall] = []
     position = 0
@@ -179,7 +179,7 @@ def _find_calls(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
 
 @lru_cache(64)
 def _block_pattern(opening: str, closing: str) -> str:
-    # Without a closing delimiter a call goes on to the next one, or to the end.
+    # Without a closing delimiter a call extends to the next one, or to the end.
     end = re.escape(closing) if closing else f"(?={re.escape(opening)})"
     return rf"{re.escape(opening)}(?P<inner>.*?)(?P<end>{end}|\Z)"
 
@@ -190,22 +190,22 @@ def _read(block: re.Match[str], form: CallFormat, index: int) -> ToolCall:
     return _from_json(block["inner"], form, index)
 
 
-def _bare_call(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
-    """A turn that is one JSON object with a name is a call; anything else is an answer."""
+def _unmarked_call(text: str, form: CallFormat) -> tuple[str, list[ToolCall]]:
+    """Parse a format without delimiters: a turn that is one JSON object with a name is a call."""
     try:
-        found = read_json(text)
+        parsed = read_json(text)
     except ValueError:
         return text, []
-    if not isinstance(found, dict) or not found.get(form.name_key):
+    if not isinstance(parsed, dict) or not parsed.get(form.name_key):
         return text, []
     return "", [_from_json(text, form, 0)]
 
 
 def _from_json(text: str, form: CallFormat, index: int) -> ToolCall:
     try:
-        found = read_json(text)
+        parsed = read_json(text)
     except ValueError:
         return unreadable_call("The call is not valid JSON", text.strip(), index)
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         return unreadable_call("The call is not a JSON object", text.strip(), index)
-    return read_call(found.get(form.name_key), found.get(form.arguments_key, {}), text.strip(), index)
+    return read_call(parsed.get(form.name_key), parsed.get(form.arguments_key, {}), text.strip(), index)

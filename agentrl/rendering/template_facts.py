@@ -1,4 +1,4 @@
-"""What a chat template does, found out by showing it small conversations."""
+"""The form of turns and calls in a chat template, determined by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.errors import UserError
 from agentrl.types import JSON
 
 MARK = "zqmarkqz"
-"""A word that no conversation holds."""
+"""A string that does not occur in conversations."""
 
 Chat = list[dict[str, JSON]]
 _QUESTION: dict[str, JSON] = {"role": "user", "content": "?"}
@@ -23,7 +23,7 @@ _PROBE = "zqprobeqz"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How calls stand in text: a JSON object with these keys between two delimiters, which may be empty."""
+    """The form of calls: a JSON object with these keys between two delimiters, which may be empty."""
 
     opening: str
     closing: str
@@ -33,10 +33,10 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template does.
+    """The form of a template's turns.
 
     close: the special token that ends an answer. call_close: the one that ends a turn with calls.
-    calls: None where the template shows no tools, or writes calls in another form than JSON objects.
+    calls: None where the template renders no tools, or writes calls in another form than JSON objects.
     several: whether one turn may hold several calls.
     """
 
@@ -79,19 +79,18 @@ class ChatTemplate:
             ) from error
 
     def facts(self) -> TemplateFacts:
-        """How it ends turns and writes calls."""
-        said = self.text([_QUESTION, {"role": "assistant", "content": MARK}], prompt=False)
-        close = self._special_at(said.rpartition(MARK)[2])
+        """Determine how the template ends turns and writes calls."""
+        answer = self.text([_QUESTION, {"role": "assistant", "content": MARK}], prompt=False)
+        close = self._special_at(answer.rpartition(MARK)[2])
         if close is None:
             raise UserError(
                 "the tokenizer's chat template ends a turn with no special token, so nothing could stop the "
                 "model there; use the environment's inline dialect."
             )
-        shown = _tool_shown()
-        if _PROBE not in self.text([_QUESTION], [shown], prompt=True):
+        tool = _probe_tool()
+        if _PROBE not in self.text([_QUESTION], [tool], prompt=True):
             return TemplateFacts(close, close, None, several=False)
-        told = self.text([_QUESTION, _calling(1, said=MARK)], [shown], prompt=False)
-        calls = _call_format(told)
+        calls = _call_format(self.text([_QUESTION, _calling(1, content=MARK)], [tool], prompt=False))
         if calls is None:
             return TemplateFacts(close, close, None, several=False)
         form, after = calls
@@ -102,21 +101,21 @@ class ChatTemplate:
         return TemplateFacts(close, call_close, replace(form, closing=closing), several=self._takes_two())
 
     def _takes_two(self) -> bool:
-        answers: Chat = [{"role": "tool", "content": "?", "tool_call_id": f"call_{n}"} for n in range(2)]
+        results: Chat = [{"role": "tool", "content": "?", "tool_call_id": f"call_{n}"} for n in range(2)]
         try:
-            told = self.text([_QUESTION, _calling(2), *answers], [_tool_shown()], prompt=True)
+            text = self.text([_QUESTION, _calling(2), *results], [_probe_tool()], prompt=True)
         except UserError:
             return False
-        return told.count(MARK) >= 2
+        return text.count(MARK) >= 2
 
     def _special_at(self, text: str) -> str | None:
         special = [token for token in self._tokenizer.get_added_vocab() if text.startswith(token)]
         return max(special, key=len, default=None)
 
-    def answered(self, calls: int, *, reasoning: bool = False) -> Chat:
-        """A question and a turn with so many calls that hold MARK, or an answer that does.
+    def probe_turn(self, calls: int, *, reasoning: bool = False) -> Chat:
+        """A question and a turn of `calls` calls whose argument is MARK; of 0 calls, MARK is the content.
 
-        reasoning: MARK is its reasoning, too.
+        reasoning: MARK is the turn's reasoning, too, and not its content.
         """
         turn = _calling(calls)
         if not calls:
@@ -126,38 +125,38 @@ class ChatTemplate:
         return [_QUESTION, turn]
 
 
-def _tool_shown() -> JSON:
+def _probe_tool() -> JSON:
     schema: JSON = {"type": "object", "properties": {_PROBE: {"type": "string"}}}
     return {"type": "function", "function": {"name": _PROBE, "description": "?", "parameters": schema}}
 
 
-def _calling(calls: int, said: str = "") -> dict[str, JSON]:
+def _calling(calls: int, content: str = "") -> dict[str, JSON]:
     return {
         "role": "assistant",
-        "content": said,
+        "content": content,
         "tool_calls": [_call({_PROBE: MARK}, n) for n in range(calls)],
     }
 
 
-def _call_format(told: str) -> tuple[CallFormat, str] | None:
-    """How the call in a rendered turn is written, its closing left out, and what stands behind it."""
-    start = _start_of_object(told)
+def _call_format(text: str) -> tuple[CallFormat, str] | None:
+    """The form of the call in a rendered turn, without its closing, and the text after it."""
+    start = _start_of_object(text)
     if start is None:
         return None
-    found, end = json.JSONDecoder().raw_decode(told, start)
-    name = next((key for key, value in found.items() if value == _PROBE), None)
-    arguments = next((key for key, value in found.items() if value == {_PROBE: MARK}), None)
-    _, mark, opening = told[:start].rpartition(MARK)
+    call, end = json.JSONDecoder().raw_decode(text, start)
+    name = next((key for key, value in call.items() if value == _PROBE), None)
+    arguments = next((key for key, value in call.items() if value == {_PROBE: MARK}), None)
+    _, mark, opening = text[:start].rpartition(MARK)
     if name is None or arguments is None:
         return None
     if not mark:
-        # The template leaves out what was said beside a call: the call is the whole turn.
+        # The template omits the content of a turn with a call: the call is the whole turn.
         opening = ""
     # Objects in a list of calls have no delimiters of their own.
     return (
         None
         if opening.strip().endswith("[")
-        else (CallFormat(opening.strip(), "", name, arguments), told[end:])
+        else (CallFormat(opening.strip(), "", name, arguments), text[end:])
     )
 
 
@@ -174,15 +173,15 @@ def _call(arguments: JSON, index: int) -> JSON:
 
 
 def _start_of_object(text: str) -> int | None:
-    """Where the JSON object begins that names the probe and holds the last MARK as an argument."""
+    """The start of the JSON object with the probe's name and the last MARK as an argument."""
     last = text.rfind(MARK)
     start = text.rfind("{", 0, last)
     while start >= 0:
         try:
-            found, end = json.JSONDecoder().raw_decode(text, start)
+            value, end = json.JSONDecoder().raw_decode(text, start)
         except ValueError:
-            found, end = None, 0
-        if end > last and isinstance(found, dict) and {_PROBE: MARK} in found.values():
+            value, end = None, 0
+        if end > last and isinstance(value, dict) and {_PROBE: MARK} in value.values():
             return start
         start = text.rfind("{", 0, start)
     return None

@@ -1,1 +1,1 @@
-"""Playing many episodes at once: the token agent, groups of siblings, and who starts them."""
+"""Playing many episodes at once: the token agent, groups of siblings, and the producer that starts them."""

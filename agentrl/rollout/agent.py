@@ -1,4 +1,4 @@
-"""The agent that trains: a policy and a renderer, and every token accounted for."""
+"""The agent that trains: it samples every turn from a policy through a renderer, and records each token."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ class TokenAgent:
         self._conversation = Conversation(renderer)
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
-        """Append what the world showed, sample a turn, read it.
+        """Append the observation, sample a turn and parse it.
 
-        Where the trajectory has no room left for a single token the turn is empty, its finish is
-        `length`, and what the world showed is cut at the trajectory's limit.
+        Where the trajectory's limit leaves no token for a turn, the turn is empty, its finish is `length`,
+        and the observation is cut at that limit.
         """
         conversation = self._conversation
-        world, restart = conversation.show(observation, tools)
-        room = self._room(session, len(conversation.prefix))
-        if room < 1:
-            # A tool may answer with a book: what no policy will read must not make a Sample of any length.
+        world, restart = conversation.add_observation(observation, tools)
+        num_free_tokens = self._num_free_tokens(session, len(conversation.prefix))
+        if num_free_tokens < 1:
+            # A tool may return a very long text: tokens that no policy reads must not lengthen the Sample.
             before = len(conversation.prefix) - len(world)
-            left = max((session.max_tokens or 0) - before, 0)
-            return Act(Message("assistant"), TurnTokens(_int32(world[:left]), _nothing()), restart)
+            num_recorded = max((session.max_tokens or 0) - before, 0)
+            tokens = TurnTokens(_int32(world[:num_recorded]), _empty_completion())
+            return Act(Message("assistant"), tokens, restart)
         completion = await self._policy.generate(
-            conversation.prefix, self._sampling(room, tools, session.seed), session=session.id
+            conversation.prefix, self._sampling(num_free_tokens, tools, session.seed), session=session.id
         )
         sampled: list[int] = completion.token_ids.tolist()
         message = self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
-        conversation.said(sampled, message)
+        conversation.add_turn(sampled, message)
         return Act(message, TurnTokens(_int32(world), completion), restart)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
         await self._policy.close_session(session_id)
 
-    def _sampling(self, room: int, tools: Sequence[ToolSchema], seed: int) -> Sampling:
+    def _sampling(self, max_new_tokens: int, tools: Sequence[ToolSchema], seed: int) -> Sampling:
         stops = self._renderer.stops(tools)
         return Sampling(
-            max_new_tokens=room,
+            max_new_tokens=max_new_tokens,
             temperature=self._settings.temperature,
             top_p=self._settings.top_p,
             top_k=self._settings.top_k,
@@ -69,20 +70,19 @@ class TokenAgent:
             seed=seed,
         )
 
-    def _room(self, session: Session, num_seen: int) -> int:
-        bounds = [self._settings.max_response_len]
+    def _num_free_tokens(self, session: Session, num_used: int) -> int:
+        bounds = [] if self._settings.max_response_len is None else [self._settings.max_response_len]
         if session.max_tokens is not None:
-            bounds.append(session.max_tokens - num_seen)
-        given = [bound for bound in bounds if bound is not None]
-        if not given:
+            bounds.append(session.max_tokens - num_used)
+        if not bounds:
             raise ValueError("a token agent needs max_tokens in the episode's limits or max_response_len")
-        return min(given)
+        return min(bounds)
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.asarray(ids, dtype=np.int32)
 
 
-def _nothing() -> Completion:
+def _empty_completion() -> Completion:
     empty = np.zeros(0, dtype=np.int32)
     return Completion(empty, np.zeros(0, dtype=np.float32), empty.copy(), Finish.LENGTH)

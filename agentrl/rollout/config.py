@@ -1,4 +1,4 @@
-"""Settings of the rollout room."""
+"""Settings of the rollout phase."""
 
 from __future__ import annotations
 

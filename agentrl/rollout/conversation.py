@@ -1,4 +1,4 @@
-"""What one agent has seen and said, as messages and as tokens at once."""
+"""One agent's conversation, as messages and as tokens at once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from agentrl.types import History, Message, Observation, Restart
 
 
 class Conversation:
-    """A prefix that only grows, until it has to begin anew.
+    """A prefix that only grows, until a restart replaces it.
 
-    Three turns and two Samples. The world answers turn 0 as usual and turn 1 with a `History`, having
-    compacted what was said; w are tokens of the world, p are sampled:
+    Three turns and two Samples. After turn 0 the world returns new messages as usual, after turn 1 a
+    `History`: it has compacted the conversation. w are tokens of the world, p are sampled:
 
-        turn 0   show -> w1 w2        said p1 p2     prefix  w1 w2 p1 p2
-        turn 1   show -> w3           said p3        prefix  w1 w2 p1 p2 w3 p3     Sample 1
-        turn 2   show -> w4 w5, compacted            prefix  w4 w5
-                                      said p4 p5     prefix  w4 w5 p4 p5           Sample 2
+        turn 0   observation w1 w2                turn p1 p2     prefix  w1 w2 p1 p2
+        turn 1   observation w3                   turn p3        prefix  w1 w2 p1 p2 w3 p3   Sample 1
+        turn 2   observation w4 w5, compacted                    prefix  w4 w5
+                                                  turn p4 p5     prefix  w4 w5 p4 p5         Sample 2
 
-    w4 w5 are the whole new prompt. Where it repeats what the policy once said, it does so in the world's
-    words: p1 p2 p3 are trained in Sample 1, p4 p5 in Sample 2, each exactly once.
+    w4 w5 are the complete new prompt. Where they repeat an earlier turn of the policy, they are tokens of
+    the world all the same: p1 p2 p3 are trained in Sample 1, p4 p5 in Sample 2, each exactly once.
     """
 
     def __init__(self, renderer: Renderer) -> None:
@@ -30,20 +30,22 @@ class Conversation:
         self._completion_ids: list[int] = []
         self.prefix: list[int] = []
 
-    def show(self, observation: Observation, tools: Sequence[ToolSchema]) -> tuple[list[int], Restart | None]:
-        """The tokens of what the world shows, appended to the prefix, and why that had to begin anew."""
+    def add_observation(
+        self, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> tuple[list[int], Restart | None]:
+        """Append an observation; returns its tokens, and the reason where the prefix was restarted."""
         world, restart = self._continued(observation, tools)
         if restart is not None:
             self.prefix.clear()
-        # A History is a whole conversation, not something to be added to one.
+        # A History is a complete conversation; it replaces the messages before it.
         replaced = isinstance(observation, History)
         self._messages = tuple(observation) if replaced else self._messages + observation
         self._tools = tools
         self.prefix += world
         return world, restart
 
-    def said(self, ids: Sequence[int], message: Message) -> None:
-        """Append a turn of the agent's, as sampled and as read."""
+    def add_turn(self, ids: Sequence[int], message: Message) -> None:
+        """Append a turn of the agent, as sampled tokens and as the parsed message."""
         self.prefix += ids
         self._completion_ids = list(ids)
         self._messages += (message,)

@@ -1,4 +1,4 @@
-"""Which task comes next."""
+"""The order in which tasks are played."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A task, the seed of the world its whole group will see, and where it stands in the stream."""
+    """A task, the seed of the world for its whole group, and its index in the stream."""
 
     index: int
     task: Task
@@ -20,7 +20,7 @@ class Prompt:
 
 
 class TaskStream:
-    """Tasks without end: every epoch goes through all of them, in an order of its own.
+    """An endless stream of tasks: every epoch contains each task once, in an order of its own.
 
     The order depends on the run's seed alone.
 
@@ -39,12 +39,12 @@ class TaskStream:
 
     def next(self) -> Prompt:
         """The next task of the stream."""
-        epoch, place = divmod(self._index, len(self._tasks))
-        if place == 0:
+        epoch, position = divmod(self._index, len(self._tasks))
+        if position == 0:
             self._order = list(range(len(self._tasks)))
             if self._shuffle:
                 random.Random(f"order/{self._seed}/{epoch}").shuffle(self._order)
         world = random.Random(f"world/{self._seed}/{self._index}").getrandbits(31)
-        prompt = Prompt(self._index, self._tasks[self._order[place]], world)
+        prompt = Prompt(self._index, self._tasks[self._order[position]], world)
         self._index += 1
         return prompt

@@ -18,7 +18,7 @@ from agentrl.types import Episode, Group, Verdict
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """A whole group, or None where it could not be filled; and every episode that failed on the way."""
+    """A complete group, or None where it could not be filled; and every episode that failed."""
 
     group: Group | None
     failed: tuple[Episode, ...]
@@ -34,10 +34,10 @@ class GroupOutcome:
 class GroupPlayer:
     """Plays groups of `size` siblings; an episode that fails is played again, `retries` times at most.
 
-    An episode whose reward breaks has failed, too. A retry keeps the task and the world's seed and takes
-    a new sampling seed. Where a reward over the whole group breaks, the group is lost.
+    An episode whose reward fails has failed, too. A retry keeps the task and the world's seed and uses a
+    new sampling seed. Where a reward over the whole group fails, the group is lost.
 
-    make_agent: makes an agent of the policy that is trained. opponents: who plays the agents that are not.
+    make_agent: makes an agent of the trained policy. opponents: they play the agents that are not trained.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -52,12 +52,12 @@ class GroupPlayer:
     async def play(self, prompt: Prompt, version: int) -> GroupOutcome:
         """Play a group; `version` is the policy's when it starts.
 
-        Waits for: all siblings. Unblocked by: their ends, each bounded by its deadlines. On
+        Waits for: all siblings. Unblocked by: the siblings' ends, each bounded by its deadlines. On
         cancellation: every sibling is cancelled and its environment closed.
         """
-        tries = await all_of([self._sibling(prompt, k) for k in range(self.size)])
-        lost = tuple(m.episode for attempts in tries for m in attempts if not m.is_usable)
-        siblings = [attempts[-1] for attempts in tries if attempts[-1].is_usable]
+        attempts_of = await all_of([self._sibling(prompt, k) for k in range(self.size)])
+        lost = tuple(m.episode for attempts in attempts_of for m in attempts if not m.is_usable)
+        siblings = [attempts[-1] for attempts in attempts_of if attempts[-1].is_usable]
         finished = tuple(marked.episode for marked in siblings)
         if len(finished) < self.size:
             return GroupOutcome(None, lost, finished)
@@ -90,12 +90,12 @@ class GroupPlayer:
 
 
 def _shuffled(verdicts: Sequence[Verdict], rng: random.Random) -> list[Verdict]:
-    """The same totals, dealt by chance among the verdicts of one agent."""
+    """The same totals, permuted at random among the verdicts of each agent."""
     totals: dict[str, list[float]] = {}
     for verdict in verdicts:
         totals.setdefault(verdict.agent, []).append(verdict.total)
-    for dealt in totals.values():
-        rng.shuffle(dealt)
+    for agent_totals in totals.values():
+        rng.shuffle(agent_totals)
     return [
         replace(
             verdict, scorer=f"{verdict.scorer}, shuffled", total=totals[verdict.agent].pop(0), turn_rewards=()

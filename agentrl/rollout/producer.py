@@ -1,4 +1,4 @@
-"""Who starts groups, and when: the seam between a synchronous and an asynchronous run."""
+"""When groups start: the difference between a synchronous and an asynchronous run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PlayGroup(Protocol):
 
 
 class Producer:
-    """Keeps groups in flight and hands them out in the order in which they were started.
+    """Keeps groups in flight and returns them in the order in which they were started.
 
     A group starts only if it could still be consumed within `max_staleness`: while n batches are
-    done, batches up to n + max_staleness may have been started. A batch brings at most one version,
-    so none is more versions old. At 0 that is the synchronous loop: nothing starts before the batch
-    before is done and its weights, if there are new ones, have been published.
+    done, batches up to n + max_staleness may have been started. A batch adds at most one version,
+    so no group is older than `max_staleness` versions. At 0 the loop is synchronous: no group starts
+    before the previous batch is done and its weights, if there are new ones, have been published.
 
     consumes: prompts. waits for: groups, oldest first. unblocked by: a group's end; advance()
     admits more. on shutdown: close() cancels what is in flight.
@@ -57,19 +57,19 @@ class Producer:
 
     @property
     def version(self) -> int:
-        """The version that serves now."""
+        """The policy version that is being served."""
         return self._version
 
     def advance(self, num_done: int, *, version: int) -> None:
-        """So many batches are done, and `version` serves now. Called with no effect when stale.
+        """Record that `num_done` batches are done and `version` is served; older numbers have no effect.
 
-        A batch that nothing was learned from is done, too, and leaves the version as it was.
+        A batch without a training step is done, too, and leaves the version as it was.
         """
         self._num_done = max(self._num_done, num_done)
         self._version = max(self._version, version)
 
     async def take(self) -> list[GroupOutcome]:
-        """The next batch: `batch_size` whole groups, and the broken ones met on the way."""
+        """The next batch: `batch_size` complete groups, and the broken ones between them."""
         self._admit()
         while sum(outcome.group is not None for outcome in self._untaken) < self._batch_size:
             outcome = await self._in_flight[0]
@@ -79,21 +79,21 @@ class Producer:
                 self._num_broken_in_a_row = 0
             else:
                 self._replace(outcome)
-        taken, self._untaken = self._untaken, []
-        return taken
+        outcomes, self._untaken = self._untaken, []
+        return outcomes
 
     async def close(self) -> list[GroupOutcome]:
         """Cancel every group in flight and wait until each has cleaned up.
 
-        Returns the groups that had ended and that no `take` has handed out.
+        Returns the groups that had ended and that no `take` has returned.
         """
         for task in self._in_flight:
             task.cancel()
         ended = await asyncio.gather(*self._in_flight, return_exceptions=True)
-        left = self._untaken + [outcome for outcome in ended if isinstance(outcome, GroupOutcome)]
+        leftover = self._untaken + [outcome for outcome in ended if isinstance(outcome, GroupOutcome)]
         self._in_flight.clear()
         self._untaken = []
-        return left
+        return leftover
 
     def _admit(self) -> None:
         allowed = (self._num_done + self._max_staleness + 1) * self._batch_size
@@ -110,9 +110,9 @@ class Producer:
         if self._num_broken_in_a_row >= self._max_broken:
             episode = outcome.failed[-1]
             failure = episode.failure
-            said = f"{failure.stage} failed: {failure.detail}" if failure else str(episode.ending)
+            cause = f"{failure.stage} failed: {failure.detail}" if failure else str(episode.ending)
             raise WorldBrokenError(
                 f"{episode.env_id}: {self._num_broken_in_a_row} groups in a row could not be played "
-                f"(last: {said}); mend the environment, `agentrl eval` with it plays single episodes."
+                f"(last: {cause}); mend the environment, `agentrl eval` with it plays single episodes."
             )
         self._start()

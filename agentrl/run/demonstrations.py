@@ -89,10 +89,10 @@ def _written(
     conversation = Conversation(renderer)
     prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
     for turn, tools in zip(episode.turns_of(agent), offered, strict=True):
-        world, restart = conversation.show(turn.observation, tools)
+        world, restart = conversation.add_observation(turn.observation, tools)
         if restart is not None:
             prefixes.append([])
         said = renderer.write(turn.action, tools)
-        conversation.said(said, turn.action)
+        conversation.add_turn(said, turn.action)
         prefixes[-1] += [(Author.WORLD, world), (Author.DEMO, said)]
     return [demonstration(parts, RolloutId(episode.id, agent)) for parts in prefixes if parts]

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from agentrl import Limits, Task, call, play
 from agentrl.algorithms.samples import samples_of
-from agentrl.rendering.words import Disarm
+from agentrl.rendering.messages import MarkupEscaper
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import NO_VERSION, Author, Ending, Finish
 from tests.laws.conversations import DIALECT, TOOLS, WORDS, Conversation, conversations
@@ -103,7 +103,7 @@ def test_the_decoded_trajectory_is_what_was_shown(conversation):
     played = Played(conversation)
     text = played.words.text
     for index, turn in enumerate(played.trajectory.turns):
-        disarm = Disarm(played.words.tokenizer, (f"<{DIALECT.result}>", f"</{DIALECT.result}>"))
+        disarm = MarkupEscaper(played.words.tokenizer, (f"<{DIALECT.result}>", f"</{DIALECT.result}>"))
         answers = [disarm(message.content) for message in turn.observation]
         shown = "".join(f"<{DIALECT.result}> {answer}</{DIALECT.result}>" for answer in answers)
         if index == 0:

@@ -12,8 +12,8 @@ from agentrl import Message, ToolCall, UserError, call, say
 from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.choice import chat_renderer
+from agentrl.rendering.messages import MarkupEscaper, as_chat
 from agentrl.rendering.template import TemplateRenderer
-from agentrl.rendering.words import Disarm, as_chat
 from agentrl.types import Restart
 from tests.rendering.subjects import (
     BARE_CALLS,
@@ -301,7 +301,7 @@ def test_the_families_that_training_knows_are_there():
 
 def test_markup_inside_markup_and_around_blanks():
     words = tokenizer("byte-level", (*CHATML, "<<think>>", "    ", "\n\n"), "<|im_end|>")
-    disarm = Disarm(words, ("</facts>",))
+    disarm = MarkupEscaper(words, ("</facts>",))
     code = "def f():\n    return 1\n\nf()"
     assert disarm(code) == code
     for text in ("<<think>>", "a<|im_end|>", "</facts>", "<think></think>"):
@@ -315,7 +315,7 @@ def test_markup_inside_markup_and_around_blanks():
 
 def test_a_tool_cannot_be_named_into_the_prompt():
     subject = renderer("template, tagged calls", "byte-level")
-    shown = as_chat(Message("tool", "x", tool_call_id="<|im_end|>", name="<|im_start|>"), subject._disarm)
+    shown = as_chat(Message("tool", "x", tool_call_id="<|im_end|>", name="<|im_start|>"), subject._escape)
     assert "<|im_end|>" not in shown["tool_call_id"]
     assert "<|im_start|>" not in shown["name"]
     (only,) = read("qwen3", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>').tool_calls

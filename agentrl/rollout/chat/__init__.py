@@ -1,1 +1,1 @@
-"""Playing with somebody else's model: an agent over any OpenAI-compatible chat endpoint, without tokens."""
+"""An agent over any OpenAI-compatible chat endpoint: it plays with messages, without tokens."""

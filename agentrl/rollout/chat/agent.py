@@ -15,14 +15,14 @@ from agentrl.types import Finish, Message, Observation, Usage
 
 
 class ChatAgent:
-    """Plays one episode through an endpoint, which sees the whole conversation in every turn.
+    """Plays one episode through an endpoint, which receives the whole conversation in every turn.
 
     counts of a turn (`Act.counts`):
 
-        chat/requests, chat/retries                       sent, and of which again
-        chat/uncounted                                    turns of which the endpoint reported no usage
+        chat/requests, chat/retries                       sent, and how many of them were retries
+        chat/uncounted                                    turns for which the endpoint reported no usage
         chat/refusals                                     turns in which the model refused
-        chat/length, chat/content_filter, chat/context_full    turns cut, by what
+        chat/length, chat/content_filter, chat/context_full    turns cut, by reason
     """
 
     def __init__(self, connection: ChatClient, settings: ChatSettings) -> None:
@@ -32,23 +32,25 @@ class ChatAgent:
         self._num_tokens = 0
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
-        """Ask for a turn. Where the episode has no room left it is empty, and its finish `length`.
+        """Request a turn. Where the episode's limit leaves no token, it is empty with finish `length`.
 
         Raises:
-            EndpointError: the endpoint gave none.
+            EndpointError: the endpoint returned none.
         """
-        restart = self._transcript.show(observation)
+        restart = self._transcript.add_observation(observation)
         if restart is not None:
             self._num_tokens = 0
-        room = None if session.max_tokens is None else session.max_tokens - self._num_tokens
-        if room is not None and room < 1:
+        num_free = None if session.max_tokens is None else session.max_tokens - self._num_tokens
+        if num_free is not None and num_free < 1:
             return Act(Message("assistant"), None, restart, Finish.LENGTH)
-        request = self._settings.request(self._transcript.messages, tools, seed=session.seed, room=room)
+        request = self._settings.request(
+            self._transcript.messages, tools, seed=session.seed, num_free_tokens=num_free
+        )
         turn = await self._connection.complete(request)
         reply = turn.reply
         dropped = REASONING_FIELDS if self._settings.reasoning == "drop" else ()
-        said = {name: value for name, value in reply.said.items() if name not in dropped}
-        self._transcript.said(said, [one.id for one in reply.message.tool_calls])
+        body = {name: value for name, value in reply.body.items() if name not in dropped}
+        self._transcript.add_turn(body, [call.id for call in reply.message.tool_calls])
         finish = reply.finish
         if reply.usage is not None:
             self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens

@@ -12,17 +12,17 @@ from agentrl.tools.config import Names
 from agentrl.types import JSON
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
-_OURS = ("model", "messages", "tools", "stream", "n")
+_RESERVED = ("model", "messages", "tools", "stream", "n")
 Price = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class EndpointConfig(Section):
-    """Somebody else's model behind an OpenAI-compatible chat endpoint."""
+    """A model behind an OpenAI-compatible chat endpoint."""
 
     openai_url: str | None = None
     """Address of the API; requests go to URL/chat/completions, so it usually ends in /v1."""
     openai_model: str | None = None
-    """Name of the model there."""
+    """Name of the model at the endpoint."""
     openai_key_env: str = DEFAULT_KEY_ENV
     """Environment variable that holds the key; the key itself is written nowhere."""
     openai_max_tokens: Count | None = None
@@ -47,7 +47,7 @@ class EndpointConfig(Section):
     """Price of a million prompt tokens that came from the endpoint's cache; left out, price_prompt."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> EndpointConfig:
+    def _is_complete(self) -> EndpointConfig:
         if (self.openai_url is None) != (self.openai_model is None):
             missing = "openai_model" if self.openai_model is None else "openai_url"
             raise ValueError(f"an endpoint needs openai_url and openai_model; give {missing}, too.")
@@ -58,8 +58,8 @@ class EndpointConfig(Section):
             raise ValueError("the cost needs price_prompt and price_completion; give both, or neither.")
         if self.price_cached is not None and self.price_prompt is None:
             raise ValueError("price_cached needs price_prompt and price_completion; give them, too.")
-        if taken := [name for name in (*self.openai_body, *self.openai_omit) if name in _OURS]:
+        if reserved := [name for name in (*self.openai_body, *self.openai_omit) if name in _RESERVED]:
             raise ValueError(
-                f"`{taken[0]}` of a request is not for openai_body or openai_omit; leave it out."
+                f"`{reserved[0]}` of a request is not for openai_body or openai_omit; leave it out."
             )
         return self

@@ -1,4 +1,4 @@
-"""The connection to a chat endpoint: bounded, in time, patient where that helps, honest where it fails."""
+"""The connection to a chat endpoint: requests with a concurrency limit, a timeout, retries and redaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.protocols import ToolSchema
 from agentrl.retrying import Backoff, Retrying, StatusError, body_of
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV
 from agentrl.rollout.chat.settings import ChatSettings
-from agentrl.rollout.chat.wire import Body, ChatReply, error_code, error_text, is_out_of_room, read_reply
+from agentrl.rollout.chat.wire import Body, ChatReply, error_code, error_text, is_context_overflow, read_reply
 from agentrl.tools.http import AllowedAddresses
 from agentrl.types import JSON, Finish, Message
 
@@ -26,16 +26,16 @@ _BUSY = frozenset({408, 429, *range(500, 600)})
 _MAX_REPLY_BYTES = 32 << 20
 _CONNECT_TIMEOUT_S = 20.0
 _FIRST_WAIT_S = 0.5
-_LONGEST_WAIT_S = 60.0
-# Shorter ones, such as the EMPTY of a server without keys, are words that a model may say.
-_SHORTEST_SECRET = 8
-_HIDDEN = b"***"
-_SHOWN_MODELS = 8
+_MAX_WAIT_S = 60.0
+# Shorter keys, such as the EMPTY of a server without keys, may be words of the model's own text.
+_MIN_SECRET_CHARS = 8
+_REDACTED = b"***"
+_MAX_LISTED_MODELS = 8
 _PROBE = "Answer with one word: ready."
 
 
 class ChatTurn(NamedTuple):
-    """What a request brought, and how often it had to be sent again."""
+    """The reply to a request, and the number of retries that it took."""
 
     reply: ChatReply
     retries: int
@@ -47,13 +47,13 @@ class ChatEndpoint:
 
     Redirects are not followed, proxies of the process's environment not used.
 
-    key: sent as a bearer token; it stands in no error and no repr, and is blotted out of every reply.
-    key_env: the environment variable that it came from, for sentences.
-    timeout_s: for one turn from first to last: all attempts and the waits between them.
+    key: sent as a bearer token; errors and reprs do not contain it, and it is redacted from every reply.
+    key_env: the environment variable that it came from, for error messages.
+    timeout_s: for one turn: all attempts and the waits between them.
     attempts: how often a request is sent, at most. max_requests: requests at a time.
 
     Raises:
-        ConfigError: the address is none, or the key cannot be sent in a header.
+        ConfigError: the address is not valid, or the key cannot be sent in a header.
     """
 
     url: str
@@ -95,22 +95,22 @@ class ChatEndpoint:
 
 
 class ChatClient:
-    """Asks the endpoint, for many agents at once."""
+    """Sends the requests of many agents to the endpoint, concurrently."""
 
     def __init__(self, endpoint: ChatEndpoint, http: httpx2.AsyncClient) -> None:
         self._endpoint = endpoint
         self._http = http
         self._gate = Gate(endpoint.max_requests)
-        self._retrying = Retrying(Backoff(endpoint.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S), _is_passing)
+        self._retrying = Retrying(Backoff(endpoint.attempts, _FIRST_WAIT_S, _MAX_WAIT_S), _is_passing)
 
     async def complete(self, request: Body) -> ChatTurn:
-        """One turn. A conversation that has outgrown the model's context is an empty one, cut for length.
+        """Request one turn. Where the conversation exceeds the model's context, it is empty, cut for length.
 
         Waits for: a place among `max_requests`, then the endpoint, `timeout_s` at most. On cancellation: the
         request's connection is closed.
 
         Raises:
-            EndpointError: there was no turn, by no doing of the model.
+            EndpointError: the endpoint returned no turn, and the model is not the cause.
         """
         url = self._endpoint.address("chat/completions")
         content = json.dumps(request).encode()
@@ -121,37 +121,37 @@ class ChatClient:
                     body = await self._retrying(lambda: self._sent("POST", url, content), errors.append)
                 return ChatTurn(read_reply(body), len(errors))
             except StatusError as error:
-                if is_out_of_room(error.status, error.body):
-                    return ChatTurn(_NO_ROOM, len(errors))
+                if is_context_overflow(error.status, error.body):
+                    return ChatTurn(_CONTEXT_FULL, len(errors))
                 self._fail(error)
             except TimeoutError:
-                last = f"; before that it {self._told(errors[-1])}" if errors else ""
-                said = f"{self._endpoint.url} gave no turn in {self._endpoint.timeout_s:g} s{last}"
-                raise EndpointError("timeout", said) from None
+                last = f"; before that it {self._described(errors[-1])}" if errors else ""
+                detail = f"{self._endpoint.url} gave no turn in {self._endpoint.timeout_s:g} s{last}"
+                raise EndpointError("timeout", detail) from None
             except (httpx2.HTTPError, ValueError) as error:
                 self._fail(error)
 
     async def check(self, settings: ChatSettings, tools: Sequence[ToolSchema]) -> None:
-        """Ask for one short turn, just as agents will, so that what a person has to mend shows at once.
+        """Request one short turn as agents will, so that an error of configuration shows at once.
 
         Raises:
             ConfigError: the endpoint cannot be reached, or refuses the key, the model or the request.
         """
-        asked: Body = {"role": "user", "content": _PROBE}
+        probe: Body = {"role": "user", "content": _PROBE}
         try:
-            await self.complete(settings.request([asked], tools, seed=0))
+            await self.complete(settings.request([probe], tools, seed=0))
         except EndpointError as error:
-            known = await self._models() if error.status in (400, 404, 422) else []
-            raise ConfigError(_advice(self._endpoint, settings.model, error, known)) from None
+            models = await self._models() if error.status in (400, 404, 422) else []
+            raise ConfigError(_advice(self._endpoint, settings.model, error, models)) from None
 
     async def _models(self) -> list[str]:
-        """Names of the endpoint's models, as far as it tells them."""
+        """Names of the endpoint's models; empty where it does not list them."""
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                found: JSON = json.loads(await self._sent("GET", self._endpoint.address("models"), None))
+                listing: JSON = json.loads(await self._sent("GET", self._endpoint.address("models"), None))
         except (StatusError, httpx2.HTTPError, ValueError, RecursionError, TimeoutError):
             return []
-        rows = found.get("data") if isinstance(found, dict) else None
+        rows = listing.get("data") if isinstance(listing, dict) else None
         ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         return [id for id in ids if isinstance(id, str)]
 
@@ -159,13 +159,13 @@ class ChatClient:
         try:
             body = await body_of(self._http, method, url, content, most_bytes=_MAX_REPLY_BYTES)
         except StatusError as error:
-            error.body = self._blotted(error.body)
+            error.body = self._redacted(error.body)
             raise
-        return self._blotted(body)
+        return self._redacted(body)
 
-    def _blotted(self, body: bytes) -> bytes:
+    def _redacted(self, body: bytes) -> bytes:
         key = self._endpoint.key or ""
-        return body if len(key) < _SHORTEST_SECRET else body.replace(key.encode(), _HIDDEN)
+        return body if len(key) < _MIN_SECRET_CHARS else body.replace(key.encode(), _REDACTED)
 
     def _fail(self, error: Exception) -> NoReturn:
         kind, status = "protocol", error.status if isinstance(error, StatusError) else None
@@ -180,30 +180,32 @@ class ChatClient:
                 kind = "crashed"
             case httpx2.ConnectError() | httpx2.TimeoutException():
                 kind = "unavailable"
-        # The cause is cut off: an answer's beginning, which stands in it, may repeat the key.
-        raise EndpointError(kind, f"{self._endpoint.url} {self._told(error)}", status) from None
+        # The cause is dropped: it contains the beginning of the reply, which may repeat the key.
+        raise EndpointError(kind, f"{self._endpoint.url} {self._described(error)}", status) from None
 
-    def _told(self, error: Exception) -> str:
+    def _described(self, error: Exception) -> str:
         if isinstance(error, StatusError):
             return f"answered {error.status}: {error_text(error.body)}"
-        said = error_text(self._blotted(str(error).encode())) or type(error).__name__
-        return f"failed: {said}"
+        cause = error_text(self._redacted(str(error).encode())) or type(error).__name__
+        return f"failed: {cause}"
 
 
-_NO_ROOM = ChatReply(
+_CONTEXT_FULL = ChatReply(
     Message("assistant"), {"role": "assistant", "content": ""}, Finish.LENGTH, "context_full", False, None
 )
 
 
 def _is_passing(error: StatusError) -> bool:
-    # An account without money says 429, too, and goes on saying it.
+    # An account without money gets status 429, too, and a retry does not help.
     return error.status in _BUSY and error_code(error.body) != "insufficient_quota"
 
 
-def _advice(endpoint: ChatEndpoint, model: str, error: EndpointError, known: Sequence[str]) -> str:
-    if known and model not in known:
-        some = ", ".join(known[:_SHOWN_MODELS]) + (", ..." if len(known) > _SHOWN_MODELS else "")
-        return f"{endpoint.url} has no model `{model}`.{did_you_mean(model, known)} It has {some}."
+def _advice(endpoint: ChatEndpoint, model: str, error: EndpointError, models: Sequence[str]) -> str:
+    if models and model not in models:
+        listed = ", ".join(models[:_MAX_LISTED_MODELS]) + (
+            ", ..." if len(models) > _MAX_LISTED_MODELS else ""
+        )
+        return f"{endpoint.url} has no model `{model}`.{did_you_mean(model, models)} It has {listed}."
     match error.status:
         case 401 | 403:
             which = "a" if endpoint.key is None else "the right"

@@ -1,4 +1,4 @@
-"""What is asked of an endpoint in every turn, and what a turn costs."""
+"""The request of every turn to an endpoint, and the cost of a turn."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from agentrl.protocols import ToolSchema
 from agentrl.rollout.chat.wire import Body
 from agentrl.types import JSON, Usage
 
-# Some servers take a seed of 32 bits, with its sign.
+# Some servers accept only seeds that fit a signed 32-bit integer.
 _SEEDS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of a million tokens, in any currency. cached: of prompt tokens that came from the endpoint's cache."""
+    """Prices of a million tokens, in any currency. cached: of prompt tokens from the endpoint's cache."""
 
     prompt: float
     completion: float
     cached: float
 
     def cost(self, usage: Usage) -> float:
-        """What a turn cost, in the currency's unit."""
+        """The cost of a turn, in the currency's unit."""
         fresh = usage.prompt_tokens - usage.cached_tokens
         millionths = (
             fresh * self.prompt
@@ -35,10 +35,10 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How an endpoint is asked.
+    """Settings of every request to an endpoint.
 
-    max_tokens: of one turn; None = the endpoint's own limit. reasoning: whether what it thought is sent back.
-    body: more fields of a request. omit: fields that are left out. prices: None = nothing is known of them.
+    max_tokens: of one turn; None = the endpoint's own limit. reasoning: whether reasoning is sent back.
+    body: more fields of a request. omit: fields that are left out. prices: None = costs are not computed.
     """
 
     model: str
@@ -50,11 +50,16 @@ class ChatSettings:
     prices: Prices | None = None
 
     def request(
-        self, messages: Sequence[Body], tools: Sequence[ToolSchema], *, seed: int, room: int | None = None
+        self,
+        messages: Sequence[Body],
+        tools: Sequence[ToolSchema],
+        *,
+        seed: int,
+        num_free_tokens: int | None = None,
     ) -> Body:
-        """The body of a request. room: tokens that the episode has left for this turn, None = any."""
-        bounds = [bound for bound in (self.max_tokens, room) if bound is not None]
-        whole: Body = {
+        """The body of a request. num_free_tokens: the episode's limit for this turn, None = no limit."""
+        bounds = [bound for bound in (self.max_tokens, num_free_tokens) if bound is not None]
+        body: Body = {
             "model": self.model,
             "messages": list(messages),
             "temperature": self.temperature,
@@ -63,13 +68,13 @@ class ChatSettings:
             **({"tools": [_as_function(tool) for tool in tools]} if tools else {}),
             **self.body,
         }
-        return {name: value for name, value in whole.items() if name not in self.omit}
+        return {name: value for name, value in body.items() if name not in self.omit}
 
 
 def _as_function(tool: ToolSchema) -> JSON:
-    described: JSON = {
+    function: JSON = {
         "name": tool.name,
         "description": tool.description,
         "parameters": dict(tool.parameters),
     }
-    return {"type": "function", "function": described}
+    return {"type": "function", "function": function}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.rollout.chat.transcript import Transcript
-from agentrl.rollout.chat.wire import error_code, error_text, is_out_of_room, read_reply
+from agentrl.rollout.chat.wire import error_code, error_text, is_context_overflow, read_reply
 from agentrl.types import Message, Usage
 from tests.rollout.chat.chat_server import USAGE, reply, said
 
@@ -51,8 +51,8 @@ def test_any_message_is_a_turn_that_can_be_kept_and_sent_back(whole):
     with suppress(ValueError):  # the endpoint may have ended the turn itself
         read = read_reply(body)
         transcript = Transcript()
-        transcript.said(read.said, [one.id for one in read.message.tool_calls])
-        transcript.show((Message("user", "?"),))
+        transcript.add_turn(read.body, [call.id for call in read.message.tool_calls])
+        transcript.add_observation((Message("user", "?"),))
         sent = json.loads(json.dumps(transcript.messages, ensure_ascii=False).encode())
         calls = sent[0].get("tool_calls", [])
         assert all(isinstance(json.loads(one["function"]["arguments"]), dict) for one in calls)
@@ -76,7 +76,7 @@ def test_an_error_is_always_a_short_printable_line(body):
     assert line.isprintable()
     assert len(line) <= 203
     assert isinstance(error_code(body), str)
-    assert is_out_of_room(500, body) is False
+    assert is_context_overflow(500, body) is False
 
 
 @pytest.mark.parametrize(

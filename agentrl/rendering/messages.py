@@ -1,4 +1,4 @@
-"""Messages as chat templates take them, and world text that cannot pass for markup."""
+"""Messages in the form of chat templates, and text of tools with its markup escaped."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from agentrl.types import JSON, Message, ToolCall
 _WORD_JOINER = "\u2060"
 
 
-class Disarm:
-    """Text of tools in which no special token of a tokenizer can be found, nor any of `more`.
+class MarkupEscaper:
+    """Escapes the special tokens of a tokenizer, and the strings of `more`, in text of tools.
 
-    Tokenizers read `<|im_end|>` in a document as the end of a turn: whoever writes a web page could speak
+    Tokenizers encode `<|im_end|>` in a document as the end of a turn: the author of a web page could write
     as the user. An invisible word joiner behind the first character keeps the text and breaks the token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, more: Iterable[str] = ()) -> None:
-        # Runs of blanks and line ends are tokens of some tokenizers, and no markup.
-        known = {token for token in (*tokenizer.get_added_vocab(), *more) if len(token) > 1 and token.strip()}
-        any_of = "|".join(map(re.escape, sorted(known)))
-        # Few letters begin markup: nowhere else are hundreds of tokens tried. It is looked ahead for, not
-        # consumed, since tokens may stand inside one another.
-        letters = "".join(re.escape(letter) for letter in sorted({token[0] for token in known}))
-        self._markup = re.compile(f"(?=[{letters}])(?=(?:{any_of}))") if known else None
+        # Some tokenizers have tokens for runs of blanks and line ends, which are no markup.
+        tokens = {t for t in (*tokenizer.get_added_vocab(), *more) if len(t) > 1 and t.strip()}
+        any_of = "|".join(map(re.escape, sorted(tokens)))
+        # A lookahead for the few first letters of markup comes first, so that hundreds of tokens are tried
+        # only there. Nothing is consumed, since tokens may overlap.
+        letters = "".join(re.escape(letter) for letter in sorted({token[0] for token in tokens}))
+        self._markup = re.compile(f"(?=[{letters}])(?=(?:{any_of}))") if tokens else None
 
     def __call__(self, text: str) -> str:
-        """The text; unchanged where it holds no markup."""
+        """The text with escaped markup; unchanged where it holds none."""
         if self._markup is None:
             return text
         starts = [match.start() for match in self._markup.finditer(text)]
@@ -42,7 +42,7 @@ class Disarm:
 
 
 def plain_text(message: Message) -> str:
-    """The words of a message, for renderers that have no form for images.
+    """The text of a message, for renderers that have no form for images.
 
     Raises:
         UserError: the message holds an image.
@@ -55,26 +55,26 @@ def plain_text(message: Message) -> str:
     return message.text
 
 
-def as_chat(message: Message, disarm: Disarm) -> dict[str, JSON]:
+def as_chat(message: Message, escape: MarkupEscaper) -> dict[str, JSON]:
     """The dict that chat templates take for a message.
 
-    A call whose arguments could not be read stands in the content as the model wrote it.
+    A call with unreadable arguments is part of the content, as the model wrote it.
 
     Raises:
         UserError: the message holds an image.
     """
-    readable = [one for one in message.tool_calls if one.arguments is not None]
-    words = plain_text(message)
-    content = disarm(words) if message.role == "tool" else words
-    unreadable = [one.raw for one in message.tool_calls if one.arguments is None]
+    readable = [call for call in message.tool_calls if call.arguments is not None]
+    unreadable = [call.raw for call in message.tool_calls if call.arguments is None]
+    text = plain_text(message)
+    content = escape(text) if message.role == "tool" else text
     chat: dict[str, JSON] = {"role": message.role, "content": "\n".join(filter(None, [content, *unreadable]))}
     if readable:
-        chat["tool_calls"] = [_call_as_chat(one, index) for index, one in enumerate(readable)]
+        chat["tool_calls"] = [_call_as_chat(call, index) for index, call in enumerate(readable)]
     if message.reasoning is not None:
         chat["reasoning_content"] = message.reasoning
     if message.role == "tool":
-        # Both are the model's own words where it made the call.
-        chat |= {"tool_call_id": disarm(message.tool_call_id or ""), "name": disarm(message.name or "")}
+        # Both may be text of the model, which made the call.
+        chat |= {"tool_call_id": escape(message.tool_call_id or ""), "name": escape(message.name or "")}
     return chat
 
 
@@ -84,7 +84,7 @@ def _call_as_chat(tool_call: ToolCall, index: int) -> JSON:
 
 
 def read_call(name: JSON, arguments: JSON, raw: str, index: int) -> ToolCall:
-    """The call that a model wrote as a name and arguments, whatever it wrote for them."""
+    """A ToolCall from the name and arguments that a model wrote, with an error where they are invalid."""
     id = f"call_{index}"
     if not isinstance(name, str) or not name or not is_storable(name):
         return ToolCall("", None, raw=raw, id=id, error="The call names no tool; write its name as a string.")
@@ -95,12 +95,12 @@ def read_call(name: JSON, arguments: JSON, raw: str, index: int) -> ToolCall:
 
 
 def unreadable_call(reason: str, raw: str, index: int) -> ToolCall:
-    """A call that could not be read at all, with a sentence for the model."""
+    """A ToolCall for text that could not be parsed, with an error message for the model."""
     return ToolCall("", None, raw=raw, id=f"call_{index}", error=f"{reason}: {_clip(raw)}")
 
 
 def tools_as_chat(tools: Sequence[ToolSchema]) -> list[dict[str, JSON]]:
-    """Tool schemas in the form that OpenAI's API and most templates take."""
+    """Tool schemas in the form of OpenAI's API, which most templates take."""
     return [{"type": "function", "function": tool_as_json(tool)} for tool in tools]
 
 
