@@ -1,7 +1,7 @@
 """agentrl: an agent gym on top of an RL engine.
 
-Everything public is here. `train` imports torch when it is called, and `evaluate` where it opens a model,
-so that `import agentrl` stays light, and works without torch, for those who only write environments.
+This module exports the public API. `train` imports torch when it is called, and `evaluate` when it loads a
+model, so that `import agentrl` is fast and works without torch for authors of environments.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ tell_gymnasium_of_all()
 
 
 def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
-    """Train an agent as a run file (TOML) says, with `settings` laid over it, each by its leaf name.
+    """Train an agent with the settings of a run file (TOML); `settings` override them by their leaf names.
 
         agentrl.train("examples/calculator/run.toml", seed=1)
         agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
 
-    Ctrl-C stops it cleanly: the weights of the last finished step and the journal are whole.
+    Ctrl-C stops it cleanly: the weights of the last finished step and the journal are complete.
 
     Raises:
-        UserError: one sentence about what is wrong and what to do next.
+        UserError: a setting, the environment or the model is wrong; the message has the remedy.
     """
     require("training", *TRAINING)
     from agentrl.run import train as run

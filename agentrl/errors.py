@@ -1,7 +1,7 @@
-"""Every error a user can meet, as one tree.
+"""The hierarchy of the package's errors.
 
     AgentRLError
-      UserError                 a sentence with the next move; the command line prints it and exits with 2
+      UserError                 a message with the remedy; the command line prints it and exits with 2
         ConfigError             a key, value or combination in the run file or the flags
         UnknownEnvError         no environment of that name
         UnknownToolError        no tool of that name
@@ -11,17 +11,17 @@
         RunExistsError          the run folder already holds a run
         WorldBrokenError        the environment fails so often that a run cannot go on
       StageError                one episode failed at a named stage; data for the journal, never a crash
-        ToolError               a tool failed by no doing of the model
-        EndpointError           somebody else's model failed to answer
+        ToolError               a tool failed without fault of the model
+        EndpointError           a chat endpoint returned no turn
       EngineError               the inference engine refused or failed
         RequestTooLargeError    the request can never fit in the engine's cache
-        EngineUnavailableError  a server that is not there, broke off, or took too long
-        EngineDiedError         the embedded engine's process has gone; a UserError, too
+        EngineUnavailableError  a server cannot be reached, closed the connection, or timed out
+        EngineDiedError         the embedded engine's process has died; a UserError, too
       TrainerError              a process of the trainer failed or died
-    ToolRejected                raised by a tool: its sentence goes back to the model and is scored
+    ToolRejected                raised by a tool: its message is the result of the call; scored
 
-`UserError`s are for people. `StageError`s are attributed once, by `stage()`, at the
-boundary between our loop and somebody else's code. `ToolRejected` is for the model.
+`UserError`s are for users. `StageError`s are raised by `stage()`, at the boundary between the episode loop
+and the code of environments, tools and rewards. `ToolRejected` is for the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AgentRLError(Exception):
 
 
 class UserError(AgentRLError):
-    """Something a person can mend. The text is one sentence that says how."""
+    """An error that the user can correct. The message is one sentence with the remedy."""
 
 
 class ConfigError(UserError):
@@ -64,7 +64,7 @@ class ModelLoadError(UserError):
 
 
 class MissingExtraError(UserError):
-    """A package is not installed; the sentence names the extra of agentrl that brings it."""
+    """A package is not installed; the message names the extra of agentrl that contains it."""
 
 
 class RunExistsError(UserError):
@@ -90,10 +90,10 @@ class StageError(AgentRLError):
 
 
 class ToolError(StageError):
-    """A tool failed by no doing of the model: the episode is replaced, not scored.
+    """A tool failed without fault of the model: the episode is replaced, not scored.
 
-    kind: "unavailable" (it cannot be reached or started, or does not answer in its own time), "crashed"
-    (it died in the call), "protocol" (what it answered makes no sense), "refused" (it is not allowed).
+    kind: "unavailable" (it cannot be reached or started, or exceeds its own timeout), "crashed" (it died
+    during the call), "protocol" (its response is invalid), "refused" (it is not allowed).
     """
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -101,10 +101,10 @@ class ToolError(StageError):
 
 
 class EndpointError(StageError):
-    """A chat endpoint gave no turn: its failure, never the model's. status: what it answered, or None.
+    """A chat endpoint returned no turn, without fault of the model. status: of its response, or None.
 
-    kind: "unavailable" (no connection, or too busy), "timeout" (no answer in time), "crashed" (it broke off,
-    or says 500), "refused" (the key, or a redirect), "protocol" (any other answer).
+    kind: "unavailable" (no connection, or too busy), "timeout" (no response in time), "crashed" (it closed
+    the connection, or status 500), "refused" (the key, or a redirect), "protocol" (any other response).
     """
 
     def __init__(self, kind: str, detail: str, status: int | None = None) -> None:
@@ -121,11 +121,11 @@ class RequestTooLargeError(EngineError):
 
 
 class EngineUnavailableError(EngineError):
-    """A server cannot be reached, broke off or took too long; another may do what it was asked."""
+    """A server cannot be reached, closed the connection or timed out; another server may take the request."""
 
 
 class EngineDiedError(EngineError, UserError):
-    """The process of the embedded engine has gone: the run cannot go on."""
+    """The process of the embedded engine has died: the run cannot go on."""
 
 
 class TrainerError(AgentRLError):
@@ -133,13 +133,13 @@ class TrainerError(AgentRLError):
 
 
 class RenderingError(AgentRLError):
-    """A conversation cannot be put into a model's form; an episode's failure, not the user's."""
+    """A conversation cannot be rendered for a model; the episode fails, the run goes on."""
 
 
 class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a reply, not an error
-    """Raise it in a tool to tell the model, in one sentence, what to do differently.
+    """Raise it in a tool to refuse a call, with one sentence for the model on what to do differently.
 
-    kind: what it is counted as (`tool/NAME/rejected/KIND`); one of a few words, never the model's own.
+    kind: the key of its count (`tool/NAME/rejected/KIND`); one of a few words, never text of the model.
     """
 
     def __init__(self, sentence: str, kind: str = "tool") -> None:
@@ -149,16 +149,15 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
 
 @asynccontextmanager
 async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
-    """Run foreign code under a deadline and attribute whatever escapes to stage `name`.
+    """Run code of users under a deadline and convert its exceptions to StageErrors of stage `name`.
 
-    The innermost stage wins: a StageError passes through outer ones unchanged. Cancellation
-    from outside and UserErrors pass through as they are.
+    A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside
+    and UserErrors pass through unchanged, too.
 
     Raises:
         StageError: the body overran `timeout_s` seconds, or raised.
     """
-    # The handle is kept outside: only it can tell our own deadline from a TimeoutError
-    # that the body raised by itself.
+    # Only the context manager can distinguish this deadline from a TimeoutError of the body.
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -174,17 +173,17 @@ async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
 async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:
     """Run all at once and return their results in order.
 
-    The first exception cancels the others, waits until they have cleaned up, and is raised alone.
+    The first exception cancels the others, waits until they have cleaned up, and is raised itself, in no group.
     """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
+    except BaseExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return " Did you mean `x`?" for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
-    return f" Did you mean `{near[0]}`?" if near else ""
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return " Did you mean `x`?" for the candidate nearest to `name`, or an empty string."""
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    return f" Did you mean `{matches[0]}`?" if matches else ""

@@ -1,4 +1,4 @@
-"""What an installation may lack: the package's extras, and the sentence that names the one to install."""
+"""The package's optional dependencies, and the error message that names the extra to install."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "reasoning-gym": {"reasoning_gym": "reasoning-gym"},
     "search": {"faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"},
 }
-"""By extra, as pyproject.toml declares them: each module that it brings, and the package that holds it."""
+"""By extra, as pyproject.toml declares them: each module, and the package that contains it."""
 
 TRAINING = tuple(EXTRAS["train"])
-"""The modules that an open model needs."""
+"""The modules that are needed to load a model."""
 
 
 def require(what: str, *modules: str) -> None:
     """Check that modules of extras are installed, without importing them.
 
-    what: what needs them, as the subject of a sentence ("training").
+    what: the feature that needs them, as the subject of a sentence ("training").
 
     Raises:
-        MissingExtraError: one is not; the sentence names the first, and its extra.
+        MissingExtraError: a module is missing; the message names the first, and its extra.
     """
     for module in modules:
         if find_spec(module) is None:
@@ -45,12 +45,14 @@ def require(what: str, *modules: str) -> None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
-    """The same sentence for an import that has failed; None where no extra brings that module."""
+    """The same error for a failed import; None where no extra contains that module."""
     module = (error.name or "").partition(".")[0]
-    known = any(module in modules for modules in EXTRAS.values())
-    return _missing("this", module) if known and find_spec(module) is None else None
+    is_optional = any(module in modules for modules in EXTRAS.values())
+    return _missing("this", module) if is_optional and find_spec(module) is None else None
 
 
 def _missing(what: str, module: str) -> MissingExtraError:
-    extra, package = next((extra, held[module]) for extra, held in EXTRAS.items() if module in held)
+    extra, package = next(
+        (extra, packages[module]) for extra, packages in EXTRAS.items() if module in packages
+    )
     return MissingExtraError(f"{what} needs {package}: pip install 'agentrl[{extra}]'.")

@@ -1,4 +1,4 @@
-"""A bound on how many callers may be inside something at a time."""
+"""A limit on the number of concurrent callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 
 class _LoopState:
-    """The free places of one event loop, and the tickets of those that wait for one."""
+    """The number of free slots of one event loop, and the futures of the waiting callers."""
 
     def __init__(self, free: int) -> None:
         self.free = free
@@ -18,7 +18,7 @@ class _LoopState:
 
 
 class Gate:
-    """Lets at most `limit` callers of one event loop in, first come, first served. None = no limit.
+    """Admits at most `limit` concurrent callers of each event loop, in FIFO order. None = no limit.
 
     Raises:
         ValueError: the limit is below 1.
@@ -32,7 +32,7 @@ class Gate:
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it during the block."""
+        """Wait for a slot, and hold it during the block."""
         await self.enter(asyncio.get_running_loop().create_future())
         try:
             yield
@@ -40,39 +40,39 @@ class Gate:
             self.leave()
 
     async def enter(self, ticket: asyncio.Future[bool]) -> bool:
-        """Wait for a place, which `leave` gives back. False: the ticket was resolved to False meanwhile."""
+        """Wait for a slot, which `leave` releases. False: the ticket was resolved to False meanwhile."""
         if ticket.done():
             return ticket.result()
         if self._limit is None:
             return True
-        places = self._places(self._limit)
-        if places.free and not places.waiting:
-            places.free -= 1
+        slots = self._slots(self._limit)
+        if slots.free and not slots.waiting:
+            slots.free -= 1
             return True
-        places.waiting.append(ticket)
+        slots.waiting.append(ticket)
         try:
             return await ticket
         except asyncio.CancelledError:
-            # Let in and cancelled in the same moment: the place goes to the next one.
+            # Admitted and cancelled at the same time: the slot goes to the next waiting caller.
             if ticket.done() and not ticket.cancelled() and ticket.result():
                 self.leave()
             raise
 
     def leave(self) -> None:
-        """Give a place to the next one that still waits."""
+        """Release a slot to the next waiting caller."""
         if self._limit is None:
             return
-        places = self._places(self._limit)
-        while places.waiting:
-            ticket = places.waiting.popleft()
+        slots = self._slots(self._limit)
+        while slots.waiting:
+            ticket = slots.waiting.popleft()
             if not ticket.done():
                 ticket.set_result(True)
                 return
-        places.free += 1
+        slots.free += 1
 
-    def _places(self, limit: int) -> _LoopState:
+    def _slots(self, limit: int) -> _LoopState:
         loop = asyncio.get_running_loop()
-        places = self._by_loop.get(loop)
-        if places is None:
-            places = self._by_loop[loop] = _LoopState(limit)
-        return places
+        slots = self._by_loop.get(loop)
+        if slots is None:
+            slots = self._by_loop[loop] = _LoopState(limit)
+        return slots

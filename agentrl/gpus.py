@@ -1,4 +1,4 @@
-"""Which GPUs of this machine belong to this process, and whether they suffice."""
+"""The GPUs that this process may use, and a check of their number."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _GPU = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
 def own_gpus(first: int, count: int) -> list[str]:
-    """`count` of this process's GPUs, after the first `first` of them, as CUDA_VISIBLE_DEVICES names them.
+    """`count` of this process's GPUs, after the first `first` of them, in the form of CUDA_VISIBLE_DEVICES.
 
-    A server that is given the variable counts in the machine's GPUs, as this process's own does: where it is
-    set, its entries are passed on; where it is not, all GPUs of the machine are ours.
+    The variable of a server refers to the machine's GPUs, as that of this process does: where it is set, its
+    entries are passed on; where it is not, this process may use all GPUs of the machine.
 
     Raises:
-        ConfigError: it names fewer.
+        ConfigError: the variable names fewer.
     """
     if VARIABLE not in os.environ:
         return [str(gpu) for gpu in range(first, first + count)]
@@ -32,15 +32,15 @@ def own_gpus(first: int, count: int) -> list[str]:
 
 
 def check_gpus(ranks: int) -> None:
-    """See that so many ranks of this machine can have a GPU each, if there are any GPUs.
+    """Check that each of `ranks` ranks on this machine can have a GPU of its own, if there are any GPUs.
 
     Raises:
         ConfigError: there are fewer.
     """
-    # Whoever asks trains, and has torch.
+    # Only trainers call this, and they need torch anyway.
     import torch
 
-    # A rank sees what the environment shows now; torch may remember what it showed before.
+    # A rank inherits the environment of now; torch may have cached an earlier device count.
     hidden = VARIABLE in os.environ and not _visible(os.environ[VARIABLE])
     gpus = 0 if hidden else torch.cuda.device_count()
     if 0 < gpus < ranks:
@@ -51,7 +51,7 @@ def check_gpus(ranks: int) -> None:
 
 
 def _visible(value: str) -> list[str]:
-    """As CUDA reads it: what comes after the first entry that is no GPU does not count."""
+    """The entries as CUDA parses them: those after the first invalid entry are ignored."""
     visible: list[str] = []
     for entry in map(str.strip, value.split(",")):
         if not _GPU.fullmatch(entry):

@@ -1,15 +1,15 @@
-"""Runs one server and outlives it: whatever the server started is dead when this program ends.
+"""Runs one server and ends all of its descendants: none is left when this program ends.
 
     python -I -S guard.py PARENT GRACE_S COMMAND [ARGUMENT ...]
 
-The server gets the standard streams and exactly the environment that this program was started with. When it
-ends, when SIGTERM comes, or when the process PARENT dies, all its descendants are asked to end, and killed
-GRACE_S seconds later, the server first: also those that left the process group, since orphans become children
-of this program (a "subreaper"). PARENT counts as dead when the thread that started this program ends.
+The server inherits the standard streams and exactly the environment of this program. When the server ends, on
+SIGTERM, or when the process PARENT dies, all descendants get SIGTERM, and SIGKILL GRACE_S seconds later, the
+server first: also those that left the process group, since orphans become children of this program (a
+"subreaper"). PARENT counts as dead when the thread that started this program ends.
 
-It exits with the server's code, 128 + N where signal N ended the server, 0 where it was asked to end.
+The exit code is the server's, 128 + N where signal N ended the server, 0 after SIGTERM.
 
-Linux only. It imports nothing of agentrl: a server should not wait for that.
+Linux only. It imports nothing of agentrl, so that the server starts without that delay.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 GRACE_S = 1.0
-"""How long descendants may take to end by themselves after SIGTERM, where nobody says otherwise."""
-CLEARING_S = 0.3
-"""What is left when the server has been killed may take so long to clear up after it."""
+"""The default time for descendants to end after SIGTERM."""
+CLEANUP_S = 0.3
+"""The time for the other descendants to clean up after the server has been killed."""
 GIVE_UP_S = 2.0
-"""After SIGKILL only what the kernel cannot end is left; nobody waits longer than this for it."""
+"""The time to wait after SIGKILL; only processes that the kernel cannot end outlast it."""
 NOT_STARTED = 127
 SIGNALLED = 128
-_LOOK_AGAIN_S = 0.01
+_POLL_S = 0.01
 _END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def command(server: Sequence[str], grace_s: float = GRACE_S) -> list[str]:
-    """The command line that runs `server` (an absolute path and arguments) guarded for this process."""
+    """The command line that guards `server` (an absolute path and arguments) for this process."""
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), str(grace_s), *server]
 
 
@@ -55,7 +55,7 @@ def _start(command: list[str], environment: dict[bytes, bytes]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    # Should the guard itself be killed, the server at least goes with it.
+    # If the guard itself is killed, the kernel kills the server, too.
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:
         os._exit(NOT_STARTED)
@@ -69,13 +69,13 @@ def _start(command: list[str], environment: dict[bytes, bytes]) -> int:
 
 
 def _environment() -> dict[bytes, bytes]:
-    """What the kernel handed over: Python may have put a locale of its own into os.environ."""
+    """The environment from the kernel: Python may have set a locale of its own in os.environ."""
     pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
     return {name: value for name, _, value in (pair.partition(b"=") for pair in pairs if pair)}
 
 
 def _reaped() -> Iterator[tuple[int, int]]:
-    """Every child that has ended, with its exit status; the processes of nobody's are among them."""
+    """Every child that has ended, with its exit status; adopted orphans included."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -85,42 +85,42 @@ def _reaped() -> Iterator[tuple[int, int]]:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    # A process may end while it is looked at.
+    pids: list[int] = []
+    # A process may end while its children are listed.
     with suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, path.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+                pids += [child, *_descendants(child)]
+    return pids
 
 
-def _end_all(sign: signal.Signals, within_s: float) -> bool:
-    """Send `sign` to all descendants until none is left; False where some are after that time."""
+def _end_all(signum: signal.Signals, within_s: float) -> bool:
+    """Send `signum` to all descendants until none is left; False where some are left after `within_s`."""
     deadline = time.monotonic() + within_s
-    sent: set[int] = set()
-    while left := _descendants(os.getpid()):
-        for pid in left:
-            # Asked once, killed until it is dead.
-            if sign is signal.SIGKILL or pid not in sent:
+    signalled: set[int] = set()
+    while pids := _descendants(os.getpid()):
+        for pid in pids:
+            # SIGTERM is sent once, SIGKILL until the process is dead.
+            if signum is signal.SIGKILL or pid not in signalled:
                 with suppress(OSError):
-                    os.kill(pid, sign)
-        sent.update(left)
+                    os.kill(pid, signum)
+        signalled.update(pids)
         list(_reaped())
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
     return True
 
 
 def _kill_first(server: int) -> None:
-    """Kill the server before the others: some wait for its end to clear up after it, its semaphores say."""
+    """Kill the server first: some descendants wait for its end to clean up, such as its semaphores."""
     if server in _descendants(os.getpid()):
         os.kill(server, signal.SIGKILL)
-        _end_all(signal.SIGTERM, CLEARING_S)
+        _end_all(signal.SIGTERM, CLEANUP_S)
 
 
 def main(arguments: list[str]) -> int:
-    """Guard until the server ends or nobody needs it any more; returns the exit code."""
+    """Guard until the server ends, SIGTERM comes or the parent dies; returns the exit code."""
     parent, grace_s, server_command = int(arguments[0]), float(arguments[1]), arguments[2:]
     watched = {signal.SIGCHLD, *_END}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != parent:
         return NOT_STARTED
     server = _start(server_command, _environment())
-    # Only the server and what it starts hold its pipes: their end is seen when they are gone.
+    # Only the server and its descendants hold its pipes: readers get EOF once these have ended.
     os.close(0)
     os.close(1)
     code = None

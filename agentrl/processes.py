@@ -1,8 +1,8 @@
-"""Processes of our own, each with a private pipe to the process that started it, and an end with it.
+"""Child processes, each with a private pipe to its parent (the driver), that end with the parent.
 
 A process is `python -m MODULE FD ARGUMENT ..`; FD is its end of the pipe. It ignores Ctrl-C, which is for the
-driver, and ends within seconds of the driver, also where that was killed. What goes wrong in it is the last
-thing that it sends.
+driver, and ends within seconds of the driver, also where that was killed. An exception in it is the last
+message on its pipe.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from types import TracebackType
 from typing import NamedTuple
 
 _END_S = 5.0
-_LAST_CALL_S = 4.0
-_WHY_CHARS = 300
+_ORPHAN_GRACE_S = 4.0
+_MAX_ERROR_CHARS = 300
 
 
-class Failed(NamedTuple):
-    """The last message of a process. at_s: when it went wrong, in seconds since 1970."""
+class ProcessFailure(NamedTuple):
+    """The last message of a failed process. error: type and message. at_s: in seconds since 1970."""
 
-    why: str
+    error: str
     at_s: float
 
 
 class Child:
-    """A process that this one has started. log: for what it prints. It finds modules where this one does.
+    """A child process with the same module search path. log: the file for its output.
 
     pipe: this process's end.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
-        self.pipe, theirs = Pipe()
+        self.pipe, child_end = Pipe()
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                [sys.executable, "-m", module, str(child_end.fileno()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        # The child alone holds its end: when it is gone, ours shows it.
-        theirs.close()
+        # Only the child holds its end: this end reports EOF once the child has ended.
+        child_end.close()
         self.pid = self._process.pid
 
-    def fate(self) -> str | None:
-        """How it ended, once it has; it is given time to. None = it runs."""
+    def exit_description(self) -> str | None:
+        """How the process ended, after a wait for its end. None = it is still running."""
         self.wait()
         code = self._process.poll()
         if code is None:
@@ -65,32 +65,32 @@ class Child:
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def wait(self) -> None:
-        """Until it has ended, but not longer than that may take."""
+        """Wait for the end of the process, at most 5 s."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
 
     def end(self) -> None:
-        """It is gone soon, and its pipe shows it."""
+        """Kill the process without waiting; its pipe reports EOF soon after."""
         self._process.kill()
 
     def kill(self) -> None:
-        """It is gone when this returns."""
+        """Kill the process and wait for its end."""
         self.pipe.close()
         self._process.kill()
         self._process.wait()
 
 
 def follow_driver(pipe: Connection) -> None:
-    """Have this process ignore Ctrl-C, print its log, and end with the process that started it."""
-    # Ctrl-C is for the driver, which ends its processes in good order.
+    """Make this process ignore Ctrl-C, print its log, and end with its parent."""
+    # Ctrl-C is for the driver, which shuts its processes down in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("agentrl").setLevel(logging.INFO)
     threading.Thread(target=_end_with, args=(pipe.fileno(),), daemon=True).start()
 
 
-class LastMessage:
-    """Sends the driver what escapes from its block, unless it is the driver that has gone."""
+class SendFailure:
+    """Sends an exception of its block to the driver, except for those of a closed pipe."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -103,15 +103,16 @@ class LastMessage:
     ) -> None:
         if error is None or isinstance(error, EOFError | ConnectionError):
             return
-        first = next(iter(str(error).splitlines()), "")
+        first_line = next(iter(str(error).splitlines()), "")
         with suppress(OSError):
-            self._pipe.send(Failed(f"{type(error).__name__}: {first}"[:_WHY_CHARS], time.time()))
+            message = f"{type(error).__name__}: {first_line}"[:_MAX_ERROR_CHARS]
+            self._pipe.send(ProcessFailure(message, time.time()))
 
 
 def _end_with(pipe: int) -> None:
-    """End this process soon after the driver, also where it is in the middle of something."""
+    """End this process soon after the driver, whatever it is doing."""
     driver = select.poll()
     driver.register(pipe, select.POLLRDHUP)
     driver.poll()
-    time.sleep(_LAST_CALL_S)
+    time.sleep(_ORPHAN_GRACE_S)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Sending an HTTP request again where that may help, and reading no more of a reply than is wanted."""
+"""HTTP requests with retries, backoff and a limit on the size of a reply."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 BUSY = frozenset({429, 502, 503, 504})
-_SHOWN_CHARACTERS = 200
+_MAX_BODY_CHARS = 200
 
 
 class StatusError(Exception):
-    """The server answered with another status than 200.
+    """The server returned another status than 200.
 
-    body: of the answer. retry_after_s: how long the server asks to wait, or None.
+    body: of the reply. retry_after_s: the reply's Retry-After in seconds, or None.
     """
 
     def __init__(self, response: httpx2.Response, body: bytes) -> None:
-        shown = " ".join(body[:_SHOWN_CHARACTERS].decode("utf-8", "replace").split())
-        super().__init__(f"answered {response.status_code}: {shown}")
+        excerpt = " ".join(body[:_MAX_BODY_CHARS].decode("utf-8", "replace").split())
+        super().__init__(f"answered {response.status_code}: {excerpt}")
         self.status = response.status_code
         self.body = body
         self.retry_after_s = _seconds(response.headers.get("retry-after", ""))
@@ -32,42 +32,42 @@ class StatusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often a request is sent, and how long to wait in between.
+    """The number of attempts of a request, and the waits between them.
 
     attempts: how often it is sent, at most.
-    first_wait_s: the longest that the first wait may be. It doubles with every failure. Each wait is drawn
-        from the upper half, so that clients that failed together do not come back together.
-    longest_wait_s: no wait is longer, not even one that the server asks for (Retry-After).
+    first_wait_s: the upper bound of the first wait. It doubles with every failure. Each wait is drawn from
+        the upper half of its range, so that clients that failed together do not retry together.
+    max_wait_s: the upper bound of every wait, also of one from the server (Retry-After).
     """
 
     attempts: int
     first_wait_s: float
-    longest_wait_s: float
+    max_wait_s: float
 
     def is_last(self, failures: int) -> bool:
         """Whether no attempt is left after so many failures."""
         return failures >= self.attempts
 
-    def seconds(self, failures: int, asked_s: float | None = None) -> float:
-        """How long to wait before the next attempt. failures: so far. asked_s: what the server asks for."""
-        if asked_s is not None:
-            return min(asked_s, self.longest_wait_s)
-        longest_s = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
+    def seconds(self, failures: int, retry_after_s: float | None = None) -> float:
+        """The wait before the next attempt. failures: so far. retry_after_s: the server's value, if any."""
+        if retry_after_s is not None:
+            return min(retry_after_s, self.max_wait_s)
+        longest_s = min(self.max_wait_s, self.first_wait_s * 2 ** (failures - 1))
         return random.uniform(longest_s / 2, longest_s)
 
-    async def wait(self, failures: int, asked_s: float | None = None) -> None:
-        """Wait as long as `seconds` says."""
-        await asyncio.sleep(self.seconds(failures, asked_s))
+    async def wait(self, failures: int, retry_after_s: float | None = None) -> None:
+        """Sleep for `seconds(failures, retry_after_s)`."""
+        await asyncio.sleep(self.seconds(failures, retry_after_s))
 
 
 def is_busy(error: StatusError) -> bool:
-    """Whether a server only has no time, or is not up yet."""
+    """Whether a server is overloaded or not ready yet."""
     return error.status in BUSY
 
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """Sends a request again where the connection broke, or where the answer is one that `is_passing`."""
+    """Retries a request where the connection broke, or where `is_passing` holds for the error status."""
 
     backoff: Backoff
     is_passing: Callable[[StatusError], bool] = is_busy
@@ -75,13 +75,13 @@ class Retrying:
     async def __call__(
         self, send: Callable[[], Awaitable[bytes]], on_retry: Callable[[Exception], None]
     ) -> bytes:
-        """The first answer that is one. on_retry: gets each error that another attempt follows.
+        """The body of the first successful reply. on_retry: called with each error before a retry.
 
         Raises:
-            StatusError, httpx2.HTTPError: the last attempt failed so, or another would be of no use.
+            StatusError, httpx2.HTTPError: of the last attempt, or of one that is not worth a retry.
         """
         retrying = AsyncRetrying(
-            retry=retry_if_exception(self._passes),
+            retry=retry_if_exception(self._is_retryable),
             stop=stop_after_attempt(self.backoff.attempts),
             wait=self._seconds,
             before_sleep=lambda state: on_retry(_error_of(state)),
@@ -89,17 +89,17 @@ class Retrying:
         )
 
         async def once() -> bytes:
-            return await send()  # tenacity awaits only what it knows for a coroutine function
+            return await send()  # tenacity awaits only coroutine functions
 
         body: bytes = await retrying(once)
         return body
 
     def _seconds(self, state: RetryCallState) -> float:
         error = _error_of(state)
-        asked_s = error.retry_after_s if isinstance(error, StatusError) else None
-        return self.backoff.seconds(state.attempt_number, asked_s)
+        retry_after_s = error.retry_after_s if isinstance(error, StatusError) else None
+        return self.backoff.seconds(state.attempt_number, retry_after_s)
 
-    def _passes(self, error: BaseException) -> bool:
+    def _is_retryable(self, error: BaseException) -> bool:
         if isinstance(error, StatusError):
             return self.is_passing(error)
         return isinstance(error, httpx2.TransportError)
@@ -107,45 +107,45 @@ class Retrying:
 
 def _error_of(state: RetryCallState) -> Exception:
     error = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(error, Exception), "only errors are followed by another attempt"
+    assert isinstance(error, Exception), "only an error leads to another attempt"
     return error
 
 
 async def body_of(
-    http: httpx2.AsyncClient, method: str, url: httpx2.URL, content: bytes | None = None, *, most_bytes: int
+    http: httpx2.AsyncClient, method: str, url: httpx2.URL, content: bytes | None = None, *, max_bytes: int
 ) -> bytes:
-    """Send JSON, or nothing, once, and read the whole answer.
+    """Send one request, with a JSON body or none, and return the body of the reply.
 
     Raises:
         StatusError: the status is not 200.
-        ValueError: the answer is longer than `most_bytes`.
+        ValueError: the reply is longer than `max_bytes`.
         httpx2.HTTPError: the network or the server failed.
     """
     headers = {} if content is None else {"content-type": "application/json"}
     async with http.stream(method, url, content=content, headers=headers) as response:
-        body = await whole(response.aiter_bytes(), most_bytes)
+        body = await read_all(response.aiter_bytes(), max_bytes)
     if response.status_code != httpx2.codes.OK:
         raise StatusError(response, body)
     return body
 
 
-async def whole(pieces: AsyncIterator[bytes], most_bytes: int) -> bytes:
-    """The pieces of a reply, put together.
+async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
+    """The concatenated chunks of a reply.
 
     Raises:
-        ValueError: they are longer than `most_bytes`.
+        ValueError: they are longer than `max_bytes`.
     """
-    kept, length = [], 0
-    async for piece in pieces:
-        kept.append(piece)
-        length += len(piece)
-        if length > most_bytes:
-            raise ValueError(f"the reply is longer than {most_bytes:,} bytes")
-    return b"".join(kept)
+    received, length = [], 0
+    async for chunk in chunks:
+        received.append(chunk)
+        length += len(chunk)
+        if length > max_bytes:
+            raise ValueError(f"the reply is longer than {max_bytes:,} bytes")
+    return b"".join(received)
 
 
 def _seconds(text: str) -> float | None:
-    """Retry-After in seconds, whether it is a number or a date; None where it is absent or neither."""
+    """Retry-After in seconds, from a number or a date; None where it is absent or neither."""
     if text.isascii() and text.isdigit() and len(text) < 6:
         return float(text)
     try:

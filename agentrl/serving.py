@@ -31,11 +31,11 @@ def bound(host: str, port: int) -> socket.socket:
     holder = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        holder.bind((host, port))
+        bound_socket.bind((host, port))
     except OSError as error:
-        holder.close()
+        bound_socket.close()
         raise UserError(f"Port {port} of {host} cannot be used: {error.strerror}; choose another.") from error
-    return holder
+    return bound_socket
 
 
 def address_of(holder: socket.socket) -> str:

@@ -19,7 +19,7 @@ def slept(monkeypatch):
 
 
 async def test_waits_double_up_to_a_bound_and_each_is_in_its_upper_half(slept):
-    backoff = Backoff(attempts=9, first_wait_s=0.5, longest_wait_s=3.0)
+    backoff = Backoff(attempts=9, first_wait_s=0.5, max_wait_s=3.0)
     for failures in range(1, 9):
         await backoff.wait(failures)
     longest = [0.5, 1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0]
@@ -28,12 +28,12 @@ async def test_waits_double_up_to_a_bound_and_each_is_in_its_upper_half(slept):
 
 
 async def test_a_server_that_asks_for_a_wait_gets_it_up_to_the_bound(slept):
-    backoff = Backoff(attempts=3, first_wait_s=0.5, longest_wait_s=3.0)
-    for asked_s in (0.0, 2.5, 60.0):
-        await backoff.wait(1, asked_s)
+    backoff = Backoff(attempts=3, first_wait_s=0.5, max_wait_s=3.0)
+    for retry_after_s in (0.0, 2.5, 60.0):
+        await backoff.wait(1, retry_after_s)
     assert slept == [0.0, 2.5, 3.0]
 
 
 def test_the_last_attempt_is_the_one_that_uses_them_up():
-    backoff = Backoff(attempts=3, first_wait_s=0.5, longest_wait_s=3.0)
+    backoff = Backoff(attempts=3, first_wait_s=0.5, max_wait_s=3.0)
     assert [backoff.is_last(failures) for failures in range(1, 5)] == [False, False, True, True]

@@ -1,1 +1,1 @@
-"""Eval-only runs and the evaluations inside a training run: one loop, one report."""
+"""Eval-only runs, and the evaluations of a training run: both use the same loop and report."""

@@ -17,7 +17,7 @@ from agentrl.types import JSON
 
 
 class EvalSettings(ToolChoice, OpponentChoice, LimitChoice):
-    """What is played and how it is sampled."""
+    """Settings of the episodes and of sampling."""
 
     n: Count = 512
     """Episodes to play (count)."""
@@ -34,7 +34,7 @@ class EvalSettings(ToolChoice, OpponentChoice, LimitChoice):
     rollout_max_context_len: Count | None = None
     """Most tokens in an episode, prompt included (tokens); left out, the environment's own limit.
 
-    With a chat endpoint, left out, none: it counts in other tokens than the environment does.
+    With a chat endpoint, left out, there is no limit: it counts in other tokens than the environment.
     """
     output_dir: str | None = None
     """Folder for the settings, the report and every episode with its verdict; left out, none is written."""
@@ -42,15 +42,15 @@ class EvalSettings(ToolChoice, OpponentChoice, LimitChoice):
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 
 
-# An endpoint may be scored with models of ours beside it, which a judge is made of.
-_OF_MODELS_BESIDE = {
+# While a chat endpoint is scored, local servers may run other models, such as a judge's.
+_LOCAL_MODEL_SETTINGS = {
     *("sglang_models", "sglang_python", "rollout_health_check_interval", "rollout_health_check_timeout"),
     "rollout_health_check_first_wait",
 }
 
 
 class EvalConfig(Section):
-    """An eval-only run, whole."""
+    """All settings of an eval-only run."""
 
     eval: EvalSettings = EvalSettings()
     rendering: RenderingConfig = RenderingConfig()
@@ -59,8 +59,9 @@ class EvalConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """What is said of an engine, where an endpoint samples."""
+        """Settings of the engine, which have no effect where an endpoint samples."""
         if self.openai.openai_url is None:
             return super().inactive
-        ours = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"} - _OF_MODELS_BESIDE
-        return super().inactive | dict.fromkeys(ours, "with openai_url, whose model it is; drop that")
+        unused = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"}
+        unused -= _LOCAL_MODEL_SETTINGS
+        return super().inactive | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")

@@ -21,7 +21,7 @@ from agentrl.types import Episode, Task, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was played and how it went. verdicts: of the scored episodes and their agents, in their order."""
+    """Episodes, verdicts and the report. verdicts: of the scored episodes and their agents, in order."""
 
     breakdown: str | None
     report: EvalReport
@@ -39,10 +39,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Plays tasks, at most `concurrency` at once, each once for every time it is asked for.
+    """Plays n episodes over a list of tasks, at most `concurrency` at once.
 
-    progress: called after every episode, with the number of episodes it was.
-    opponents: who plays the agents that the policy does not play.
+    progress: called after every episode with 1.
+    opponents: they play the agents that the policy does not play.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -54,26 +54,27 @@ class Evaluator:
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
 
     async def run(self, tasks: Sequence[Task], n: int, *, seed: int) -> Evaluation:
-        """Play n episodes over `tasks` in their order, beginning again where they run out.
+        """Play n episodes over `tasks` in their order, starting over at the end.
 
         Raises:
             ConfigError: there are no tasks, or no prompt fits into an episode.
-            WorldBrokenError: every single episode failed, in play or in scoring.
+            WorldBrokenError: every episode failed, in play or in scoring.
         """
         if not tasks:
             raise ConfigError(f"{self.setting.env_id} has no tasks in split `{self.setting.split}`.")
         started = time.perf_counter()
-        room = asyncio.Semaphore(self.concurrency)
-        marked = await all_of([self._one(tasks[i % len(tasks)], i, seed, room) for i in range(n)])
+        slots = asyncio.Semaphore(self.concurrency)
+        marked = await all_of([self._play(tasks[i % len(tasks)], i, seed, slots) for i in range(n)])
         scored = await self.scorer.judge_all(marked)
         if not scored.verdicts and marked:
             first = scored.episodes[0]
-            said = f"{first.failure.stage} failed: {first.failure.detail}" if first.failure else first.ending
-            whose = "the model's end" if first.failure and first.failure.stage == "act" else "the environment"
+            cause = f"{first.failure.stage} failed: {first.failure.detail}" if first.failure else first.ending
+            is_model = first.failure is not None and first.failure.stage == "act"
+            culprit = "the model's end" if is_model else "the environment"
             raise WorldBrokenError(
-                f"{self.setting.env_id}: all {n} episodes failed (first: {said}); mend {whose}."
+                f"{self.setting.env_id}: all {n} episodes failed (first: {cause}); mend {culprit}."
             )
-        if scored.episodes and not any(map(_had_room, scored.episodes)):
+        if scored.episodes and not any(map(_has_policy_tokens, scored.episodes)):
             most = scored.episodes[0].limits.max_tokens
             raise ConfigError(
                 f"{self.setting.env_id}: no prompt leaves room for a single token of the model in an "
@@ -83,8 +84,8 @@ class Evaluator:
         report = summarize(scored.episodes, scored.verdicts, self.setting, seconds=seconds)
         return Evaluation(self.setting.breakdown, report, scored.episodes, scored.verdicts)
 
-    async def _one(self, task: Task, index: int, seed: int, room: asyncio.Semaphore) -> Marked:
-        async with room:
+    async def _play(self, task: Task, index: int, seed: int, slots: asyncio.Semaphore) -> Marked:
+        async with slots:
             env, sampling_seed = self.make_env(), zlib.crc32(f"sample/{seed}/{index}".encode())
             episode = await play(
                 env,
@@ -99,7 +100,7 @@ class Evaluator:
         return marked
 
 
-def _had_room(episode: Episode) -> bool:
-    """Whether the agent could say anything, or has no tokens to say it with."""
+def _has_policy_tokens(episode: Episode) -> bool:
+    """Whether the agent sampled any token, or plays without tokens."""
     tokens = [turn.tokens for turn in episode.turns]
-    return any(one is None or len(one.completion.token_ids) for one in tokens) or not tokens
+    return any(turn is None or len(turn.completion.token_ids) for turn in tokens) or not tokens

@@ -1,4 +1,4 @@
-"""What an eval-only run leaves behind, where it is asked to."""
+"""The output folder of an eval-only run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.observe import Journal
 
 @dataclass(frozen=True, slots=True)
 class EvalFolder:
-    """A folder with config.toml, report.json and trajectories/: a journal as training runs keep it."""
+    """A folder with config.toml, report.json and trajectories/: a journal like that of a training run."""
 
     path: Path
 
@@ -41,7 +41,7 @@ class EvalFolder:
             ) from error
         return cls(path)
 
-    def keep(self, evaluation: Evaluation) -> None:
+    def write(self, evaluation: Evaluation) -> None:
         """Write the episodes, then the report."""
         report = evaluation.report
         Journal(self.path).write_eval(report.split, 0, evaluation.entries())

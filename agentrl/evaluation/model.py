@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.folder import EvalFolder
-from agentrl.evaluation.players import endpoint_players, model_players, models_beside, with_limits
+from agentrl.evaluation.players import endpoint_players, local_models, model_players, with_limits
 from agentrl.evaluation.report import EvalReport, EvalSetting
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
@@ -22,7 +22,7 @@ from agentrl.view.console import RunConsole
 def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **settings: JSON) -> EvalReport:
     """Play episodes of a registered environment with a model and score them.
 
-    The same episode loop and limits as in training. The model is a Hugging Face directory, or stands behind
+    The same episode loop and limits as in training. The model is a Hugging Face directory, or is served by
     a chat endpoint. `settings` are those of `EvalConfig` by their leaf names: n, temperature, split, seed,
     env_kwargs, ...
 
@@ -30,7 +30,7 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
         agentrl.evaluate("HopSearch-v0", openai_url="http://127.0.0.1:30000/v1", openai_model="qwen3").mean
 
     Raises:
-        UserError: one sentence about what is wrong and what to do next.
+        UserError: a setting, the environment or the model is wrong; the message has the remedy.
     """
     config = parse(EvalConfig, place(EvalConfig, settings), source="the settings given")
     refuse_inactive(config, settings, source="the settings given")
@@ -41,14 +41,14 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
     folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
     evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
     if folder is not None:
-        folder.keep(evaluation)
+        folder.write(evaluation)
     return evaluation.report
 
 
 async def _evaluate(
     env_id: str, directory: str | None, config: EvalConfig, console: RunConsole
 ) -> Evaluation:
-    async with models_beside(config, console.line) as addresses:
+    async with local_models(config, console.line) as addresses:
         return await _played(env_id, directory, config, console, addresses)
 
 

@@ -1,4 +1,4 @@
-"""Who plays in an eval-only run: a model that is opened here, or one behind a chat endpoint."""
+"""The agents of an eval-only run: over a model that is loaded here, or over a chat endpoint."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Players(NamedTuple):
 async def model_players(
     directory: str, config: EvalConfig, env: BaseEnv, *, on_event: Callable[[str], None]
 ) -> AsyncIterator[Players]:
-    """Agents over a Hugging Face model directory, in the environment's dialect or the one asked for.
+    """Agents over a Hugging Face model directory, in the environment's dialect or the configured one.
 
-    on_event: gets a sentence whenever a server starts or ends.
+    on_event: called with a message whenever a server starts or ends.
 
     Raises:
-        UserError: the model cannot be opened, or cannot speak the dialect; a server does not come up.
+        UserError: the model cannot be loaded, or does not support the dialect; a server does not start.
     """
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
@@ -65,12 +65,12 @@ async def model_players(
 
 
 @asynccontextmanager
-async def models_beside(config: EvalConfig, on_event: Callable[[str], None]) -> AsyncIterator[Addresses]:
-    """The addresses of the models that are served beside the one that is scored; see `served_models`."""
+async def local_models(config: EvalConfig, on_event: Callable[[str], None]) -> AsyncIterator[Addresses]:
+    """Serve the models of `sglang_models` next to the scored one; yields their addresses."""
     if not config.engine.sglang_models:
         yield {}
         return
-    require("serving models beside the one that is scored", *TRAINING)
+    require("serving models next to the scored one", *TRAINING)
     from agentrl.assembly.fleet import served_models
 
     with _engine_folder(config) as folder:
@@ -80,7 +80,7 @@ async def models_beside(config: EvalConfig, on_event: Callable[[str], None]) -> 
 
 @asynccontextmanager
 async def endpoint_players(config: EvalConfig, env: BaseEnv) -> AsyncIterator[Players]:
-    """Agents over a chat endpoint, which has been asked for one turn.
+    """Agents over a chat endpoint, after one turn as a check.
 
     Raises:
         ConfigError: the endpoint cannot be reached, or refuses the key, the model or the request.
@@ -102,13 +102,13 @@ async def endpoint_players(config: EvalConfig, env: BaseEnv) -> AsyncIterator[Pl
 
 @contextmanager
 def _engine_folder(config: EvalConfig) -> Iterator[Path]:
-    """For the logs of servers: below output_dir, where there is one."""
+    """The folder for the logs of servers: below output_dir, or a temporary one."""
     with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
         yield Path(config.eval.output_dir or temporary) / "engine"
 
 
 def with_limits(make_env: EnvFactory, *, max_tokens: int | None) -> EnvFactory:
-    """The same environments, with this limit of tokens; None = none."""
+    """The same environments with this limit of tokens; None = no limit."""
 
     def make() -> AnyEnv:
         env = make_env()

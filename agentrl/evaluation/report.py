@@ -1,4 +1,4 @@
-"""What an evaluation says: one frozen noun, the same for people, for machines and for the run."""
+"""The report of an evaluation, for the terminal, for files and for the metrics of a run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summ
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Scores of n episodes. Failed ones are counted by kind, and stand in no mean.
+    """Scores of n episodes. Failed ones are counted by kind, and are in no mean.
 
     stderr: standard error of the mean over the scored episodes.
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
     parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
     usage: tokens as a chat endpoint counts them, over all episodes: failed ones cost as much. cost: of these
-        tokens, at the prices given; None = no prices.
-    tool_ms: mean milliseconds of a call, by tool. tool_took: how many calls took how long, by tool and by the
-        upper end of the bin. tool_failures: calls that failed their episode, by tool and kind.
+        tokens, at the configured prices; None = no prices.
+    tool_ms: mean milliseconds of a call, by tool. tool_took: numbers of calls by tool and by the upper end of
+        the latency bin. tool_failures: calls that failed their episode, by tool and kind.
     """
 
     env_id: str
@@ -51,15 +51,16 @@ class EvalReport:
 
 
 def policy_tokens_of(episode: Episode) -> int:
-    """How many tokens the policy sampled in an episode, by its endpoint's count where it shows none."""
+    """The number of tokens that the policy sampled in an episode, or that its endpoint counted."""
     counted = 0 if episode.usage is None else episode.usage.completion_tokens
-    trained = [turn for one in episode.trajectories if one.trainable for turn in one.turns]
-    return counted + sum(len(t.tokens.completion.token_ids) for t in trained if t.tokens is not None)
+    trainable = (trajectory for trajectory in episode.trajectories if trajectory.trainable)
+    tokens = [turn.tokens for trajectory in trainable for turn in trajectory.turns]
+    return counted + sum(len(turn.completion.token_ids) for turn in tokens if turn is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSetting:
-    """What was evaluated, as it stands in the report."""
+    """The evaluated environment and the settings, as the report shows them."""
 
     env_id: str
     split: str
@@ -70,7 +71,7 @@ class EvalSetting:
 def summarize(
     episodes: Sequence[Episode], verdicts: Sequence[Verdict], setting: EvalSetting, *, seconds: float
 ) -> EvalReport:
-    """Condense episodes (failed ones included) and the verdicts of the scored ones.
+    """Summarize episodes (failed ones included) and the verdicts of the scored ones.
 
     Where an episode has several agents, its score is the mean over those that the policy played, and `by`
     holds the mean of each.
@@ -99,9 +100,9 @@ def summarize(
         counts=total_counts(scored),
         usage={} if usage is None else _tokens_used(usage),
         cost=None if usage is None else usage.cost,
-        tool_ms={name: ms for name, one in tools.items() if (ms := one.latency_ms) is not None},
-        tool_took={name: one.took for name, one in tools.items() if one.took},
-        tool_failures={name: one.failed for name, one in total_tools(episodes).items() if one.failed},
+        tool_ms={name: ms for name, stats in tools.items() if (ms := stats.latency_ms) is not None},
+        tool_took={name: stats.took for name, stats in tools.items() if stats.took},
+        tool_failures={name: s.failed for name, s in total_tools(episodes).items() if s.failed},
         turns=_mean([len(episode.turns) for episode in scored]),
         policy_tokens=_mean([policy_tokens_of(episode) for episode in scored]),
         seconds=seconds,
@@ -135,7 +136,7 @@ def _tokens_used(usage: Usage) -> dict[str, int]:
 
 
 def part_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """The mean of every part that a verdict has, by name; nothing where steps alone were rewarded.
+    """The mean of every part of the verdicts, by name; empty where only steps were rewarded.
 
     A part that not every verdict has (a step named it only where it applied) counts as 0 elsewhere.
     """
@@ -146,12 +147,12 @@ def part_means(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def total_counts(episodes: Sequence[Episode]) -> dict[str, int]:
-    """What happened how often, over all episodes; calls of tools as `tool/NAME/...`."""
+    """The counts of events over all episodes; those of tools as `tool/NAME/...`."""
     return summed(episode.events for episode in episodes)
 
 
 def total_tools(episodes: Sequence[Episode]) -> dict[str, ToolStats]:
-    """What happened to the calls of each tool, over all episodes, by name in order."""
+    """The statistics of each tool over all episodes, sorted by name."""
     total: defaultdict[str, ToolStats] = defaultdict(ToolStats)
     for episode in episodes:
         for name, stats in episode.tools.items():

@@ -1,4 +1,4 @@
-"""What a run leaves behind: numbers per step and every episode, as lines of JSON."""
+"""The records of a run: metrics of every step and every episode, as JSON lines."""
 
 from agentrl.observe.journal import Entry, Journal, Outcome, Reconciliation, read_journal, reconcile
 from agentrl.observe.metrics import JsonlTracker, MetricLog, Record, TensorBoardTracker, Tracker, read_metrics

@@ -1,4 +1,4 @@
-"""Every episode of a run on disk, with its verdict and what became of it.
+"""The journal of a run: every episode, with its verdicts and its outcome.
 
 The files of a run, under its folder:
 
@@ -16,8 +16,8 @@ A line is an `Entry` as JSON, fields at their defaults left out. One entry, shor
          "versions": [8, 8], "finish": "stop", "matched": 3}}}]}],
      "step_rewards": [null, 1.0], "ending": "completed", "tools": {"search": {"calls": 1}}, "seconds": 0.2}}
 
-Author and mask need no arrays of their own: `world_ids` are the world's and mask 0, a completion's
-`token_ids` are the policy's. A logprob has just the digits that give the same float32 back.
+Author and mask need no arrays of their own: `world_ids` are the world's and have mask 0, a completion's
+`token_ids` are the policy's. A logprob has just the digits that restore the same float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agentrl.types import Ending, Episode, Verdict
 
 
 class Outcome(StrEnum):
-    """What became of an episode."""
+    """The outcome of an episode: trained on, dropped or evaluated."""
 
     TRAINED = "trained"
     DROPPED = "dropped"
@@ -52,7 +52,7 @@ class Entry:
 
     Raises:
         ValueError: a verdict belongs to another episode, a drop has no reason (or another
-            outcome has one), or a failed or unscored episode is said to be trained on.
+            outcome has one), or a failed or unscored episode has the outcome `trained`.
     """
 
     episode: Episode
@@ -65,13 +65,15 @@ class Entry:
         if strangers := {verdict.episode_id for verdict in self.verdicts} - {episode.id}:
             raise ValueError(f"verdicts of {sorted(strangers)} do not belong to episode {episode.id}")
         if (self.outcome is Outcome.DROPPED) != bool(self.reason):
-            raise ValueError(f"episode {episode.id}: a reason stands exactly beside `dropped`")
+            raise ValueError(
+                f"episode {episode.id}: a reason belongs to the outcome `dropped`, and to no other"
+            )
         if self.outcome is Outcome.TRAINED and (not self.verdicts or episode.ending is Ending.FAILED):
             raise ValueError(f"episode {episode.id} failed or has no verdict; it cannot be trained on")
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict of the agent that is scored first: of an environment with one agent, the only one."""
+        """The verdict of the first agent; with one agent, the only verdict."""
         return self.verdicts[0] if self.verdicts else None
 
 
@@ -79,7 +81,7 @@ _ENTRIES = TypeAdapter(Entry)
 
 
 class Journal:
-    """Writes the episodes of one run. A step that was interrupted leaves whole lines only."""
+    """Writes the episodes of one run. An interrupted step leaves complete lines only."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "trajectories"
@@ -109,14 +111,14 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Entry]:
-    """The entries of one file, in order; a torn last line is passed over.
+    """The entries of one file, in order; an incomplete last line is skipped.
 
     Raises:
         ValueError: a line is not an entry.
     """
-    for found in lines.read(path):
+    for row in lines.read(path):
         try:
-            yield _ENTRIES.validate_python(found)
+            yield _ENTRIES.validate_python(row)
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
@@ -125,7 +127,7 @@ def read_journal(path: Path) -> Iterator[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The books of a run: played = trained + the sum of dropped. problems: sentences, empty if sound."""
+    """The counts of a journal: played = trained + the sum of dropped. problems: empty if consistent."""
 
     played: int
     trained: int
@@ -135,40 +137,42 @@ class Reconciliation:
 
 
 def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
-    """Count the journal of a run and check that every episode stands in it exactly once.
+    """Count the journal of a run and check that it holds every episode exactly once.
 
     Training ids are unique over the run, evaluation ids within their file.
-    played: how many training episodes the run says it played; None = trust the journal.
+    played: the number of training episodes that the run reports; None = the journal's own number.
     """
     problems: list[str] = []
     dropped: Counter[str] = Counter()
-    seen: Counter[str] = Counter()
+    training_ids: Counter[str] = Counter()
     trained = evaluated = 0
     for path in sorted((run_dir / "trajectories").glob("*.jsonl")):
         is_eval = path.name.startswith("eval_")
-        rows = [_row(found) for found in lines.read(path)]
+        rows = [_row(line) for line in lines.read(path)]
         evaluated += len(rows) if is_eval else 0
         ids = Counter(id for id, _, _ in rows)
         problems += [f"{path.name} holds episode {id} {n} times." for id, n in ids.items() if n > 1]
         wrong = [id for id, outcome, _ in rows if (outcome == Outcome.EVALUATED) != is_eval]
         problems += [f"{path.name}: episode {id} has the wrong outcome for this file." for id in wrong]
         if not is_eval:
-            problems += [f"episode {id} stands in {path.name} and in an earlier file." for id in ids & seen]
-            seen += ids
+            problems += [
+                f"episode {id} stands in {path.name} and in an earlier file." for id in ids & training_ids
+            ]
+            training_ids += ids
             trained += sum(outcome == Outcome.TRAINED for _, outcome, _ in rows)
             dropped.update(reason for _, outcome, reason in rows if outcome == Outcome.DROPPED)
-    if played is not None and played != len(seen):
-        problems.append(f"the run played {played} episodes, its journal holds {len(seen)}.")
-    return Reconciliation(len(seen), trained, dict(dropped), evaluated, tuple(problems))
+    if played is not None and played != len(training_ids):
+        problems.append(f"the run played {played} episodes, its journal holds {len(training_ids)}.")
+    return Reconciliation(len(training_ids), trained, dict(dropped), evaluated, tuple(problems))
 
 
-def _row(found: object) -> tuple[str, str, str]:
-    entry = cast(dict[str, Mapping[str, str] | str], found)
+def _row(line: object) -> tuple[str, str, str]:
+    entry = cast(dict[str, Mapping[str, str] | str], line)
     episode = entry["episode"]
     assert isinstance(episode, Mapping)
     return episode["id"], str(entry["outcome"]), str(entry.get("reason", ""))
 
 
 def _line(entry: Entry) -> bytes:
-    # What a task's metadata holds need not be JSON; `to_line` writes what is not as text.
+    # A task's metadata may hold values that are no JSON; `to_line` writes these as text.
     return lines.to_line(_ENTRIES.dump_python(entry, exclude_defaults=True, warnings="none"))

@@ -1,7 +1,7 @@
-"""Files of one JSON value a line that an interruption leaves readable.
+"""Files of JSON lines that stay readable after an interruption.
 
-Lines reach the file in one write at its end. A line torn by a crash is taken away before
-the next one is written, and passed over by whoever reads.
+Lines are appended in one write. A line that a crash left incomplete is removed before the next one is
+written, and skipped when the file is read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NON_FINITE: Final = "$float"
 def to_line(value: object) -> bytes:
     """One line of valid JSON in UTF-8, the newline included.
 
-    JSON has no NaN and no infinities: they stand as {"$float": "nan"}. Text that is no
-    Unicode (lone surrogates) makes its line pure ASCII. Numpy values become Python's; what
-    JSON cannot say at all, such as a date in a task's metadata, becomes its str().
+    JSON has no NaN and no infinities: they are written as {"$float": "nan"}. Text that is no
+    Unicode (lone surrogates) makes its line pure ASCII. Numpy values become Python's; values
+    without a form in JSON, such as a date in a task's metadata, become their str().
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
-        text = json.dumps(_spell_out(value), ensure_ascii=False, allow_nan=False, default=_plain)
+        text = json.dumps(_encode_floats(value), ensure_ascii=False, allow_nan=False, default=_plain)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
@@ -38,7 +38,7 @@ def to_line(value: object) -> bytes:
 
 
 def from_line(line: bytes) -> JSON:
-    """What `to_line` wrote.
+    """Parse a line of `to_line`.
 
     Raises:
         ValueError: the line is not JSON.
@@ -49,21 +49,21 @@ def from_line(line: bytes) -> JSON:
 
 
 def append(path: Path, lines: Iterable[bytes]) -> None:
-    """Add whole lines at the end of a file, creating it; a torn last line is removed first.
+    """Append complete lines to a file, creating it; an incomplete last line is removed first.
 
     Raises:
         OSError: the file cannot be written.
     """
     data = b"".join(lines)
     with path.open("ab+", buffering=0) as file:
-        _cut_torn_line(file.fileno())
+        _remove_incomplete_line(file.fileno())
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file.fileno(), rest) :]
 
 
 def read(path: Path) -> Iterator[JSON]:
-    """Every whole line, in order. A torn last line is passed over.
+    """Every complete line, in order. An incomplete last line is skipped.
 
     Raises:
         ValueError: a line before the last is not JSON, with its number.
@@ -78,32 +78,32 @@ def read(path: Path) -> Iterator[JSON]:
                 raise ValueError(f"{path.name} line {number} is not JSON: {error}") from None
 
 
-def _cut_torn_line(descriptor: int) -> None:
+def _remove_incomplete_line(descriptor: int) -> None:
     end = os.fstat(descriptor).st_size
     if not end or os.pread(descriptor, 1, end - 1) == b"\n":
         return
-    whole = os.pread(descriptor, end, 0).rfind(b"\n") + 1
-    os.ftruncate(descriptor, whole)
+    length = os.pread(descriptor, end, 0).rfind(b"\n") + 1
+    os.ftruncate(descriptor, length)
 
 
 def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
-def _spell_out(value: object) -> object:
+def _encode_floats(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray):
-        return _spell_out(value.tolist())
+        return _encode_floats(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return {_NON_FINITE: repr(value)}
     if isinstance(value, dict):
-        return {key: _spell_out(below) for key, below in value.items()}
+        return {key: _encode_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spell_out(below) for below in value]
+        return [_encode_floats(item) for item in value]
     return value
 
 
-def _read_float(found: dict[str, JSON]) -> JSON:
-    spelled = found.get(_NON_FINITE)
-    if len(found) == 1 and isinstance(spelled, str) and spelled in {"nan", "inf", "-inf"}:
-        return float(spelled)
-    return dict(found)
+def _read_float(value: dict[str, JSON]) -> JSON:
+    text = value.get(_NON_FINITE)
+    if len(value) == 1 and isinstance(text, str) and text in {"nan", "inf", "-inf"}:
+        return float(text)
+    return dict(value)

@@ -1,4 +1,4 @@
-"""The numbers of a run, one record a step, to wherever people look at them."""
+"""The metrics of a run: one record for each step, sent to every tracker."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Record: TypeAlias = dict[str, float | None]
 
 
 class Tracker(Protocol):
-    """Somewhere numbers go. It may fail; the run goes on without it."""
+    """A destination of metrics. It may fail; the run goes on without it."""
 
     def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
-        """Take the numbers of one step; they may be NaN or infinite. time_s: since the run began."""
+        """Record the metrics of one step; they may be NaN or infinite. time_s: since the run began."""
 
     def close(self) -> None:
-        """Write what is left and let go."""
+        """Write what is buffered and release all resources."""
 
 
 class JsonlTracker:
@@ -33,7 +33,7 @@ class JsonlTracker:
         self._path = path
 
     def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
-        """Append one line and hand it to the operating system.
+        """Append one line.
 
         Raises:
             OSError: the file cannot be written.
@@ -49,14 +49,14 @@ class TensorBoardTracker:
     """Event files for TensorBoard, written by its own package."""
 
     def __init__(self, folder: Path) -> None:
-        # Imported late: it costs more than everything else here together, and may be switched off.
+        # Imported late: the import is slow, and TensorBoard may be switched off.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder))
-        self._born = time.time()
+        self._start_s = time.time()
 
     def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
         """Write one event that holds every metric as a scalar.
@@ -66,7 +66,7 @@ class TensorBoardTracker:
         """
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
         summary = self._summary(value=values)
-        self._writer.add_event(self._event(wall_time=self._born + time_s, step=step, summary=summary))
+        self._writer.add_event(self._event(wall_time=self._start_s + time_s, step=step, summary=summary))
         self._writer.flush()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class TensorBoardTracker:
 
 
 class MetricLog:
-    """Sends each step's numbers to every tracker. One that fails is warned of once, and left out.
+    """Sends each step's metrics to every tracker. A failure causes one warning and removes the tracker.
 
     metrics.jsonl is always written; TensorBoard events go to tensorboard/ unless switched off.
     """
@@ -97,16 +97,16 @@ class MetricLog:
         self._trackers.update(trackers or {})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the numbers of one step."""
+        """Record the metrics of one step."""
         time_s = self._clock() - self._started
         for name, tracker in list(self._trackers.items()):
-            with _Excused(name, self._trackers):
+            with _RemoveOnError(name, self._trackers):
                 tracker.log(step, metrics, time_s=time_s)
 
     def close(self) -> None:
         """Close every tracker."""
         for name, tracker in list(self._trackers.items()):
-            with _Excused(name, self._trackers):
+            with _RemoveOnError(name, self._trackers):
                 tracker.close()
         self._trackers.clear()
 
@@ -119,12 +119,12 @@ class MetricLog:
         self.close()
 
     def _open_tensorboard(self, folder: Path) -> None:
-        with _Excused("tensorboard", self._trackers):
+        with _RemoveOnError("tensorboard", self._trackers):
             self._trackers["tensorboard"] = TensorBoardTracker(folder)
 
 
-class _Excused:
-    """Foreign code on the far side of a seam: whatever it raises, no number is worth a run."""
+class _RemoveOnError:
+    """Removes a tracker that raises, with a warning: a failing tracker must not end the run."""
 
     def __init__(self, name: str, trackers: dict[str, Tracker]) -> None:
         self._name = name
@@ -148,13 +148,13 @@ class _Excused:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of a metrics.jsonl, in order; a torn last line is passed over.
+    """The records of a metrics.jsonl, in order; an incomplete last line is skipped.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a line before the last is not JSON.
     """
-    return [cast(Record, found) for found in lines.read(path)]
+    return [cast(Record, row) for row in lines.read(path)]
 
 
 def _finite_or_none(value: float) -> float | None:

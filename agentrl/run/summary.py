@@ -13,7 +13,7 @@ from agentrl.run.held_out import GREEDY, SAMPLED
 from agentrl.run.parts import Milestone
 from agentrl.run.training import TrainingRun
 from agentrl.types import JSON, Episode, Verdict
-from agentrl.view.report import ReportData, ShownEpisode, write_report
+from agentrl.view.report import ReportData, ReportEpisode, write_report
 from agentrl.view.scores import ScoreRow
 
 _NUM_SHOWN = 3
@@ -46,7 +46,7 @@ def write_page(run: TrainingRun) -> None:
             rows=_rows(run),
             records=read_metrics(run.records.folder.path / "metrics.jsonl"),
             episodes=[
-                ShownEpisode(milestone.name, episode, verdict)
+                ReportEpisode(milestone.name, episode, verdict)
                 for milestone in reversed(_in_table(run))
                 for episode, verdict in _samples_of(milestone)
             ],

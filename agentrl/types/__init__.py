@@ -1,7 +1,7 @@
-"""The nouns: frozen, complete at birth, checked once here and trusted everywhere else.
+"""The data types of the package: frozen, and validated once, on construction.
 
 Shape suffixes: T tokens of one sequence, G siblings of one group.
-Alignment, once for all: `logprobs[t] = log p(token[t] | tokens[<t])` and `loss_mask[0]` is False.
+Alignment: `logprobs[t] = log p(token[t] | tokens[<t])` and `loss_mask[0]` is False.
 """
 
 from agentrl.types.arrays import NO_VERSION, Author, BoolArray, FloatArray, IntArray

@@ -1,4 +1,4 @@
-"""Array types by what they hold, how they are written as JSON, and who wrote a token."""
+"""Array types with their form in JSON, and the authors of tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 from pydantic import PlainSerializer, PlainValidator
 
 NO_VERSION = -1
-"""The policy version of a token that no policy wrote."""
+"""The policy version of a token that was not sampled by the policy."""
 
 
 class Author(IntEnum):
-    """Who wrote a token: a fact, whatever the loss mask chooses to do with it."""
+    """The author of a token, independent of the loss mask."""
 
     WORLD = 0
     POLICY = 1
@@ -23,12 +23,12 @@ class Author(IntEnum):
 
 
 def freeze(array: npt.NDArray[np.generic]) -> None:
-    """Make an array of a noun unwritable."""
+    """Make an array read-only."""
     array.setflags(write=False)
 
 
 def _shortest(values_T: npt.NDArray[np.float32]) -> list[float]:
-    # Nine significant digits name a float32 without doubt; a float64 would print seventeen.
+    # Nine significant digits identify a float32; the repr of a float64 would have seventeen.
     return [float(f"{value:.9g}") for value in values_T.tolist()]
 
 
@@ -37,26 +37,26 @@ def _packed(values: npt.NDArray[np.generic]) -> dict[str, object]:
     return {"dtype": values.dtype.str, "shape": list(values.shape), "base64": data}
 
 
-def _unpacked(found: object) -> npt.NDArray[np.generic]:
-    if isinstance(found, np.ndarray):
-        return found
-    if not isinstance(found, dict) or {"dtype", "shape", "base64"} - found.keys():
-        raise ValueError("an array is written as its dtype, shape and bytes in base64")
-    dtype = np.dtype(str(found["dtype"]))
+def _unpacked(value: object) -> npt.NDArray[np.generic]:
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, dict) or {"dtype", "shape", "base64"} - value.keys():
+        raise ValueError("an array is serialized as its dtype, shape and bytes in base64")
+    dtype = np.dtype(str(value["dtype"]))
     if dtype.kind not in "biuf":
         raise ValueError(f"an array of numbers was expected, got dtype {dtype}")
-    flat: npt.NDArray[np.generic] = np.frombuffer(base64.b64decode(found["base64"]), dtype)
-    return flat.reshape(found["shape"]).copy()
+    flat: npt.NDArray[np.generic] = np.frombuffer(base64.b64decode(value["base64"]), dtype)
+    return flat.reshape(value["shape"]).copy()
 
 
 IntArray = Annotated[
     npt.NDArray[np.int32],
-    PlainValidator(lambda found: np.asarray(found, np.int32)),
+    PlainValidator(lambda value: np.asarray(value, np.int32)),
     PlainSerializer(lambda array: array.tolist()),
 ]
 FloatArray = Annotated[
     npt.NDArray[np.float32],
-    PlainValidator(lambda found: np.asarray(found, np.float32)),
+    PlainValidator(lambda value: np.asarray(value, np.float32)),
     PlainSerializer(_shortest),
 ]
 BoolArray = npt.NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""What happened and what it was worth: completions, turns, trajectories, episodes, verdicts, groups."""
+"""Completions, turns, trajectories, episodes, verdicts and groups."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agentrl.types.statistics import ToolStats, Usage
 from agentrl.types.world import Limits, Message, Observation, Restart, RewardParts, StepReward, Task
 
 AGENT = "agent"
-"""The name of the agent of an environment that has only one."""
+"""The name of the only agent of a single-agent environment."""
 
 
 class RolloutId(NamedTuple):
-    """One agent's part of one episode: what baselines and loss weights count."""
+    """One agent's part of one episode: the unit of baselines and loss weights."""
 
     episode: str
     agent: str = AGENT
@@ -37,7 +37,7 @@ class Finish(StrEnum):
 
 
 class Ending(StrEnum):
-    """How an episode ended: by the world, by a limit, by us, or by a failure."""
+    """How an episode ended: by the environment, by a limit, by cancellation, or by a failure."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -47,13 +47,13 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What the engine sampled: T tokens, each with its logprob and its policy version.
+    """The engine's output: T sampled tokens, each with its logprob and its policy version.
 
     The stop token, or the tokens of the stop string, are part of it. logprobs are after
     temperature and before top-p and top-k.
     matched: the stop string, or the stop token id, that ended it.
-    cached_tokens: prompt tokens that were not computed again.
-    temperature: what the tokens were sampled at; 0 = greedily.
+    cached_tokens: prompt tokens from the prefix cache.
+    temperature: of the sampling; 0 = greedy.
     extras: more arrays of T tokens by name, see `Extra`.
     """
 
@@ -78,7 +78,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnTokens:
-    """The tokens one turn added: the world's part, then what the policy sampled."""
+    """The tokens of one turn: those of the world, then the sampled ones."""
 
     world_ids: IntArray
     completion: Completion
@@ -89,9 +89,9 @@ class TurnTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """What the world showed and what the agent did. tokens is None for agents without tokens.
+    """An observation and the agent's action. tokens is None for agents without tokens.
 
-    step: which step of the episode, from 0, the action was part of; simultaneous moves share one.
+    step: the index of the action's step in the episode, from 0; simultaneous actions share one.
     """
 
     observation: Observation
@@ -102,13 +102,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One agent's unbroken prefix: the concatenation of its turns' tokens is what the model saw.
+    """One agent's unbroken prefix: the concatenation of its turns' tokens is the model's context.
 
-    agent: whose turns these are. trainable: whether the policy that is trained took them; false for a frozen
-    agent, such as an opponent.
-    parent: index of the trajectory of the same episode that this one continues, and reason, why it had
-    to begin anew. What it carries over was written by the world as far as this one is concerned, so
-    that every sampled token is trained exactly once.
+    agent: the agent of the turns. trainable: whether the trained policy took them; false for a frozen agent,
+    such as an opponent.
+    parent: index of the trajectory of the same episode that this one continues. reason: of the restart. The
+    tokens that repeat the parent's turns count as the world's here, so that every sampled token is trained
+    exactly once.
     """
 
     turns: tuple[Turn, ...]
@@ -132,26 +132,25 @@ class Failure:
 
     @property
     def name(self) -> str:
-        """The key it is counted under, e.g. `tool_timeout`."""
+        """The key under which failures are counted, e.g. `tool_timeout`."""
         return f"{self.stage}_{self.kind}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """Only what happened. Scores live in Verdicts.
+    """The record of an episode, without scores: these are in Verdicts.
 
-    agents: those that the environment may have act; one alone is called `agent`. frozen_agents: those of them
-    that
-        somebody else than the policy played, such as opponents: they are not trained.
-    step_rewards: one per step that the world answered, in order: a number for all agents, or one for each.
-    counts: how often things happened in the world (tool_calls, rejected_calls, ...) and to the agents
-        (`Act.counts`). tools: what happened to the calls of each tool. usage: what chat endpoints counted.
+    agents: those of the environment; a single one is called `agent`. frozen_agents: those of them that the
+        trained policy did not play, such as opponents.
+    step_rewards: one for each completed step, in order: a number for all agents, or one for each.
+    counts: of events in the environment (tool_calls, rejected_calls, ...) and of the agents
+        (`Act.counts`). tools: statistics of each tool's calls. usage: tokens as chat endpoints count them.
     seconds: wall time.
 
     Raises:
         ValueError: a failure without the ending `failed` or the other way round, a turn of an agent that is
-            none of `agents`, a trainable
-            trajectory of a frozen agent, or turns of an agent whose steps do not rise.
+            not in `agents`, a trainable trajectory of a frozen agent, or turns of an agent whose steps do not
+            rise.
     """
 
     id: str
@@ -173,13 +172,11 @@ class Episode:
     def __post_init__(self) -> None:
         if (self.ending is Ending.FAILED) != (self.failure is not None):
             raise ValueError("an episode carries a failure exactly when its ending is `failed`")
-        if strangers := {one.agent for one in self.trajectories} - set(self.agents):
+        if unknown := {trajectory.agent for trajectory in self.trajectories} - set(self.agents):
             raise ValueError(
-                f"episode {self.id} has turns of {sorted(strangers)}, its agents are {self.agents}"
+                f"episode {self.id} has turns of {sorted(unknown)}, its agents are {self.agents}"
             )
-        if wrong := [
-            one.agent for one in self.trajectories if one.trainable == (one.agent in self.frozen_agents)
-        ]:
+        if wrong := [t.agent for t in self.trajectories if t.trainable == (t.agent in self.frozen_agents)]:
             raise ValueError(
                 f"episode {self.id}: a trajectory of {wrong[0]} is trainable exactly if it is not frozen"
             )
@@ -190,9 +187,11 @@ class Episode:
 
     @property
     def events(self) -> dict[str, int]:
-        """All counts, those of tools as `tool/NAME/...`: the same when the same episode is played again."""
-        of_tools = {f"tool/{name}/{what}": n for name, one in self.tools.items() for what, n in one.events()}
-        return {**self.counts, **of_tools}
+        """All counts, those of tools as `tool/NAME/...`: equal in every replay of the episode."""
+        tool_counts = {
+            f"tool/{name}/{event}": n for name, stats in self.tools.items() for event, n in stats.events()
+        }
+        return {**self.counts, **tool_counts}
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -202,31 +201,32 @@ class Episode:
 
     @property
     def trained_agents(self) -> tuple[str, ...]:
-        """The agents whose turns the policy took that is trained."""
+        """The agents that the trained policy played."""
         return tuple(agent for agent in self.agents if agent not in self.frozen_agents)
 
     def turns_of(self, agent: str) -> tuple[Turn, ...]:
         """The turns of one agent, in order."""
-        mine = (one for one in self.trajectories if one.agent == agent)
-        return tuple(turn for trajectory in mine for turn in trajectory.turns)
+        trajectories = (trajectory for trajectory in self.trajectories if trajectory.agent == agent)
+        return tuple(turn for trajectory in trajectories for turn in trajectory.turns)
 
     def rewards_of(self, agent: str = AGENT) -> tuple[float | None, ...]:
-        """What an agent got, one for each of its turns that the world answered; they sum to all that it got.
+        """An agent's rewards, one for each of its turns with a completed step; their sum is `total_of`.
 
-        A reward is due to the agent's last turn up to that step: where an opponent's move decides a game,
-        what it brings is due to the move before it. What came before its first turn is due to that one.
+        A reward is credited to the agent's last turn up to that step: where an opponent's move decides a
+        game, its reward is credited to the agent's move before. Rewards before the agent's first turn are
+        credited to that turn.
         """
         rewards = [_own(reward, agent) for reward in self.step_rewards]
         if len(self.agents) == 1:
             return tuple(rewards)
         steps = [turn.step for turn in self.turns_of(agent)]
         starts = [0, *steps[1:]] if steps else []
-        answered = [start for step, start in zip(steps, starts, strict=True) if step < len(rewards)]
-        ends = [*answered[1:], len(rewards)]
-        return tuple(added(rewards[start:end]) for start, end in zip(answered, ends, strict=False))
+        step_starts = [start for step, start in zip(steps, starts, strict=True) if step < len(rewards)]
+        ends = [*step_starts[1:], len(rewards)]
+        return tuple(added(rewards[start:end]) for start, end in zip(step_starts, ends, strict=False))
 
     def total_of(self, agent: str = AGENT) -> float | None:
-        """The sum of all that an agent got, turn or no turn; with its named parts, where it has some."""
+        """The sum of an agent's rewards of all steps, with its named parts where it has some."""
         return added([_own(reward, agent) for reward in self.step_rewards])
 
 
@@ -236,24 +236,24 @@ def _own(reward: StepReward, agent: str) -> float | None:
 
 def added(rewards: list[float | None] | tuple[float | None, ...]) -> float | None:
     """The sum of the rewards that are not None, their named parts summed by name; None where all are."""
-    given = [reward for reward in rewards if reward is not None]
-    if len(given) < 2:
-        return given[0] if given else None
-    if not any(isinstance(reward, RewardParts) for reward in given):
-        return math.fsum(given)
+    scored = [reward for reward in rewards if reward is not None]
+    if len(scored) < 2:
+        return scored[0] if scored else None
+    if not any(isinstance(reward, RewardParts) for reward in scored):
+        return math.fsum(scored)
     parts: dict[str, float] = {}
-    for reward in given:
+    for reward in scored:
         own = reward.parts if isinstance(reward, RewardParts) else {}
         for name, part in own.items():
             parts[name] = parts.get(name, 0.0) + part
-    return RewardParts(parts, total=math.fsum(given))
+    return RewardParts(parts, total=math.fsum(scored))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A score of one agent's part of an episode. Scoring again writes a new Verdict, never a new Episode.
 
-    turn_rewards: what each of the agent's turns was worth, where it was scored; part of the total.
+    turn_rewards: of each of the agent's turns, where it was scored; part of the total.
     """
 
     episode_id: str
@@ -269,7 +269,7 @@ class Verdict:
 
     @property
     def rollout_id(self) -> RolloutId:
-        """Whose part of which episode it scores."""
+        """The agent's part of the episode that it scores."""
         return RolloutId(self.episode_id, self.agent)
 
 
@@ -285,11 +285,10 @@ class Group:
     """One task, one seed: the siblings that played it, and a verdict for each of their agents.
 
     verdicts: in the order of the episodes; those of one episode in the order of its agents.
-    start_version: the policy version that was serving when the group started.
+    start_version: the policy version at the start of the group.
 
     Raises:
-        ValueError: verdicts in another order, one that is missing or there twice, or an episode of another
-            task.
+        ValueError: verdicts in another order, a missing or repeated verdict, or an episode of another task.
     """
 
     id: str
@@ -300,14 +299,14 @@ class Group:
     start_version: int = 0
 
     def __post_init__(self) -> None:
-        wanted = [RolloutId(episode.id, agent) for episode in self.episodes for agent in episode.agents]
-        if wanted != [verdict.rollout_id for verdict in self.verdicts]:
+        expected = [RolloutId(episode.id, agent) for episode in self.episodes for agent in episode.agents]
+        if expected != [verdict.rollout_id for verdict in self.verdicts]:
             raise ValueError(
                 f"group {self.id}: verdicts must stand in the order of the episodes and their agents"
             )
-        strangers = {e.id for e in self.episodes if e.task.id != self.task.id or e.seed != self.seed}
-        if strangers:
-            raise ValueError(f"group {self.id}: {strangers} played another task or seed")
+        foreign = {e.id for e in self.episodes if e.task.id != self.task.id or e.seed != self.seed}
+        if foreign:
+            raise ValueError(f"group {self.id}: {foreign} played another task or seed")
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -316,15 +315,15 @@ class Group:
 
     @property
     def trained_agents(self) -> tuple[str, ...]:
-        """The agents whose turns the policy took that is trained, in any of its episodes."""
+        """The agents that the trained policy played in any of its episodes."""
         trained = {agent for episode in self.episodes for agent in episode.trained_agents}
         return tuple(agent for agent in self.agents if agent in trained)
 
     def siblings(self, agent: str) -> tuple[Rollout, ...]:
-        """What one agent did in each episode: rollouts in the same role, which can be compared."""
+        """The rollouts of one agent in each episode: they have the same role and can be compared."""
         episodes = {episode.id: episode for episode in self.episodes}
-        mine = (verdict for verdict in self.verdicts if verdict.agent == agent)
-        return tuple(Rollout(episodes[verdict.episode_id], verdict) for verdict in mine)
+        verdicts = (verdict for verdict in self.verdicts if verdict.agent == agent)
+        return tuple(Rollout(episodes[verdict.episode_id], verdict) for verdict in verdicts)
 
     def verdicts_of(self, episode: Episode) -> tuple[Verdict, ...]:
         """The verdicts of one of its episodes, in the order of its agents."""

@@ -1,12 +1,11 @@
-"""Extra arrays that an engine samples and a loss uses: declared once, carried unchanged by everything
-between.
+"""Extra arrays that an engine returns and a loss uses: declared once, passed on unchanged in between.
 
-    kept = Extra.ragged(ids, offsets, fill=-1)            # the token ids that top-p kept, so many for each
-    token Completion(..., extras={"routed_experts": Extra.dense(experts_TLK), "kept_ids": kept})
+    kept = Extra.ragged(ids, offsets)    # the token ids that top-p kept, a different number for each token
+    Completion(..., extras={"routed_experts": Extra.dense(experts_TLK), "kept_ids": kept})
 
-An `Extra` declares itself: dtype, shape of one token's value, fill value, and whether it is ragged. From that
-alone it is joined over turns, filled where no policy wrote, cut into micro-batches and sharded over context
-ranks.
+An `Extra` contains its declaration: dtype, shape of one token's value, fill value, and whether it is ragged.
+That suffices to join it over turns, to fill it where the policy sampled nothing, to split it into
+micro-batches and to shard it over context-parallel ranks.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from agentrl.types.arrays import NumberArray, freeze
 
 @dataclass(frozen=True, slots=True)
 class ExtraSpec:
-    """The declaration of an extra: all that joining, filling, cutting and sharding it has to know.
+    """The declaration of an extra, sufficient to join, fill, split and shard it.
 
-    dtype: as numpy writes it (`int16`). shape: of one value; () = a number. fill: what a value is where no
-    policy wrote. ragged: a token has any number of values rather than one, and none where no policy wrote.
+    dtype: by numpy's name (`int16`). shape: of one value; () = a number. fill: the value of tokens that were
+    not sampled. ragged: a token has any number of values instead of one, and none where it was not sampled.
     """
 
     dtype: str
@@ -34,22 +33,21 @@ class ExtraSpec:
     ragged: bool = False
 
     def empty(self, length: int) -> Extra:
-        """An extra of this declaration for `length` tokens that no policy wrote."""
+        """An extra of this declaration for `length` tokens that were not sampled."""
         values = np.full((0 if self.ragged else length, *self.shape), self.fill, np.dtype(self.dtype))
         return Extra(values, np.zeros(length + 1, np.int64) if self.ragged else None, self.fill)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extra:
-    """A value, or a run of values, for each of T tokens.
+    """A value, or a sequence of values, for each of T tokens.
 
-    values: dense: [T, *shape]. Ragged: [M, *shape], those of token t being offsets[t] to offsets[t + 1],
-    exclusive.
-    fill: what a dense value is where no policy wrote; a ragged one has no values there.
+    values: dense: [T, *shape]. Ragged: [M, *shape], with those of token t at offsets[t]:offsets[t + 1].
+    fill: the dense value of tokens that were not sampled; a ragged extra has no values there.
     offsets: int64 [T + 1] where ragged, else None.
 
     Raises:
-        ValueError: the dtype holds objects or text, or the offsets do not go from 0 to M without falling.
+        ValueError: the dtype holds objects or text, or the offsets do not rise from 0 to M.
     """
 
     values: NumberArray
@@ -61,8 +59,8 @@ class Extra:
             raise ValueError(f"an extra holds numbers, one for each token at least, got {self.values.dtype}")
         offsets = self.offsets
         if offsets is not None:
-            whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self.values)
-            if not whole or np.any(np.diff(offsets) < 0):
+            is_complete = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self.values)
+            if not is_complete or np.any(np.diff(offsets) < 0):
                 raise ValueError(
                     "offsets of a ragged extra begin at 0, never fall and end at its number of values"
                 )
@@ -77,7 +75,7 @@ class Extra:
 
     @classmethod
     def ragged(cls, values: npt.ArrayLike, offsets: npt.ArrayLike) -> Extra:
-        """So many values for each token as its offsets say."""
+        """A sequence of values for each token, with its boundaries in `offsets`."""
         return cls(np.array(values), np.array(offsets, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -85,32 +83,32 @@ class Extra:
 
     @property
     def spec(self) -> ExtraSpec:
-        """Its declaration: what extras of one name share."""
+        """The declaration, which all extras of one name share."""
         return ExtraSpec(
             self.values.dtype.name, self.values.shape[1:], self.fill, ragged=self.offsets is not None
         )
 
     def take(self, positions_n: npt.ArrayLike) -> Extra:
         """The values of some tokens, by position, in that order."""
-        at = np.asarray(positions_n, dtype=np.intp)
+        positions = np.asarray(positions_n, dtype=np.intp)
         if self.offsets is None:
-            return Extra(self.values[at], None, self.fill)
-        counts = np.diff(self.offsets)[at]
-        starts = self.offsets[:-1][at]
+            return Extra(self.values[positions], None, self.fill)
+        counts = np.diff(self.offsets)[positions]
+        starts = self.offsets[:-1][positions]
         inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
         return Extra(self.values[np.repeat(starts, counts) + inside], offsets, self.fill)
 
     @staticmethod
     def joined(parts: Sequence[Extra]) -> Extra:
-        """Extras of one declaration, end to end.
+        """Concatenate extras of one declaration.
 
         Raises:
             ValueError: there are none, or their declarations differ.
         """
         if len({part.spec for part in parts}) != 1:
-            several = sorted({str(part.spec) for part in parts})
-            raise ValueError(f"extras of one name must share dtype, shape, fill and form, got {several}")
+            specs = sorted({str(part.spec) for part in parts})
+            raise ValueError(f"extras of one name must share dtype, shape, fill and form, got {specs}")
         values = np.concatenate([part.values for part in parts])
         if parts[0].offsets is None:
             return Extra(values, None, parts[0].fill)
@@ -120,10 +118,10 @@ class Extra:
 
 
 def joined_extras(parts: Sequence[tuple[int, Mapping[str, Extra]]]) -> dict[str, Extra]:
-    """The extras of runs of tokens, end to end; runs that lack one are filled.
+    """Concatenate the extras of consecutive parts of a sequence; parts that lack one are filled.
 
     Args:
-        parts: for each run its number of tokens, and its extras by name.
+        parts: the number of tokens of each part, and its extras by name.
 
     Raises:
         ValueError: extras of one name differ in their declaration.

@@ -1,4 +1,4 @@
-"""What happened to the calls of a tool, and what a chat endpoint counted: sums over one episode or many."""
+"""Statistics of tool calls, and token usage at a chat endpoint: sums over one episode or many."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 LATENCY_BINS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
-"""Upper ends of the bins of `ToolStats.took`, in milliseconds; what takes longer is in the bin `more`."""
+"""Upper ends of the bins of `ToolStats.took`, in milliseconds; longer calls are in the bin `more`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStats:
-    """The calls of one tool (counts, where not said otherwise).
+    """The calls of one tool (counts, unless stated otherwise).
 
-    calls: all of them. malformed: of which could not be read (broken JSON and the like). coerced: fitted the
-    schema
-    only after they had been corrected. timeouts: were stopped at the deadline. truncated: had answers longer
-    than `Limits.max_tool_chars`.
-    rejected: broke the schema, by keyword of JSON Schema (`required`, `type`, `enum`, ...) or `value` (a
-    pydantic model's own check); or `tool`, or a word of the tool's own: it refused them.
-    failed: failed by no doing of the model, by kind (`error`, `unavailable`, `crashed`, ...).
+    calls: all calls. malformed: calls that could not be parsed (broken JSON and the like). coerced: calls
+    that fitted the schema only after a correction. timeouts: calls that were stopped at the deadline.
+    truncated: calls with results longer than `Limits.max_tool_chars`.
+    rejected: calls that violate the schema, by keyword of JSON Schema (`required`, `type`, `enum`, ...) or
+    `value` (a pydantic model's own check); or that the tool refused: `tool`, or a kind of the tool's own.
+    failed: calls that failed without fault of the model, by kind (`error`, `unavailable`, `crashed`, ...).
     took: calls by latency, the upper end of the bin as name (`30ms`, `more`).
-    seconds, queue_seconds: wall time in the tool, and waiting for a free place in it, all calls together.
+    seconds, queue_seconds: wall time in the tool, and waiting for a free slot, summed over the calls.
     """
 
     calls: int = 0
@@ -38,11 +37,11 @@ class ToolStats:
 
     @property
     def latency_ms(self) -> float | None:
-        """Mean wall time of the calls that could be read, in milliseconds; None where there are none."""
+        """Mean wall time of the calls that could be parsed, in milliseconds; None where there are none."""
         return 1e3 * self.seconds / readable if (readable := self.calls - self.malformed) > 0 else None
 
     def events(self) -> Iterator[tuple[str, int]]:
-        """All that is the same whenever the same episode is played again, by name (`rejected/type`)."""
+        """The counts that are equal in every replay of an episode, by name (`rejected/type`)."""
         counts = {
             "calls": self.calls,
             "malformed": self.malformed,
@@ -74,7 +73,7 @@ class ToolStats:
 class Usage:
     """Tokens as a chat endpoint counts them. cached: of the prompt. reasoning: of the completion.
 
-    cost: in the currency of the prices; None = no prices are known.
+    cost: in the currency of the prices; None = no prices.
     """
 
     prompt_tokens: int = 0
@@ -96,7 +95,7 @@ class Usage:
 
 
 def summed(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts of one name added up."""
+    """Tables of counts, added up by name."""
     total: Counter[str] = Counter()
     for table in tables:
         total.update(table)
@@ -104,5 +103,5 @@ def summed(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def latency_bin(seconds: float) -> str:
-    """The bin of `ToolStats.took` that a call of so many seconds belongs to."""
+    """The bin of `ToolStats.took` for a call of `seconds`."""
     return next((f"{limit}ms" for limit in LATENCY_BINS_MS if seconds * 1e3 <= limit), "more")

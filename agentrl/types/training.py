@@ -1,4 +1,4 @@
-"""What a trainer sees: numbers only."""
+"""The input of a trainer: arrays only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from agentrl.types.extras import Extra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One trajectory as arrays of one length T: all that a trainer needs to know.
+    """One trajectory as arrays of one length T.
 
-    author: int8 [T], an Author each. loss_mask: bool [T], a choice inside it.
-    logprobs: float32 [T], 0 where no policy wrote. versions: int32 [T], NO_VERSION there.
-    turns: int32 [T], the turn of its agent that a token was added by, whoever wrote it.
-    temperatures: float32 [T], what the policy sampled at, 1 where no policy wrote; the trainer divides its
-        logits by the same.
+    author: int8 [T], an Author each. loss_mask: bool [T], never true for tokens of the world.
+    logprobs: float32 [T], 0 where not sampled. versions: int32 [T], NO_VERSION where not sampled.
+    turns: int32 [T], the turn of the agent that added the token, whoever its author is.
+    temperatures: float32 [T], of the sampling, 1 where not sampled; the trainer divides its logits by them.
     extras: more arrays of T tokens by name, from the engine to the loss; see `Extra`.
 
     Raises:
         ValueError: misaligned arrays, a trainable first token, a trainable world token,
-            a policy token without a logprob or a version, or turns that go back.
+            a policy token without a logprob or a version, or turns that fall.
     """
 
     token_ids: IntArray
@@ -59,7 +58,7 @@ class Sample:
         if not np.all(np.isfinite(self.logprobs)) or np.any(self.logprobs[~policy] != 0):
             raise ValueError("every policy token needs a finite logprob, every other token has 0")
         if self.turns[0] < 0 or np.any(np.diff(self.turns) < 0):
-            raise ValueError("turns are counted from 0, and go on")
+            raise ValueError("turns are counted from 0, and never fall")
         for array in arrays:
             freeze(array)
 
@@ -72,13 +71,13 @@ ScoreRole: TypeAlias = Literal["old", "ref", "teacher", "values"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What models say of samples, one float32 [T] array for each of them.
+    """Outputs of models on samples, one float32 [T] array for each sample.
 
-    old: logprobs of the policy that ratios are taken against. ref, teacher: those of two other models, the
-    one to stay close to and the one to imitate. values: what the critic expects before each token.
+    old: logprobs of the policy in the denominator of ratios. ref, teacher: logprobs of the reference model
+    and of the distillation teacher. values: the critic's estimate of the return before each token.
 
     Raises:
-        ValueError: they are not of the same samples.
+        ValueError: their shapes differ.
     """
 
     old: tuple[FloatArray, ...]
@@ -96,9 +95,9 @@ class Scores:
 class Credit:
     """Advantages, loss weights and a critic's targets, one float32 [T] array for each sample.
 
-    weights are made once for the whole optimizer step, so that no way of splitting the
-    batch can change the gradient: loss = sum over all tokens of weight x term.
-    returns: what the critic should have expected before each token; None without one.
+    weights are computed once for the whole optimizer step, so that the split into
+    micro-batches cannot change the gradient: loss = sum over all tokens of weight x term.
+    returns: the critic's targets, the return before each token; None without a critic.
     """
 
     advantages: tuple[FloatArray, ...]
@@ -113,7 +112,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
-    """Everything one optimizer step needs."""
+    """The input of one optimizer step."""
 
     samples: tuple[Sample, ...]
     scores: Scores

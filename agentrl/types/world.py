@@ -1,4 +1,4 @@
-"""Messages, tasks, steps, limits: what an environment and an agent exchange."""
+"""Messages, tasks, steps and limits: the data that an environment and an agent exchange."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 from pydantic import PlainSerializer, PlainValidator
 from typing_extensions import TypeAliasType
 
-# A named alias: pydantic cannot follow an implicitly recursive one.
+# An explicit TypeAliasType: pydantic does not support an implicitly recursive alias.
 JSON = TypeAliasType("JSON", "str | int | float | bool | list[JSON] | dict[str, JSON] | None")
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Restart(StrEnum):
-    """Why what the model sees is no longer a continuation of what it saw before."""
+    """Why the new prompt does not continue the previous prefix."""
 
     COMPACTED = "compacted"
     REASONING_STRIPPED = "reasoning_stripped"
@@ -29,10 +29,10 @@ class Restart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it. Malformed calls are representable: then `error` says why.
+    """A call as the model wrote it. A malformed call has `error`, which holds the reason.
 
     name: the tool's name, empty where the model named none.
-    arguments: parsed arguments, or None when they could not be read.
+    arguments: parsed arguments, or None where they could not be parsed.
     raw: the text the model wrote.
     """
 
@@ -49,7 +49,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A part of a message: words."""
+    """A part of a message: text."""
 
     text: str
     type: Literal["text"] = "text"
@@ -63,9 +63,9 @@ _DATA_URL = re.compile(r"data:(?P<media>[\w/+.-]+);base64,(?P<data>[A-Za-z0-9+/=
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A part of a message: a picture, as a data URL (RFC 2397, base64).
+    """A part of a message: an image, as a data URL (RFC 2397, base64).
 
-    The bytes themselves travel with the message: no part of the project fetches an address for it.
+    The message contains the bytes themselves: the package downloads no images.
 
     Raises:
         ValueError: `url` is no base64 data URL of one of `IMAGE_TYPES`.
@@ -109,7 +109,7 @@ Part: TypeAlias = Text | Image
 class Message:
     """One message. An assistant message without tool calls is a final answer.
 
-    content: words, or parts: words and images in their order. `text` is the words of either.
+    content: text, or parts: text and images in their order. `text` is the text of either.
     """
 
     role: Role
@@ -127,7 +127,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The words of the message, its images left out."""
+        """The text of the message, without its images."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, Text))
@@ -144,21 +144,21 @@ Observation: TypeAlias = tuple[Message, ...]
 
 
 class History(tuple[Message, ...]):
-    """An observation that replaces everything shown before: the whole prompt of a new trajectory.
+    """An observation that replaces all previous messages: the complete prompt of a new trajectory.
 
-    A world that compacts or rewrites the conversation answers with one (`Step.restarted`).
+    A world that compacts or rewrites the conversation returns one (`Step.restarted`).
     """
 
     reason: Restart
 
     def __new__(cls, messages: Iterable[Message], reason: Restart) -> History:
-        """The messages, the model's own ones included, as it shall see them from now on."""
+        """The messages of the new prompt, the model's own ones included."""
         history = super().__new__(cls, messages)
         history.reason = reason
         return history
 
     def __getnewargs__(self) -> tuple[tuple[Message, ...], Restart]:
-        """What a copy is made from."""
+        """The arguments for copies and pickles."""
         return tuple(self), self.reason
 
 
@@ -168,13 +168,13 @@ def call(name: str, /, **arguments: JSON) -> Message:
 
 
 def say(text: str) -> Message:
-    """The assistant message that gives a final answer."""
+    """The assistant message with a final answer."""
     return Message("assistant", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do. `answer` and `metadata` are for the world, never shown to the model."""
+    """One task. `answer` and `metadata` are for the world, never shown to the model."""
 
     id: str
     prompt: Observation
@@ -184,12 +184,12 @@ class Task:
 
     @classmethod
     def ask(cls, id: str, question: str, answer: str | None = None, **metadata: JSON) -> Task:
-        """A task whose whole prompt is one question."""
+        """A task whose prompt is one question."""
         return cls(id, (Message("user", question),), answer, metadata)
 
 
 class RewardParts(float):
-    """A step's reward that is the sum of named parts, which verdicts then tell apart.
+    """A step's reward as the sum of named parts, which verdicts list separately.
 
     RewardParts({"correct": 1.0, "style": 0.25}) == 1.25
 
@@ -200,12 +200,12 @@ class RewardParts(float):
 
     def __new__(cls, parts: Mapping[str, float], *, total: float | None = None) -> RewardParts:
         """The sum of the parts, in their order."""
-        whole = super().__new__(cls, sum(parts.values()) if total is None else total)
-        whole.parts = dict(parts)
-        return whole
+        reward = super().__new__(cls, sum(parts.values()) if total is None else total)
+        reward.parts = dict(parts)
+        return reward
 
     def __reduce__(self) -> tuple[object, tuple[Mapping[str, float], float]]:
-        """What a copy is made from."""
+        """The arguments for copies and pickles."""
         return _reward_parts, (self.parts, float(self))
 
 
@@ -214,7 +214,7 @@ def _reward_parts(parts: Mapping[str, float], total: float) -> RewardParts:
 
 
 class Step(NamedTuple):
-    """Gymnasium's five values. reward None = not scored, 0.0 = scored and worth nothing."""
+    """Gymnasium's five values. reward None = not scored, 0.0 = scored as 0."""
 
     observation: Observation
     reward: float | None
@@ -229,29 +229,29 @@ class Step(NamedTuple):
 
     @classmethod
     def finished(cls, *observation: Message, reward: float | None, **info: JSON) -> Step:
-        """The world ended: there is nothing left to do."""
+        """The environment ended the episode."""
         return cls(observation, reward, True, False, info)
 
     @classmethod
     def cut(cls, *observation: Message, reward: float | None = None, **info: JSON) -> Step:
-        """A limit of the world's own ended it."""
+        """A limit of the environment's own ended the episode."""
         return cls(observation, reward, False, True, info)
 
     @classmethod
     def restarted(
         cls, *history: Message, reason: Restart = Restart.REWRITTEN, reward: float | None = None, **info: JSON
     ) -> Step:
-        """The episode goes on from a history that the world has rewritten."""
+        """The episode goes on from a history that the environment has rewritten."""
         return cls(History(history, reason), reward, False, False, info)
 
 
-def _reward_from_json(found: object) -> object:
+def _reward_from_json(value: object) -> object:
     """A number, null, {"parts": {name: number}, "total": number}, or {agent: any of these}."""
-    if not isinstance(found, Mapping):
-        return found
-    if isinstance(parts := found.get("parts"), Mapping):
-        return RewardParts(parts, total=found["total"])
-    return {agent: _reward_from_json(reward) for agent, reward in found.items()}
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(parts := value.get("parts"), Mapping):
+        return RewardParts(parts, total=value["total"])
+    return {agent: _reward_from_json(reward) for agent, reward in value.items()}
 
 
 def _reward_to_json(reward: object) -> object:
@@ -267,16 +267,14 @@ StepReward: TypeAlias = Annotated[
     PlainValidator(_reward_from_json),
     PlainSerializer(_reward_to_json),
 ]
-"""What a step was worth: to every agent the same number, or a number for each agent by name; None = not
-scored."""
+"""The reward of a step: one number for all agents, or a number for each agent by name; None = not scored."""
 
 
 class JointStep(NamedTuple):
-    """What a step of an environment with several agents returns.
+    """The result of a step of an environment with several agents.
 
-    observations: what each agent is shown, by name; an agent whose turn it is not sees it when its turn
-    comes.
-    reward: one number for all agents (a team's), or one for each by name; None, or a name left out = not
+    observations: for each agent by name; an agent that is not to move receives it at its next turn.
+    reward: one number for all agents (a team's), or one for each by name; None, or a missing name = not
     scored.
     """
 
@@ -299,14 +297,14 @@ class JointStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may use. Seconds are wall time; None = no limit of this kind.
+    """The limits of an episode. Seconds are wall time; None = no limit of this kind.
 
     max_turns: assistant messages of each agent. max_tokens: prompt, world and policy tokens of one
     trajectory together.
-    max_tool_chars: characters of one tool's answer; what goes beyond is left out, visibly.
+    max_tool_chars: characters of one tool result; a longer one is cut, with a note of that.
 
     Raises:
-        ValueError: a limit that leaves no room for anything.
+        ValueError: a limit is not above 0.
     """
 
     max_turns: int = 8

@@ -1,1 +1,1 @@
-"""Runs and episodes for people: on the terminal, as a page, as a picture."""
+"""Presentation of runs and episodes: on the terminal, as an HTML page, as an image."""

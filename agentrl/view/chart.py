@@ -1,4 +1,4 @@
-"""A line chart as SVG that takes its colours from the page around it: no script, no network."""
+"""A line chart as SVG with the colours of the page's style sheet: no script, no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_DOTS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Data to picture: linear, from [low, high] to [start, end]."""
+    """A linear scale from data, [low, high], to coordinates, [start, end]."""
 
     low: float
     high: float
@@ -32,11 +32,11 @@ class _Scale:
 
 
 def draw(panel: Panel) -> Markup:
-    """The panel's SVG. Every point tells its numbers when pointed at; the whole has a description."""
+    """The panel's SVG. Every point has a tooltip with its numbers; the SVG has a description."""
     xs = [x for series in panel.series for x, _ in series.points]
     ys = [y for series in panel.series for _, y in series.points if y is not None]
     y_ticks = ticks(0.0, 1.0) if panel.is_share else ticks(min(0.0, *ys), max(ys))
-    x_ticks = ticks(min(xs), max(xs), whole=True)
+    x_ticks = ticks(min(xs), max(xs), integers=True)
     across = _Scale(min(xs), max(*xs, min(xs) + 1), _LEFT, WIDTH - _RIGHT)
     up = _Scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
     parts = [
@@ -50,23 +50,23 @@ def draw(panel: Panel) -> Markup:
 
 
 def describe(panel: Panel) -> str:
-    """The panel in words, for those who cannot see it."""
-    said = []
+    """The panel as text, for screen readers."""
+    curves = []
     for series in panel.series:
-        known = [f"{figure_text(y)} at step {x:g}" for x, y in series.points if y is not None]
-        said.append(f"{series.label}: {known[0]}, {known[-1]}")
-    return f"{panel.title} ({panel.unit}). {'; '.join(said)}."
+        values = [f"{figure_text(y)} at step {x:g}" for x, y in series.points if y is not None]
+        curves.append(f"{series.label}: {values[0]}, {values[-1]}")
+    return f"{panel.title} ({panel.unit}). {'; '.join(curves)}."
 
 
-def ticks(low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
-    """Three to seven round numbers, evenly spaced, that enclose [low, high]. whole: integers only."""
+def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
+    """Three to seven round numbers, evenly spaced, that enclose [low, high]. integers: no fractions."""
     size = max(abs(low), abs(high))
     if high - low <= max(1e-9 * size, 1e-30):
         high = low + (size if size > 1e-30 else 1.0)
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
-    if whole:
+    if integers:
         step = max(1.0, round(step))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return tuple(float(f"{k * step:.10g}") for k in range(first, last + 1))
@@ -98,9 +98,9 @@ def _curve(index: int, series: Series, across: _Scale, up: _Scale) -> Iterator[M
     points = _thinned(series.points)
     path = _path(points, across, up)
     yield Markup('<path class="curve s{}" d="{}"/>').format(index % 6, path)
-    known = [(x, y) for x, y in points if y is not None]
-    size = 2.6 if len(known) <= _MAX_DOTS else 0
-    for x, y in known:
+    dots = [(x, y) for x, y in points if y is not None]
+    size = 2.6 if len(dots) <= _MAX_DOTS else 0
+    for x, y in dots:
         yield Markup(
             '<g class="point s{}"><circle class="dot" cx="{}" cy="{}" r="{}"/>'
             '<circle class="reach" cx="{}" cy="{}" r="7"><title>{}</title></circle></g>'
@@ -123,7 +123,7 @@ def _path(points: Sequence[Point], across: _Scale, up: _Scale) -> str:
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """At most about _MAX_POINTS, evenly chosen, the last always among them."""
+    """About _MAX_POINTS evenly spaced points at most; the last one is always included."""
     stride = math.ceil(len(points) / _MAX_POINTS)
     return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 
@@ -135,7 +135,7 @@ def _short(value: float) -> str:
 
 
 def legend(panel: Panel) -> Markup:
-    """The names of the curves beside a piece of their line; nothing where there is only one."""
+    """The names of the curves with a sample of each line; empty where there is only one curve."""
     if len(panel.series) < 2:
         return Markup()
     items = [

@@ -1,6 +1,6 @@
-"""A run on the terminal: stages, one progress bar each, a table, episodes.
+"""A run on the terminal: a progress bar for each stage, a table, episodes.
 
-Without a terminal the same appears as plain lines now and then, without control codes.
+Without a terminal the same is printed as plain lines at intervals, without control codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from agentrl.types import Episode, Verdict
 from agentrl.view.scores import Figure, ScoreRow, columns_of, figure_text, score_text, time_text
-from agentrl.view.transcript import MODEL, WORLD, TranscriptEntry, passages, summary_of, visible
+from agentrl.view.transcript import MODEL, WORLD, TranscriptEntry, summary_of, transcript_entries, visible
 
 _STYLES = {MODEL: "bold green", WORLD: "cyan"}
 _MARGIN = max(map(len, _STYLES)) + 1
@@ -27,7 +27,7 @@ _MIN_WIDTH = 20
 
 @dataclass(slots=True)
 class StageBar:
-    """A running stage: how far it is and its latest figures."""
+    """A running stage: its progress and its latest figures."""
 
     title: str
     total: int
@@ -36,7 +36,7 @@ class StageBar:
     fields: dict[str, Figure] = field(default_factory=dict)
 
     def advance(self, n: int = 1, **fields: Figure) -> None:
-        """`n` more steps are done; `fields` are figures to show until they are replaced."""
+        """Record `n` more steps as done; `fields` are figures to show until they are replaced."""
         self.done += n
         self.fields.update(fields)
         self.show(self)
@@ -48,9 +48,9 @@ class StageBar:
 
 
 class RunConsole:
-    """Where a run talks to a person.
+    """The terminal output of a run.
 
-    quiet: says nothing at all. console: where to, standard output unless given.
+    quiet: prints nothing. console: the destination, by default standard output.
     interval_s: without a terminal, the least time between two lines about one stage.
     """
 
@@ -75,13 +75,13 @@ class RunConsole:
         live = self._console.is_terminal and not self._quiet
         show, hide = self._open_bar(title, total) if live else self._open_lines(title, started)
         bar = StageBar(title, total, show)
-        went_well = False
+        succeeded = False
         try:
             yield bar
-            went_well = True
+            succeeded = True
         finally:
             hide()
-            self._sum_up(bar, went_well, self._clock() - started)
+            self._sum_up(bar, succeeded, self._clock() - started)
 
     def table(self, rows: Sequence[ScoreRow], *, title: str = "") -> None:
         """Print one line per row and one column per score."""
@@ -111,7 +111,7 @@ class RunConsole:
             self._console.print(text, soft_wrap=True)
 
     def _open_bar(self, title: str, total: int) -> tuple[Callable[[StageBar], None], Callable[[], None]]:
-        # A stage inside a stage shares the one live display that a terminal can have.
+        # Nested stages share one live display: a terminal can have only one.
         bars = self._bars = self._bars or _Bars.started(self._console)
         task = bars.add_task(visible(title), total=total, figures="")
 
@@ -138,40 +138,40 @@ class RunConsole:
             if now - last < self._interval_s or bar.done >= bar.total:
                 return
             last = now
-            left = (now - started) / max(bar.done, 1) * (bar.total - bar.done)
-            parts = [f"{bar.title} {bar.done}/{bar.total}", bar.figures, f"{time_text(left)} left"]
+            remaining_s = (now - started) / max(bar.done, 1) * (bar.total - bar.done)
+            parts = [f"{bar.title} {bar.done}/{bar.total}", bar.figures, f"{time_text(remaining_s)} left"]
             self._print(Text("  " + visible(" · ".join(part for part in parts if part))))
 
         return show, lambda: None
 
-    def _sum_up(self, bar: StageBar, went_well: bool, seconds: float) -> None:
-        mark = ("✓ ", "green") if went_well else ("✗ ", "red")
+    def _sum_up(self, bar: StageBar, succeeded: bool, seconds: float) -> None:
+        mark = ("✓ ", "green") if succeeded else ("✗ ", "red")
         count = f" {bar.done}/{bar.total}" if bar.total > 1 else ""
-        verb = "done in" if went_well else "stopped after"
+        verb = "done in" if succeeded else "stopped after"
         figures = f" · {bar.figures}" if bar.figures else ""
-        said = f"{bar.title}{count} {verb} {time_text(seconds)}{figures}"
-        self._print(Text.assemble(mark, visible(said)))
+        summary = f"{bar.title}{count} {verb} {time_text(seconds)}{figures}"
+        self._print(Text.assemble(mark, visible(summary)))
 
 
 def print_episode(
     console: Console, episode: Episode, verdict: Verdict | None, *, title: str = "", width: int | None = None
 ) -> None:
-    """Print an episode as a transcript; who speaks stands in the margin, and in colour where there is any."""
+    """Print an episode as a transcript, with the speaker in the margin, in colour where possible."""
     heading = f"{title} · {summary_of(episode, verdict)}" if title else summary_of(episode, verdict)
     console.print(Text(visible(heading), style="bold"), soft_wrap=True)
-    room = max((width or console.width) - _MARGIN - 4, _MIN_WIDTH)
-    for passage in passages(episode):
-        for line in _in_margin(console, passage, room):
+    text_width = max((width or console.width) - _MARGIN - 4, _MIN_WIDTH)
+    for entry in transcript_entries(episode):
+        for line in _with_margin(console, entry, text_width):
             console.print(line, soft_wrap=True)
     if episode.failure is not None:
         console.print(Text(visible(f"  failed: {episode.failure.detail}"), style="red"), soft_wrap=True)
     console.print()
 
 
-def _in_margin(console: Console, passage: TranscriptEntry, room: int) -> Iterator[Text]:
-    style = _STYLES[passage.speaker]
-    label = passage.label[: _MARGIN - 1]
-    for line in Text(visible(passage.text), style=style).wrap(console, room, tab_size=4):
+def _with_margin(console: Console, entry: TranscriptEntry, text_width: int) -> Iterator[Text]:
+    style = _STYLES[entry.speaker]
+    label = entry.label[: _MARGIN - 1]
+    for line in Text(visible(entry.text), style=style).wrap(console, text_width, tab_size=4):
         line.rstrip()
         yield Text.assemble((f" {label:>{_MARGIN - 1}} │ ", "dim"), line)
         label = ""
@@ -179,12 +179,12 @@ def _in_margin(console: Console, passage: TranscriptEntry, room: int) -> Iterato
 
 class _TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
-        left = task.time_remaining
-        return Text("" if left is None else f"{time_text(left)} left", style="dim")
+        remaining_s = task.time_remaining
+        return Text("" if remaining_s is None else f"{time_text(remaining_s)} left", style="dim")
 
 
 class _Bars(Progress):
-    """Progress bars, the figures of each on a line of their own: beside it there is no room."""
+    """Progress bars, with the figures of each on a line of their own: the bar takes the full width."""
 
     @classmethod
     def started(cls, console: Console) -> _Bars:
@@ -196,7 +196,7 @@ class _Bars(Progress):
             console=console,
             expand=True,
             transient=True,
-            # The cores are busy with better things.
+            # A low rate keeps the cores free for the run.
             refresh_per_second=4,
             speed_estimate_period=120,
         )

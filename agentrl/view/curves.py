@@ -1,4 +1,4 @@
-"""Learning curves of several runs as one picture: each run a thin line, their mean a thick one."""
+"""Learning curves of several runs in one figure: each run as a thin line, their mean as a thick one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plot_curves(
     """Draw metrics of runs over their steps and return `path`; its suffix chooses PNG, SVG or PDF.
 
     metrics: what to draw, {label: metric name}, e.g. {"greedy": "eval/greedy"}. Where all
-    values lie between 0 and 1, the axis shows just that.
+    values lie between 0 and 1, the axis covers just that range.
 
     Raises:
         ValueError: no run has any of the metrics.
@@ -45,7 +45,7 @@ def plot_curves(
     ends: list[tuple[float, float, str, str]] = []
     for index, (label, key) in enumerate(metrics.items()):
         colour = _COLOURS[index % len(_COLOURS)]
-        curves = [curve for records in runs.values() if (curve := _known(records, key))]
+        curves = [curve for records in runs.values() if (curve := _finite_points(records, key))]
         mean = mean_curve(curves)
         if not mean:
             continue
@@ -70,7 +70,7 @@ def mean_curve(curves: Sequence[Mapping[float, float]]) -> dict[float, float]:
     return {step: sum(curve[step] for curve in curves) / len(curves) for step in sorted(shared)}
 
 
-def _known(records: Sequence[Record], key: str) -> dict[float, float]:
+def _finite_points(records: Sequence[Record], key: str) -> dict[float, float]:
     return {step: value for step, value in points_of(records, key) if value is not None}
 
 

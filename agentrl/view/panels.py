@@ -1,4 +1,4 @@
-"""Which curves a run's page shows, by the field's metric names; what a run has not logged is left out."""
+"""The curves on a run's page, by metric name; metrics that a run has not logged are left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One small chart. unit: what the vertical axis counts. is_share: values between 0 and 1."""
+    """One small chart. unit: of the vertical axis. is_share: values between 0 and 1."""
 
     title: str
     unit: str
@@ -38,22 +38,22 @@ class _Plan:
 
 
 def panels_of(records: Sequence[Record]) -> tuple[Panel, ...]:
-    """The charts that these records can fill, the most telling first."""
+    """The charts for which these records hold values, the most informative first."""
     names = tuple(dict.fromkeys(name for record in records for name in record))
     panels = []
     for plan in _PLANS:
         keys = plan.keys(names) if callable(plan.keys) else plan.keys
-        found = [Series(label, points_of(records, key)) for label, key in keys if key in names]
-        drawn = tuple(one for one in found if any(value is not None for _, value in one.points))
-        if drawn:
-            panels.append(Panel(plan.title, plan.unit, drawn, plan.is_share))
+        curves = [Series(label, points_of(records, key)) for label, key in keys if key in names]
+        finite = tuple(curve for curve in curves if any(value is not None for _, value in curve.points))
+        if finite:
+            panels.append(Panel(plan.title, plan.unit, finite, plan.is_share))
     return tuple(panels)
 
 
 def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
     """One metric by step. Where a step was logged twice, the later value counts."""
-    found = {record["step"]: record[key] for record in records if key in record}
-    return tuple(sorted((step, value) for step, value in found.items() if step is not None))
+    by_step = {record["step"]: record[key] for record in records if key in record}
+    return tuple(sorted((step, value) for step, value in by_step.items() if step is not None))
 
 
 def _overall(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A run as one page: a table, curves, episodes token by token. No script, nothing fetched."""
+"""A run as one HTML page: a table, curves, episodes token by token; without scripts or external files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from agentrl.view.transcript import summary_of, visible
 
 
 @dataclass(frozen=True, slots=True)
-class ShownEpisode:
-    """An episode to show. label: where it comes from, e.g. "after RL"; author: who wrote its actions."""
+class ReportEpisode:
+    """An episode of the report. label: its origin, e.g. "after RL"; author: of its actions."""
 
     label: str
     episode: Episode
@@ -30,37 +30,37 @@ class ShownEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """All that stands on the page.
+    """The contents of the page.
 
-    title: the run's name. facts: what a reader wants to know first, e.g. {"model": "0.66 M
-    parameters"}. rows: the table, best told as before / after. config: sections of settings.
+    title: the run's name. facts: shown at the top, e.g. {"model": "0.66 M parameters"}. rows: of the
+    table of scores, usually before and after training. config: sections of settings.
     decode_token: the text of one token id; episodes without tokens do not need it.
     """
 
     title: str
     rows: Sequence[ScoreRow]
     records: Sequence[Record]
-    episodes: Sequence[ShownEpisode]
+    episodes: Sequence[ReportEpisode]
     decode_token: Callable[[int], str]
     facts: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
 
 
 def write_report(data: ReportData, path: Path) -> Path:
-    """Write the page, whole or not at all, and return its path.
+    """Write the page atomically and return its path.
 
     Raises:
         OSError: the file cannot be written.
     """
     unfinished = path.with_name(path.name + ".part")
-    # What a model wrote may be no Unicode at all; `visible` has made most of it readable.
+    # Text of a model may be invalid Unicode; `visible` has made most of it readable.
     unfinished.write_text(render_report(data), encoding="utf-8", errors="replace")
     os.replace(unfinished, path)
     return path
 
 
 def render_report(data: ReportData) -> str:
-    """The page as HTML. Every text on it is escaped: the model's is not to be trusted."""
+    """The page as HTML. Every text on it is escaped: text of a model is untrusted."""
     pages = Environment(
         loader=PackageLoader("agentrl.view"),
         autoescape=True,
@@ -74,24 +74,24 @@ def render_report(data: ReportData) -> str:
         columns=columns_of(data.rows),
         has_bars=_are_shares(data.rows),
         panels=[(panel, draw(panel), legend(panel)) for panel in panels_of(data.records)],
-        shown=[_Shown(one, data.decode_token) for one in data.episodes],
+        episodes=[_EpisodeView(entry, data.decode_token) for entry in data.episodes],
         authors=list(NAMES.values()),
-        has_frozen=any(one.episode.frozen_agents for one in data.episodes),
+        has_frozen=any(entry.episode.frozen_agents for entry in data.episodes),
     )
 
 
-class _Shown:
-    """One episode as the template sees it."""
+class _EpisodeView:
+    """One episode as the template reads it."""
 
-    def __init__(self, shown: ShownEpisode, decode: Callable[[int], str]) -> None:
-        episode = shown.episode
-        self.label = shown.label
-        self.summary = summary_of(episode, shown.verdict)
-        self.verdict = shown.verdict
+    def __init__(self, entry: ReportEpisode, decode: Callable[[int], str]) -> None:
+        episode = entry.episode
+        self.label = entry.label
+        self.summary = summary_of(episode, entry.verdict)
+        self.verdict = entry.verdict
         self.failure = episode.failure
         self.answer = episode.task.answer
-        self.blocks = list(blocks_of(episode, decode, shown.author))
-        self.tokens = list(token_rows(episode, decode, shown.author))
+        self.blocks = list(blocks_of(episode, decode, entry.author))
+        self.tokens = list(token_rows(episode, decode, entry.author))
 
 
 def _are_shares(rows: Sequence[ScoreRow]) -> bool:

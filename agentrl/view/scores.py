@@ -1,4 +1,4 @@
-"""The table everybody looks for first: how good the policy was at each point of the run."""
+"""The table of scores: how good the policy was at each point of the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def score_text(value: float | None) -> str:
 
 
 def figure_text(value: Figure) -> str:
-    """A number as people read it: 12,345 or 0.512 or 3.2e-05; text as it is."""
+    """A number in readable form: 12,345 or 0.512 or 3.2e-05; text unchanged."""
     if isinstance(value, str):
         return value
     size = abs(value)
@@ -40,9 +40,9 @@ def figure_text(value: Figure) -> str:
 
 def time_text(seconds: float) -> str:
     """A span of time: 4 s, 1 min 05 s, 2 h 03 min."""
-    whole = round(max(seconds, 0.0))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    rounded = round(max(seconds, 0.0))
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"

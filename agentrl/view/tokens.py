@@ -1,4 +1,4 @@
-"""An episode token by token: who wrote each, how likely it was, under which version."""
+"""An episode token by token: the author, logprob and policy version of each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from agentrl.types import Author, Episode, TurnTokens
-from agentrl.view.transcript import Move, moves_of, visible, words_of
+from agentrl.view.transcript import Move, moves_of, text_of, visible
 
 NAMES = {Author.WORLD: "world", Author.POLICY: "policy", Author.DEMO: "demo"}
 FROZEN = "frozen"
-"""The author of what an agent wrote that is not trained, such as an opponent."""
+"""The author of turns of an agent that is not trained, such as an opponent."""
 _WORLD = NAMES[Author.WORLD]
 _UNSURE_NATS = 3.0
 
@@ -27,10 +27,10 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one author wrote in one go. images: data URLs.
+    """Consecutive text of one author. images: data URLs.
 
-    who: the author; in an episode of several agents the name of the one who wrote it, or to whom the world
-    showed it.
+    who: the author; in an episode of several agents the name of the agent that wrote it, or that it was
+    shown to.
     """
 
     author: str
@@ -52,7 +52,7 @@ class TokenRow:
 
 
 def blocks_of(episode: Episode, decode: Callable[[int], str], author: Author) -> Iterator[Block]:
-    """The episode in blocks, by tokens where it has them and by messages where it has none."""
+    """The episode in blocks: of tokens where it has them, else of messages."""
     for move in moves_of(episode):
         tokens = move.turn.tokens
         yield from _messages(move, author) if tokens is None else _sampled(move, tokens, decode, author)
@@ -77,12 +77,12 @@ def token_rows(episode: Episode, decode: Callable[[int], str], author: Author) -
 
 def _messages(move: Move, author: Author) -> Iterator[Block]:
     for message in move.turn.observation:
-        text = visible(words_of(message))
+        text = visible(text_of(message))
         images = tuple(image.url for image in message.images)
         yield Block(_WORLD, (TextSpan(text, f"{message.role}, written by the world"),), _to(move), images)
     title = "written by a demonstrator" if author is Author.DEMO else "written without tokens"
     yield Block(
-        _name(move, author), (TextSpan(visible(words_of(move.turn.action)), title),), _by(move, author)
+        _name(move, author), (TextSpan(visible(text_of(move.turn.action)), title),), _by(move, author)
     )
 
 

@@ -1,4 +1,4 @@
-"""An episode as words: who said what, safe to show to a person."""
+"""An episode as text, with the author of each message; control characters are made visible."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u
 
 @dataclass(frozen=True, slots=True)
 class TranscriptEntry:
-    """One message: who wrote it (`world` or `model`), its role and its text.
+    """One message: its speaker (`world` or `model`), its role and its text.
 
-    agent: who wrote it or was shown it, in an episode of several agents; else an empty string.
+    agent: the agent that wrote it or that it was shown to, in an episode of several agents; else "".
     """
 
     speaker: str
@@ -30,12 +30,12 @@ class TranscriptEntry:
 
     @property
     def label(self) -> str:
-        """The writer's name: that of the agent, of several; else `world` or `model`."""
+        """The writer's name: the agent's where there are several, else `world` or `model`."""
         return self.agent if self.agent and self.speaker == MODEL else self.speaker
 
 
 class Move(NamedTuple):
-    """One turn of an agent. is_trained: whether the policy took it that is trained."""
+    """One turn of an agent. is_trained: whether the trained policy took it."""
 
     agent: str
     turn: Turn
@@ -43,33 +43,32 @@ class Move(NamedTuple):
 
 
 def moves_of(episode: Episode) -> list[Move]:
-    """All turns of all agents, in the order of their steps. agent: an empty string where there is only
-    one."""
+    """All turns of all agents, in the order of their steps. agent: "" where there is only one."""
     several = len(episode.agents) > 1
     moves = [
-        Move(one.agent if several else "", turn, one.trainable)
-        for one in episode.trajectories
-        for turn in one.turns
+        Move(trajectory.agent if several else "", turn, trajectory.trainable)
+        for trajectory in episode.trajectories
+        for turn in trajectory.turns
     ]
     return sorted(moves, key=lambda move: move.turn.step)
 
 
-def passages(episode: Episode) -> Iterator[TranscriptEntry]:
+def transcript_entries(episode: Episode) -> Iterator[TranscriptEntry]:
     """All messages of an episode, in order."""
     for agent, turn, _ in moves_of(episode):
         for message in turn.observation:
-            yield TranscriptEntry(WORLD, message.role, words_of(message), agent)
-        yield TranscriptEntry(MODEL, turn.action.role, words_of(turn.action), agent)
+            yield TranscriptEntry(WORLD, message.role, text_of(message), agent)
+        yield TranscriptEntry(MODEL, turn.action.role, text_of(turn.action), agent)
 
 
-def words_of(message: Message) -> str:
-    """The text of a message: its reasoning, its content and its tool calls, as far as it has them."""
+def text_of(message: Message) -> str:
+    """The text of a message: its reasoning, its content and its tool calls, where present."""
     parts = [message.reasoning or "", _content(message), *map(_call_text, message.tool_calls)]
     return "\n".join(part for part in parts if part)
 
 
 def _content(message: Message) -> str:
-    """The words of a message, with a place holder for each image."""
+    """The content of a message as text, with a placeholder for each image."""
     if isinstance(message.content, str):
         return message.content
     return "".join(
@@ -78,17 +77,17 @@ def _content(message: Message) -> str:
 
 
 def visible(text: str) -> str:
-    """Text in which every character shows: controls, surrogates and direction marks as ‹U+001B›.
+    """Text in which every character is visible: controls, surrogates and direction marks as ‹U+001B›.
 
-    Line breaks and tabs stay. What a model writes can then neither drive a terminal nor
-    pretend to be something else.
+    Line breaks and tabs stay. Text of a model can then neither control a terminal nor change the
+    order in which text is displayed.
     """
     if text.isprintable():
         return text
-    return "".join(_shown(character) for character in text)
+    return "".join(_visible_character(character) for character in text)
 
 
-def _shown(character: str) -> str:
+def _visible_character(character: str) -> str:
     if character in "\n\t":
         return character
     if unicodedata.category(character) in {"Cc", "Cs"} or character in _DIRECTION_MARKS:
@@ -107,7 +106,7 @@ def _call_text(call: ToolCall) -> str:
 
 
 def summary_of(episode: Episode, verdict: Verdict | None) -> str:
-    """One line: who it is, how it ended, what it was worth."""
-    worth = "not scored" if verdict is None else f"reward {verdict.total:g}"
+    """One line: the task, the ending, the reward and the number of turns."""
+    score = "not scored" if verdict is None else f"reward {verdict.total:g}"
     turns = len(episode.turns)
-    return f"{episode.task.id} · {episode.ending} · {worth} · {turns} turn{'s' if turns != 1 else ''}"
+    return f"{episode.task.id} · {episode.ending} · {score} · {turns} turn{'s' if turns != 1 else ''}"

@@ -16,8 +16,8 @@ from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.chat.agent import ChatAgent
 from agentrl.rollout.chat.endpoint import ChatEndpoint
 from agentrl.rollout.chat.settings import ChatSettings
-from agentrl.view.report import ShownEpisode, render_report
-from agentrl.view.transcript import passages
+from agentrl.view.report import ReportEpisode, render_report
+from agentrl.view.transcript import transcript_entries
 from tests.rendering.subjects import CHATML, renderer, tokenizer
 from tests.rollout.chat.chat_server import ChatServer, said
 from tests.view.shown import Page, report
@@ -85,11 +85,11 @@ async def test_the_journal_keeps_it_and_words_are_words(seen, tmp_path):
 
 
 async def test_the_report_shows_it_and_fetches_nothing(seen):
-    page = Page(html := render_report(report(episodes=[ShownEpisode("eval", seen[0])])))
+    page = Page(html := render_report(report(episodes=[ReportEpisode("eval", seen[0])])))
     shown = [page.attributes[i]["src"] for i, tag in enumerate(page.tags) if tag == "img"]
     assert shown == [PIXEL.url]
     assert "img-src data:" in html
-    assert [passage.text for passage in passages(seen[0])] == [
+    assert [passage.text for passage in transcript_entries(seen[0])] == [
         "What colour is this?[image: image/png]",
         "red",
     ]

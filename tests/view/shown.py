@@ -20,7 +20,7 @@ from agentrl.types import (
     Verdict,
     say,
 )
-from agentrl.view.report import ReportData, ShownEpisode
+from agentrl.view.report import ReportData, ReportEpisode
 from agentrl.view.scores import ScoreRow
 
 WORDS = ["Where was ", "Torba", " born?", "<search>", "Torba", "</search>", "in Kelmar", "Kelmar"]
@@ -73,7 +73,7 @@ def report(**changes):
         "title": "a run",
         "rows": ROWS,
         "records": RECORDS,
-        "episodes": [ShownEpisode("after RL", episode(), VERDICT)],
+        "episodes": [ReportEpisode("after RL", episode(), VERDICT)],
         "decode_token": decode,
         "facts": {"environment": "Echo-v0"},
         "config": {"run": {"seed": 0}},

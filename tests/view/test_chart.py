@@ -32,7 +32,7 @@ def test_ticks_are_few_even_and_enclose_the_data(a, b):
 def test_ticks_are_round():
     assert ticks(0, 1) == (0, 0.25, 0.5, 0.75, 1)
     assert ticks(0, 37.2) == (0, 10, 20, 30, 40)
-    assert ticks(0, 3, whole=True) == (0, 1, 2, 3)
+    assert ticks(0, 3, integers=True) == (0, 1, 2, 3)
 
 
 def coordinates(svg):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.types import Author, Ending
-from agentrl.view.report import ShownEpisode, render_report, write_report
+from agentrl.view.report import ReportEpisode, render_report, write_report
 from agentrl.view.scores import ScoreRow
 from agentrl.view.transcript import visible
 from tests.view.shown import RECORDS, VERDICT, WORDS, Page, episode, report
@@ -77,7 +77,7 @@ def test_the_table_of_tokens_holds_every_token_in_order():
 
 
 def test_an_episode_without_tokens_shows_its_words():
-    shown = ShownEpisode("a demonstration", episode(tokens=False), VERDICT, Author.DEMO)
+    shown = ReportEpisode("a demonstration", episode(tokens=False), VERDICT, Author.DEMO)
     found = pieces(Page(render_report(report(episodes=[shown]))))
     assert [(author, text) for author, text, _ in found] == [
         ("world", "Where was Torba born?"),
@@ -90,7 +90,7 @@ def test_an_episode_without_tokens_shows_its_words():
 def test_the_head_of_an_episode_says_how_it_ended_and_what_it_was_worth():
     html = render_report(report())
     assert "test/1 · completed · reward 1 · 2 turns · expected <q>Kelmar</q> · exact match 1.000" in html
-    broken = ShownEpisode("after RL", episode(ending=Ending.FAILED))
+    broken = ReportEpisode("after RL", episode(ending=Ending.FAILED))
     html = render_report(report(episodes=[broken]))
     assert "failed · not scored" in html
     assert "tool timeout: took longer than 3 s" in html
@@ -130,8 +130,8 @@ def all_saying(text):
         rows=[ScoreRow(text, {text: 0.5})],
         records=[{**RECORDS[0], f"eval/{text.replace('/', '')}": 0.5}],
         episodes=[
-            ShownEpisode(text, episode(question=text, answer=text), VERDICT),
-            ShownEpisode(text, episode(tokens=False, question=text, answer=text), VERDICT),
+            ReportEpisode(text, episode(question=text, answer=text), VERDICT),
+            ReportEpisode(text, episode(tokens=False, question=text, answer=text), VERDICT),
         ],
         decode_token=lambda id: text,
         facts={text: text},

@@ -25,7 +25,7 @@ from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded.engine import EmbeddedEngine
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.processes import LastMessage, follow_driver
+from agentrl.processes import SendFailure, follow_driver
 from agentrl.protocols import Bucket, Sampling, TensorSpec
 from agentrl.weights.shared import mapped
 from agentrl.weights.staging import Transaction
@@ -268,7 +268,7 @@ def main(descriptor: int) -> None:
     """Run the engine's process. descriptor: the child's end of the pipe."""
     pipe = Connection(descriptor)
     follow_driver(pipe)
-    with LastMessage(pipe):
+    with SendFailure(pipe):
         asyncio.run(serve(pipe))
     sys.stdout.flush()
     # The threads that still run (they read pipes) end with the process.

@@ -11,7 +11,7 @@ from typing import cast
 
 from agentrl.engine.embedded import hosted
 from agentrl.errors import EngineDiedError, EngineError
-from agentrl.processes import Child, Failed
+from agentrl.processes import Child, ProcessFailure
 from agentrl.protocols import Bucket, Sampling, TensorSpec
 from agentrl.types import Completion
 from agentrl.weights.shared import BufferPool, SharedBuffer
@@ -36,7 +36,7 @@ class EngineProcess:
         self._waiting: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._failure: str | None = None
-        self._last_message: Failed | None = None
+        self._last_message: ProcessFailure | None = None
 
     @property
     def pid(self) -> int:
@@ -104,7 +104,7 @@ class EngineProcess:
         try:
             while self._child.pipe.poll():
                 message = self._child.pipe.recv()
-                if isinstance(message, Failed):
+                if isinstance(message, ProcessFailure):
                     self._last_message = message
                     continue
                 for answer in cast(Sequence[hosted.Answer], message):
@@ -123,8 +123,8 @@ class EngineProcess:
 
     def _die(self) -> None:
         self._stop_reading()
-        ended = self._child.fate() or "has gone"
-        reason = f": {self._last_message.why}" if self._last_message else ""
+        ended = self._child.exit_description() or "has gone"
+        reason = f": {self._last_message.error}" if self._last_message else ""
         self._failure = f"the embedded engine (process {self.pid}) {ended}{reason}; see {self._log}."
         for future in self._waiting.values():
             if not future.done():

@@ -12,7 +12,7 @@ import httpx2
 
 from agentrl.engine.sglang import wire
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.retrying import whole
+from agentrl.retrying import read_all
 
 _CONNECT_TIMEOUT_S = 5.0
 _CONTROL_TIMEOUT_S = 10.0
@@ -168,7 +168,7 @@ class ServerConnection:
         try:
             response = await lane.pool.handle_async_request(request)
             async with aclosing(response):
-                return response.status_code, await whole(response.aiter_raw(), _MAX_REPLY_BYTES)
+                return response.status_code, await read_all(response.aiter_raw(), _MAX_REPLY_BYTES)
         except ValueError as error:
             raise EngineError(f"{url}: {error}.") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:

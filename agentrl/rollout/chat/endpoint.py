@@ -157,7 +157,7 @@ class ChatClient:
 
     async def _sent(self, method: str, url: httpx2.URL, content: bytes | None) -> bytes:
         try:
-            body = await body_of(self._http, method, url, content, most_bytes=_MAX_REPLY_BYTES)
+            body = await body_of(self._http, method, url, content, max_bytes=_MAX_REPLY_BYTES)
         except StatusError as error:
             error.body = self._redacted(error.body)
             raise

@@ -123,7 +123,7 @@ class SearchClient:
     async def _send(self, http: httpx2.AsyncClient, request: wire.RetrieveRequest) -> bytes:
         self.counts["requests"] += 1
         self.counts["queries"] += len(request.queries)
-        return await body_of(http, "POST", self._url, wire.request_body(request), most_bytes=_MAX_REPLY_BYTES)
+        return await body_of(http, "POST", self._url, wire.request_body(request), max_bytes=_MAX_REPLY_BYTES)
 
     def _count_retry(self, error: Exception) -> None:
         del error

@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from agentrl.processes import Child, Failed
+from agentrl.processes import Child, ProcessFailure
 
 _RANK = "agentrl.trainer.launch.rank"
 
@@ -26,7 +26,7 @@ class Member(ABC):
         self.pid = pid
         self.inbox: deque[object] = deque()
         self.num_pending = 0
-        self.failure: Failed | None = None
+        self.failure: ProcessFailure | None = None
         self.is_closed = False
 
     @property
@@ -100,7 +100,7 @@ class ChildRank(Member):
 
     def exit_reason(self) -> str:
         """How it ended; waits a bounded time until it has."""
-        return self._child.fate() or super().exit_reason()
+        return self._child.exit_description() or super().exit_reason()
 
     def wait(self) -> None:
         """Wait until it has ended, for a bounded time."""

@@ -17,7 +17,7 @@ from weakref import ReferenceType, ref
 
 from agentrl.errors import TrainerError
 from agentrl.gpus import check_gpus
-from agentrl.processes import Failed
+from agentrl.processes import ProcessFailure
 from agentrl.protocols import Bucket
 from agentrl.trainer.launch.background import Background
 from agentrl.trainer.launch.calls import BEGIN
@@ -184,7 +184,7 @@ class Processes:
                 rank.is_closed = True
                 failed.append(number)
                 continue
-            if isinstance(message, Failed):
+            if isinstance(message, ProcessFailure):
                 rank.failure = message
                 failed.append(number)
             else:
@@ -199,7 +199,7 @@ class Processes:
             self._receive(remaining_s)
         culprit = self._first_failed(number) if killed is None else killed
         rank = self._ranks[culprit]
-        why = f": {rank.failure.why}" if rank.failure else ""
+        why = f": {rank.failure.error}" if rank.failure else ""
         self._failure = (
             f"rank {culprit} of the trainer ({rank.where}) {rank.exit_reason()}{why}; the others were ended, "
             f"too (see {rank.log})."

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from agentrl.processes import LastMessage, follow_driver
+from agentrl.processes import SendFailure, follow_driver
 from agentrl.trainer.launch.calls import serve
 
 
@@ -16,7 +16,7 @@ def run_rank(pipe: Connection, local_rank: int, preloaded: str) -> None:
     local_rank: this rank's number among those of its machine. preloaded: the module with its worker.
     """
     follow_driver(pipe)
-    with suppress(EOFError, ConnectionError), LastMessage(pipe):
+    with suppress(EOFError, ConnectionError), SendFailure(pipe):
         serve(pipe, local_rank, preloaded)
 
 
