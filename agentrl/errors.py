@@ -173,7 +173,7 @@ async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
 async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:
     """Run all at once and return their results in order.
 
-    The first exception cancels the others, waits until they have cleaned up, and is raised itself, in no group.
+    The first exception cancels the others, waits until they have cleaned up, and is raised without a group.
     """
     try:
         async with asyncio.TaskGroup() as group:

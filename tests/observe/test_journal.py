@@ -92,8 +92,8 @@ def test_an_outcome_in_the_wrong_file_is_named(tmp_path):
     ("make", "sentence"),
     [
         (lambda: Entry(simple_episode("a"), (verdict("b"),), Outcome.TRAINED), "do not belong"),
-        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.DROPPED), "a reason stands"),
-        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.TRAINED, "x"), "a reason stands"),
+        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.DROPPED), "a reason belongs"),
+        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.TRAINED, "x"), "a reason belongs"),
         (lambda: Entry(simple_episode("a"), (), Outcome.TRAINED), "cannot be trained on"),
         (
             lambda: Entry(simple_episode("a", ending=Ending.FAILED), (verdict("a"),), Outcome.TRAINED),
