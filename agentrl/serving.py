@@ -28,19 +28,19 @@ def bound(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # TCP is explicit: asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP.
-    holder = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound_socket.bind((host, port))
+        sock.bind((host, port))
     except OSError as error:
-        bound_socket.close()
+        sock.close()
         raise UserError(f"Port {port} of {host} cannot be used: {error.strerror}; choose another.") from error
-    return bound_socket
+    return sock
 
 
-def address_of(holder: socket.socket) -> str:
+def address_of(sock: socket.socket) -> str:
     """The URL of a server at a bound socket."""
-    host, port = holder.getsockname()[:2]
+    host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
