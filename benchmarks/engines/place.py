@@ -115,7 +115,7 @@ class Served(Listener):
     async def start(self) -> None:
         """See `Listener.start`."""
         command = [sys.executable, "-m", "agentrl.cli", "serve", *self._words]
-        await self._bring_up(command, {**os.environ, **ONE_THREAD}, grace_s=1.0, within_s=_SERVED_S)
+        await self._start_process(command, {**os.environ, **ONE_THREAD}, grace_s=1.0, within_s=_SERVED_S)
 
 
 class Canned(Listener):
@@ -130,7 +130,7 @@ class Canned(Listener):
     async def start(self) -> None:
         """See `Listener.start`."""
         command = [sys.executable, "-I", "-S", str(Path(canned.__file__)), str(self.port), str(self._tokens)]
-        await self._bring_up(command, dict(os.environ), grace_s=1.0, within_s=_CANNED_S)
+        await self._start_process(command, dict(os.environ), grace_s=1.0, within_s=_CANNED_S)
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ class Served(Listener):
     async def start(self) -> None:
         words = ["serve", str(self.model), "--port", str(self.port), "--max-slots", "4"]
         command = [sys.executable, "-m", "agentrl.cli", *words, "--max-context-len", "1024"]
-        await self._bring_up(command, {**os.environ, "OMP_NUM_THREADS": "1"}, grace_s=1, within_s=60)
+        await self._start_process(command, {**os.environ, "OMP_NUM_THREADS": "1"}, grace_s=1, within_s=60)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ import torch
 
 from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports import inside
-from agentrl.engine.sglang.transports.shared_memory import _written
+from agentrl.engine.sglang.transports.shared_memory import _write_bucket
 from agentrl.errors import EngineError
 from agentrl.types import JSON
 from agentrl.weights import pack_buckets
@@ -52,7 +52,7 @@ def call(folder: Path, model: torch.nn.Module, **message: JSON) -> Mapping[str, 
 
 def load(folder: Path, model: torch.nn.Module, named, **changes: JSON) -> Mapping[str, object]:
     (bucket,) = pack_buckets(named, 1 << 20)
-    tensors = _written(folder / FILE, bucket)
+    tensors = _write_bucket(folder / FILE, bucket)
     message = {"action": "load", "file": str(folder / FILE), "tensors": tensors, "whole": True}
     return call(folder, model, **(message | changes))
 

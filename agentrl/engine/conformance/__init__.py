@@ -1,9 +1,8 @@
-"""What every engine must keep, as checks that run against any of them.
+"""The guarantees of every engine, as checks that run against any implementation.
 
-An author of an engine describes it once, as a `Subject`, and runs `run_conformance`; or, for one
-test per promise, each `Check` of `CHECKS`. An engine that lacks something declares it in its
-`EngineCaps`: what is then not checked is listed in the report, with the lack. Nothing is skipped
-without a declaration.
+The author of an engine describes it once, as a `Subject`, and runs `run_conformance`; or, for one test per
+guarantee, each `Check` of `CHECKS`. An engine declares a missing capability in its `EngineCaps`: the report
+lists the checks that were skipped, with that capability. No check is skipped without a declaration.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ __all__ = [
 
 
 class Report(NamedTuple):
-    """passed: names of checks. skipped: names, each with the lack that was declared."""
+    """passed: names of checks. skipped: names of checks, each with the missing capability."""
 
     passed: tuple[str, ...]
     skipped: tuple[str, ...]
 
 
 def lack(check: Check, caps: EngineCaps) -> str | None:
-    """Why a check cannot run on an engine with these capabilities, or None where it can."""
+    """The reason why a check cannot run on an engine with these capabilities; None where it can."""
     missing = [cap.name for cap in fields(caps) if cap.name == check.needs and not getattr(caps, cap.name)]
     return f"{check.name}: the engine declares that it lacks {missing[0]}" if missing else None
 
 
 async def run_conformance(make: Callable[[], Subject]) -> Report:
-    """Run every check that applies, each on a fresh engine, and close the engine.
+    """Run every applicable check, each on a new engine, and close the engine.
 
     Raises:
-        ConformanceError: the first promise that is broken.
+        ConformanceError: the first check that fails.
     """
     passed: list[str] = []
     skipped: list[str] = []

@@ -1,4 +1,4 @@
-"""The promises, one function each."""
+"""The checks, one function for each guarantee of an engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agentrl.protocols import Sampling, WeightTransaction
 from agentrl.types import Completion, Finish
 
 PATIENCE_S = 60.0
-"""How long a check waits for what should come at once, before it calls it a hang."""
+"""The timeout of a check for a result that should come at once."""
 
 
 class Check(NamedTuple):
-    """One promise. needs: the capability without which it cannot be checked."""
+    """One guarantee. needs: the capability that the check requires."""
 
     name: str
     run: Callable[[Subject], Awaitable[None]]
@@ -32,24 +32,24 @@ def _same(a: Completion, b: Completion) -> bool:
 
 async def _greedy(subject: Subject) -> None:
     prompt = subject.prompt(1)
-    got = await subject.sample(1, Sampling(12, temperature=0.0))
-    ids = [*prompt, *got.token_ids.tolist()]
+    completion = await subject.sample(1, Sampling(12, temperature=0.0))
+    ids = [*prompt, *completion.token_ids.tolist()]
     rows = subject.logits(ids, 0)[len(prompt) - 1 : -1]
-    best = rows.max(-1) - rows[np.arange(len(rows)), got.token_ids]
-    expect((best <= subject.tolerance).all(), "greedy sampling did not take the likeliest token")
-    expect(got.temperature == 0.0, "a greedy completion does not say so")
-    expect_logprobs(subject, prompt, got, 0.0)
+    gap = rows.max(-1) - rows[np.arange(len(rows)), completion.token_ids]
+    expect((gap <= subject.tolerance).all(), "greedy sampling did not take the likeliest token")
+    expect(completion.temperature == 0.0, "a greedy completion does not report temperature 0")
+    expect_logprobs(subject, prompt, completion, 0.0)
 
 
 async def _temperatures(subject: Subject) -> None:
     temperatures = (0.7, 1.0, 1.3)
     numbers = range(len(temperatures))
     rules = [Sampling(12, temperature=t, top_p=0.9, top_k=20, seed=3) for t in temperatures]
-    for got, n in zip(
+    for completion, n in zip(
         await asyncio.gather(*(subject.sample(n, rules[n]) for n in numbers)), numbers, strict=True
     ):
-        expect_logprobs(subject, subject.prompt(n), got, temperatures[n])
-        expect(got.temperature == temperatures[n], "a completion does not say what it was sampled at")
+        expect_logprobs(subject, subject.prompt(n), completion, temperatures[n])
+        expect(completion.temperature == temperatures[n], "a completion does not report its temperature")
 
 
 async def _top_k_and_top_p(subject: Subject) -> None:
@@ -78,15 +78,16 @@ def _seeded(rule: Sampling, seed: int) -> Sampling:
 
 
 async def _limits(subject: Subject) -> None:
-    got = await asyncio.gather(*(subject.sample(n, Sampling(1 + n, seed=n)) for n in range(6)))
-    for n, completion in enumerate(got):
+    completions = await asyncio.gather(*(subject.sample(n, Sampling(1 + n, seed=n)) for n in range(6)))
+    for n, completion in enumerate(completions):
         expect(
-            len(completion.token_ids) == 1 + n, f"{1 + n} tokens were asked for, {completion.token_ids} came"
+            len(completion.token_ids) == 1 + n,
+            f"{1 + n} tokens were requested, {completion.token_ids} returned",
         )
         expect(
             completion.finish is Finish.LENGTH, f"a completion at its limit finished as {completion.finish}"
         )
-        expect((completion.versions == 0).all(), "version 0 serves, the tokens say otherwise")
+        expect((completion.versions == 0).all(), "version 0 serves, the tokens have another version")
 
 
 async def _stop_tokens(subject: Subject) -> None:
@@ -95,14 +96,21 @@ async def _stop_tokens(subject: Subject) -> None:
     first = free.token_ids.tolist().index(stop)
     unused = next(i for i in range(subject.vocab_size) if i not in free.token_ids)
     rule = Sampling(16, temperature=0.0, stop_token_ids=(unused, stop))
-    got = await subject.engine.generate(subject.prompt(2), rule, session="other")
+    completion = await subject.engine.generate(subject.prompt(2), rule, session="other")
     expect(
-        got.token_ids.tolist() == free.token_ids[: first + 1].tolist(), "a stop token must end the completion"
+        completion.token_ids.tolist() == free.token_ids[: first + 1].tolist(),
+        "a stop token must end the completion",
     )
-    expect((got.finish, got.matched) == (Finish.STOP, stop), f"it says {got.finish}, {got.matched!r}")
+    expect(
+        (completion.finish, completion.matched) == (Finish.STOP, stop),
+        f"it finished as {completion.finish}, {completion.matched!r}",
+    )
     rule = Sampling(first + 1, temperature=0.0, stop_token_ids=(unused, stop))
-    got = await subject.engine.generate(subject.prompt(2), rule, session="at the limit")
-    expect((got.finish, got.matched) == (Finish.STOP, stop), f"at the limit it says {got.finish}")
+    completion = await subject.engine.generate(subject.prompt(2), rule, session="at the limit")
+    expect(
+        (completion.finish, completion.matched) == (Finish.STOP, stop),
+        f"at the limit it finished as {completion.finish}",
+    )
 
 
 async def _stop_strings(subject: Subject) -> None:
@@ -110,21 +118,27 @@ async def _stop_strings(subject: Subject) -> None:
     stop = subject.decode(free[4:7])
     size = next(n for n in range(1, 17) if stop in subject.decode(free[:n]))
     rule = Sampling(size, temperature=0.0, stop=("\0never\0", stop))
-    got = await subject.engine.generate(subject.prompt(2), rule, session="other")
-    expect(got.token_ids.tolist() == free[:size], "all tokens of the stop string, and no more, must be kept")
-    expect((got.finish, got.matched) == (Finish.STOP, stop), f"it says {got.finish}, {got.matched!r}")
+    completion = await subject.engine.generate(subject.prompt(2), rule, session="other")
+    expect(
+        completion.token_ids.tolist() == free[:size],
+        "a completion must have all tokens of the stop string, and no more",
+    )
+    expect(
+        (completion.finish, completion.matched) == (Finish.STOP, stop),
+        f"it finished as {completion.finish}, {completion.matched!r}",
+    )
 
 
 async def _seeds(subject: Subject) -> None:
     rule = Sampling(20, seed=11)
-    alone = await subject.sample(3, rule)
+    unbatched = await subject.sample(3, rule)
     others = [subject.sample(n, Sampling(25, seed=n)) for n in range(10, 10 + subject.max_slots)]
-    again, *_ = await asyncio.gather(
+    batched, *_ = await asyncio.gather(
         subject.engine.generate(subject.prompt(3), rule, session="again"), *others
     )
-    expect(_same(alone, again), "the same seed gave another completion when other requests ran beside it")
+    expect(_same(unbatched, batched), "the same seed gave another completion in a batch with other requests")
     other = await subject.engine.generate(subject.prompt(3), Sampling(20, seed=12), session="other")
-    expect(not _same(alone, other), "another seed gave the same completion")
+    expect(not _same(unbatched, other), "another seed gave the same completion")
     free = [await subject.engine.generate(subject.prompt(3), Sampling(20), session=f"f{n}") for n in "ab"]
     expect(not _same(*free), "two requests without a seed gave the same completion")
 
@@ -136,14 +150,14 @@ async def _sessions(subject: Subject) -> None:
     longer = [*prompt, *first.token_ids.tolist(), *subject.prompt(40, 3)]
     second = await subject.engine.generate(longer, rule, session="a")
     expect_logprobs(subject, longer, second, 0.0)
-    known = len(prompt) + len(first.token_ids) - 1
+    num_computed = len(prompt) + len(first.token_ids) - 1
     expect(
-        known <= second.cached_tokens <= known + 1,
-        f"{known} tokens of the second turn were computed before, cached_tokens says {second.cached_tokens}",
+        num_computed <= second.cached_tokens <= num_computed + 1,
+        f"the second turn has {num_computed} computed tokens, cached_tokens is {second.cached_tokens}",
     )
     rewritten = [*longer[:3], (longer[3] + 1) % subject.vocab_size, *longer[4:]]
     third = await subject.engine.generate(rewritten, rule, session="a")
-    expect(third.cached_tokens <= 3, "tokens behind a rewritten one were taken from the cache")
+    expect(third.cached_tokens <= 3, "tokens after a rewritten one were taken from the cache")
     expect_logprobs(subject, rewritten, third, 0.0)
 
 
@@ -162,24 +176,26 @@ async def _closed_sessions(subject: Subject) -> None:
     expect(same, "with and without the session's cache the completions differ")
 
 
-async def _crowd(subject: Subject) -> None:
+async def _more_than_slots(subject: Subject) -> None:
     count = 3 * subject.max_slots + 1
     rules = [Sampling(3 + n % 5, temperature=0.0) for n in range(count)]
-    got = await asyncio.gather(*(subject.sample(n, rule) for n, rule in enumerate(rules)))
+    completions = await asyncio.gather(*(subject.sample(n, rule) for n, rule in enumerate(rules)))
     for n in range(0, count, 4):
-        alone = await subject.engine.generate(subject.prompt(n), rules[n], session="alone")
-        await subject.engine.close_session("alone")
-        expect(_same(alone, got[n]), "a request gave another completion in a crowd than alone")
+        unbatched = await subject.engine.generate(subject.prompt(n), rules[n], session="unbatched")
+        await subject.engine.close_session("unbatched")
+        expect(
+            _same(unbatched, completions[n]), "a request gave another completion in a batch than by itself"
+        )
 
 
 async def _in_flight(subject: Subject) -> list[asyncio.Task[Completion]]:
-    """More long requests than slots, some of them under way: a short one that ran beside them is through."""
+    """More long requests than slots, some of them running: a short concurrent request has ended."""
     rule = Sampling(subject.max_context_len - 7, seed=1)
 
     def started(numbers: range) -> list[asyncio.Task[Completion]]:
         return [asyncio.create_task(subject.sample(n, rule)) for n in numbers]
 
-    # One slot is left to the short request, whichever of them arrives first.
+    # One slot is free for the short request, whichever of them arrives first.
     tasks = started(range(subject.max_slots - 1))
     first = subject.engine.generate(subject.prompt(0), Sampling(4), session="first")
     await asyncio.wait_for(first, PATIENCE_S)
@@ -188,7 +204,7 @@ async def _in_flight(subject: Subject) -> list[asyncio.Task[Completion]]:
     return tasks
 
 
-async def _one_at_a_time(subject: Subject) -> None:
+async def _busy_session(subject: Subject) -> None:
     tasks = await _in_flight(subject)
     try:
         await subject.sample(0, Sampling(1))
@@ -202,13 +218,13 @@ async def _one_at_a_time(subject: Subject) -> None:
 async def _abort(subject: Subject) -> None:
     tasks = await _in_flight(subject)
     await subject.engine.abort()
-    got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-    expect({c.finish for c in got} == {Finish.ABORT}, "after abort every request finishes as `abort`")
-    expect(any(len(c.token_ids) for c in got), "an aborted request keeps the tokens it had")
-    for n, completion in enumerate(got):
+    completions = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    expect({c.finish for c in completions} == {Finish.ABORT}, "after abort every request finishes as `abort`")
+    expect(any(len(c.token_ids) for c in completions), "an aborted request keeps the tokens it had")
+    for n, completion in enumerate(completions):
         expect_logprobs(subject, subject.prompt(n), completion, 1.0)
     after = await subject.engine.generate(subject.prompt(0), Sampling(2), session="after")
-    expect(after.finish is Finish.LENGTH, "an engine serves on after abort")
+    expect(after.finish is Finish.LENGTH, "an engine must serve after an abort")
 
 
 async def _cancel(subject: Subject) -> None:
@@ -220,10 +236,10 @@ async def _cancel(subject: Subject) -> None:
         all(isinstance(e, asyncio.CancelledError) for e in ended),
         "a cancelled generate() must raise CancelledError",
     )
-    # Their sessions, too, are free again at once.
+    # Their sessions are free again at once, too.
     again = [subject.sample(n, Sampling(2)) for n in range(len(tasks))]
-    got = await asyncio.wait_for(asyncio.gather(*again), PATIENCE_S)
-    expect({len(c.token_ids) for c in got} == {2}, "cancelled requests must free their room")
+    completions = await asyncio.wait_for(asyncio.gather(*again), PATIENCE_S)
+    expect({len(c.token_ids) for c in completions} == {2}, "cancelled requests must free their slots")
 
 
 async def _too_large(subject: Subject) -> None:
@@ -245,9 +261,9 @@ async def _unknown_tokens(subject: Subject) -> None:
             await subject.engine.generate([1, token, 2], Sampling(2), session="unknown")
         except EngineError:
             continue
-        raise ConformanceError(f"a prompt with token {token}, which the model does not know, must be refused")
-    got = await subject.sample(1, Sampling(2))
-    expect(len(got.token_ids) == 2, "an engine serves on after it refused a prompt")
+        raise ConformanceError(f"a prompt with token {token}, which the model does not have, must be refused")
+    completion = await subject.sample(1, Sampling(2))
+    expect(len(completion.token_ids) == 2, "an engine must serve after it refused a prompt")
 
 
 async def _send(subject: Subject, version: int, *, damage: int = 0, leave_out: int = 0) -> None:
@@ -261,7 +277,7 @@ async def _staged(
 ) -> AsyncIterator[tuple[WeightTransaction, int]]:
     delivery = subject.delivery(version)
     if subject.sink is None:
-        raise ConformanceError("an engine that takes weights has a sink; name it in the Subject")
+        raise ConformanceError("an engine with weight updates has a sink; set it in the Subject")
     async with subject.sink.begin(delivery.manifest, version) as transaction:
         for bucket in delivery.buckets[leave_out:]:
             await transaction.put(bucket)
@@ -272,13 +288,13 @@ async def _update(subject: Subject) -> None:
     async with _staged(subject, 1) as (transaction, checksum):
         tasks = await _in_flight(subject)
         await transaction.commit(checksum)
-    expect(subject.engine.version == 1, "after commit the engine serves the new version")
-    got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    expect(subject.engine.version == 1, "after commit the engine must serve the new version")
+    completions = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     expect(
-        any(0 < (c.versions == 0).sum() < len(c.versions) for c in got),
+        any(0 < (c.versions == 0).sum() < len(c.versions) for c in completions),
         "no request ran across the update: either it waited for all of them, or versions are wrong",
     )
-    for n, completion in enumerate(got):
+    for n, completion in enumerate(completions):
         expect((np.diff(completion.versions) >= 0).all(), "versions may only rise within a completion")
         expect_logprobs(subject, subject.prompt(n), completion, 1.0)
 
@@ -289,7 +305,7 @@ async def _update_drops_caches(subject: Subject) -> None:
     await _send(subject, 1)
     longer = [*prompt, *first.token_ids.tolist()]
     second = await subject.engine.generate(longer, Sampling(4, seed=1), session="a")
-    expect(second.cached_tokens == 0, "what older weights computed was used after an update")
+    expect(second.cached_tokens == 0, "the cache of older weights was used after an update")
     expect((second.versions == 1).all(), "tokens sampled after the update carry the new version")
     expect_logprobs(subject, longer, second, 1.0)
 
@@ -302,16 +318,19 @@ async def _broken_updates(subject: Subject) -> None:
             pass
         else:
             raise ConformanceError(f"an update with {how} must be refused")
-        got = await subject.engine.generate(subject.prompt(8), Sampling(4, seed=1), session=str(how))
-        expect(subject.engine.version == 0, f"after an update with {how} the old version serves on")
-        expect_logprobs(subject, subject.prompt(8), got, 1.0)
+        completion = await subject.engine.generate(subject.prompt(8), Sampling(4, seed=1), session=str(how))
+        expect(
+            subject.engine.version == 0,
+            f"after an update with {how} the engine must keep serving the old version",
+        )
+        expect_logprobs(subject, subject.prompt(8), completion, 1.0)
 
 
 async def _close(subject: Subject) -> None:
     tasks = await _in_flight(subject)
     await subject.engine.close()
-    got = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-    expect({c.finish for c in got} == {Finish.ABORT}, "closing ends every request as `abort`")
+    completions = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    expect({c.finish for c in completions} == {Finish.ABORT}, "closing ends every request as `abort`")
     try:
         await subject.sample(2, Sampling(1))
     except EngineError:
@@ -324,17 +343,17 @@ CHECKS: tuple[Check, ...] = (
     Check("logprobs are after temperature, before top-p and top-k", _temperatures, None),
     Check("top-k and top-p cut the tail", _top_k_and_top_p, None),
     Check("limits are met exactly", _limits, None),
-    Check("stop tokens end a completion and are kept", _stop_tokens, None),
-    Check("stop strings end a completion and are kept", _stop_strings, "stop_strings"),
-    Check("seeds reproduce, also in a crowd", _seeds, "seeds"),
+    Check("stop tokens end a completion and are part of it", _stop_tokens, None),
+    Check("stop strings end a completion and are part of it", _stop_strings, "stop_strings"),
+    Check("seeds reproduce, also in a batch", _seeds, "seeds"),
     Check("a session computes only what is new", _sessions, "prefix_cache"),
-    Check("a session's cache is its own and ends with it", _closed_sessions, "private_caches"),
-    Check("more requests than slots", _crowd, None),
-    Check("a session runs one request at a time", _one_at_a_time, None),
-    Check("abort ends everything with what it has", _abort, None),
-    Check("cancelling frees room", _cancel, None),
-    Check("what can never fit is refused in a sentence", _too_large, None),
-    Check("tokens that the model does not know are refused", _unknown_tokens, None),
+    Check("a session's cache is private and ends with it", _closed_sessions, "private_caches"),
+    Check("more requests than slots", _more_than_slots, None),
+    Check("a session runs one request at a time", _busy_session, None),
+    Check("abort ends every request with its tokens so far", _abort, None),
+    Check("cancelling frees the slot", _cancel, None),
+    Check("a request that exceeds the context is refused in a sentence", _too_large, None),
+    Check("tokens outside of the vocabulary are refused", _unknown_tokens, None),
     Check("an update takes effect at a token boundary", _update, "weight_updates"),
     Check("an update drops all caches", _update_drops_caches, "weight_updates"),
     Check("a broken update changes nothing", _broken_updates, "weight_updates"),

@@ -1,4 +1,4 @@
-"""An engine as its author describes it to the suite, and what a broken promise looks like."""
+"""The description of an engine for the conformance checks, and their error."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from agentrl.types import Completion
 
 
 class ConformanceError(AgentRLError):
-    """An engine broke a promise; the sentence says which, and how it showed."""
+    """An engine failed a check; the message states the expected and the observed behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCaps:
-    """What an engine can do. False is a declared lack."""
+    """The capabilities of an engine. False declares one as missing."""
 
     seeds: bool = True
-    """A seed reproduces a completion, whatever runs beside it."""
+    """A seed reproduces a completion, whatever else is in the batch."""
 
     stop_strings: bool = True
-    """Stop strings, not stop tokens only."""
+    """Stop strings, and not only stop tokens."""
 
     prefix_cache: bool = True
-    """The turns of a session share a cache, and `cached_tokens` says how much of it was used."""
+    """The turns of a session share a cache, and `cached_tokens` reports how much of it was used."""
 
     private_caches: bool = True
-    """What a session cached is used by it alone, and forgotten when it is closed."""
+    """Only the session itself uses its cache, which is dropped when the session is closed."""
 
     weight_updates: bool = True
-    """New weights are taken by a sink, while requests run."""
+    """A sink accepts new weights while requests run."""
 
 
 class WeightVersion(NamedTuple):
@@ -48,11 +48,12 @@ class WeightVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """An engine under test, fresh and idle, and an independent account of what its model believes.
+    """An engine under test, new and idle, and an independent reference for its model's logits.
 
-    logits(ids, version): float [T, V]; row t is what follows ids[: t + 1]. Versions 0 and 1 differ.
-    delivery(version): how that version is sent. decode: the text of tokens.
-    tolerance: how far logprobs may be from those of `logits`. sink: of the engine; None = it has none.
+    logits(ids, version): float [T, V]; row t predicts the token after ids[: t + 1]. Versions 0 and 1 differ.
+    delivery(version): the manifest and buckets of that version. decode: the text of tokens.
+    tolerance: the maximum difference of logprobs from those of `logits`. sink: of the engine; None = it has
+    none.
     """
 
     engine: RunningPolicy
@@ -76,22 +77,25 @@ class Subject:
 
 
 def expect(holds: bool | np.bool_, sentence: str) -> None:
-    """Raise ConformanceError with `sentence` unless the promise holds."""
+    """Raise ConformanceError with `sentence` unless the condition holds."""
     if not holds:
         raise ConformanceError(sentence)
 
 
-def expect_logprobs(subject: Subject, prompt: Sequence[int], got: Completion, temperature: float) -> None:
-    """Each token's logprob must be what the model of that token's version says."""
-    ids = [*prompt, *got.token_ids.tolist()]
-    rows = {version: subject.logits(ids, version) for version in set(got.versions.tolist())}
-    for t, token in enumerate(got.token_ids.tolist()):
-        row = rows[int(got.versions[t])][len(prompt) + t - 1].astype(np.float64)
+def expect_logprobs(
+    subject: Subject, prompt: Sequence[int], completion: Completion, temperature: float
+) -> None:
+    """Expect the logprob of each token to be that of the model at the token's version."""
+    ids = [*prompt, *completion.token_ids.tolist()]
+    rows = {version: subject.logits(ids, version) for version in set(completion.versions.tolist())}
+    for t, token in enumerate(completion.token_ids.tolist()):
+        row = rows[int(completion.versions[t])][len(prompt) + t - 1].astype(np.float64)
         row = row / (temperature or 1.0)
-        wanted = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
-        off = abs(wanted - float(got.logprobs[t]))
+        expected = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
+        difference = abs(expected - float(completion.logprobs[t]))
         expect(
-            off <= subject.tolerance,
-            f"token {t} of a completion at temperature {temperature:g} has logprob {got.logprobs[t]:.6f}; "
-            f"the model says {wanted:.6f}: is it that token's own, after temperature, before top-p?",
+            difference <= subject.tolerance,
+            f"token {t} of a completion at temperature {temperature:g} has logprob "
+            f"{completion.logprobs[t]:.6f}; the model has {expected:.6f}: is it that token's own, after "
+            "temperature, before top-p?",
         )

@@ -15,20 +15,20 @@ from tests.engine.sglang_launch.starting import STAND_IN, settings
 
 
 @pytest.fixture
-async def known(tmp_path: Path) -> Arguments:
+async def available(tmp_path: Path) -> Arguments:
     return await installed(Path(sys.executable), settings(tmp_path).environment_of(()))
 
 
-def test_the_interpreter_tells_what_its_version_takes(known: Arguments) -> None:
-    assert known.version == "0.0.1"
-    takes = {one.options[0]: one.takes for one in known.arguments}
+def test_the_interpreter_tells_what_its_version_takes(available: Arguments) -> None:
+    assert available.version == "0.0.1"
+    takes = {one.options[0]: one.takes for one in available.arguments}
     assert takes["--tp-size"] == "one"
     assert takes["--disable-cuda-graph"] == "nothing"
     assert takes["--cuda-graph-bs"] == "several"
 
 
-def test_values_become_words(known: Arguments) -> None:
-    given = {
+def test_values_become_words(available: Arguments) -> None:
+    values = {
         "mem_fraction_static": 0.3,
         "disable-cuda-graph": True,
         "lora_strict_loading": False,
@@ -36,7 +36,7 @@ def test_values_become_words(known: Arguments) -> None:
         "attention_backend": "triton",
         "habit": ["-1"],
     }
-    assert known.words(given, {}) == [
+    assert available.command_line(values, {}) == [
         "--mem-fraction-static=0.3",
         "--disable-cuda-graph",
         "--no-lora-strict-loading",
@@ -46,16 +46,16 @@ def test_values_become_words(known: Arguments) -> None:
     ]
 
 
-def test_defaults_give_way_and_those_that_a_version_lacks_are_left_out(known: Arguments) -> None:
+def test_defaults_give_way_and_those_that_a_version_lacks_are_left_out(available: Arguments) -> None:
     defaults = {"disable_cuda_graph": True, "tp_size": 1, "no_such_argument": 3}
-    assert known.words({}, defaults) == ["--disable-cuda-graph", "--tp-size=1"]
-    assert known.words({"tensor_parallel_size": 2, "disable_cuda_graph": False}, defaults) == [
+    assert available.command_line({}, defaults) == ["--disable-cuda-graph", "--tp-size=1"]
+    assert available.command_line({"tensor_parallel_size": 2, "disable_cuda_graph": False}, defaults) == [
         "--tensor-parallel-size=2"
     ]
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("values", "sentence"),
     [
         (
             {"mem_fraction": 0.3},
@@ -72,9 +72,9 @@ def test_defaults_give_way_and_those_that_a_version_lacks_are_left_out(known: Ar
         ({"attention_backend": "tritn"}, "cannot be 'tritn'. Did you mean `triton`?"),
     ],
 )
-def test_what_does_not_fit_is_a_sentence(known: Arguments, given: dict, sentence: str) -> None:
+def test_what_does_not_fit_is_a_sentence(available: Arguments, values: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        known.words(given, {})
+        available.command_line(values, {})
 
 
 def test_flags_are_the_same_arguments() -> None:
@@ -109,14 +109,14 @@ async def test_without_sglang_the_interpreter_is_named(tmp_path: Path) -> None:
 @pytest.mark.full
 async def test_the_real_version_tells_its_arguments(tmp_path: Path) -> None:
     real = ServerSettings(model=tmp_path, log_folder=tmp_path, device="cpu", python=sglang_python())
-    known = await installed(real.python, real.environment_of(()))
-    assert known.version.startswith("0.5.")
-    assert len(known.arguments) > 300
+    available = await installed(real.python, real.environment_of(()))
+    assert available.version.startswith("0.5.")
+    assert len(available.arguments) > 300
     command = await ServerProcess(real).command()
     assert "--attention-backend=torch_native" in command
     assert "--disable-overlap-schedule" in command
     with pytest.raises(ConfigError, match="Did you mean `mem_fraction_static`"):
-        known.words({"mem_fraction_statc": 0.3}, {})
+        available.command_line({"mem_fraction_statc": 0.3}, {})
     for ours in (
         "host",
         "port",
@@ -128,4 +128,4 @@ async def test_the_real_version_tells_its_arguments(tmp_path: Path) -> None:
         "config",
     ):
         with pytest.raises(ConfigError, match="is set by agentrl"):
-            known.words({ours: "x"}, {})
+            available.command_line({ours: "x"}, {})

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from agentrl.engine.sglang.launch import ServerProcess
-from agentrl.engine.sglang.launch.listener import ABOVE, free_ports
+from agentrl.engine.sglang.launch.listener import PORT_OFFSET, free_ports
 from agentrl.errors import ConfigError, EngineUnavailableError
 from tests.engine.sglang_launch.starting import about, logged_pids, settings
 from tests.tools.mcp.watching import alive, until
@@ -175,7 +175,7 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path:
 def test_ports_differ_and_leave_room_above(tmp_path: Path) -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
-    assert max(ports) + ABOVE < 32_768
+    assert max(ports) + PORT_OFFSET < 32_768
     with pytest.raises(ConfigError, match="port 60000 cannot be a server's; choose one from 1 to 55535"):
         ServerProcess(settings(tmp_path), port=60_000)
 

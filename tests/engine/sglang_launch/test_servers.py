@@ -168,9 +168,11 @@ async def test_the_router_takes_in_and_lets_go(tmp_path: Path, monkeypatch: pyte
             for _ in range(2):
                 await before.remove(worker.url)
                 assert await before.workers() == ()
-            monkeypatch.setattr(router, "CHANGE_S", 0.5)
+            monkeypatch.setattr(router, "CHANGE_TIMEOUT_S", 0.5)
             nobody = ServerProcess(chosen, name="nobody")
-            with pytest.raises(EngineUnavailableError, match=f"told of a change of {nobody.url} and did not"):
+            with pytest.raises(
+                EngineUnavailableError, match=f"accepted a change of {nobody.url} and did not"
+            ):
                 await before.add(nobody.url)
         finally:
             await before.stop()

@@ -1,1 +1,1 @@
-"""What runs inside a server's scheduler. Its folder goes on the server's PYTHONPATH."""
+"""The module that runs inside a server's scheduler. This directory goes on the server's PYTHONPATH."""

@@ -1,7 +1,7 @@
-"""SGLang servers and their router as processes of ours. Free of torch; Linux only.
+"""SGLang servers and their router as subprocesses. Free of torch; Linux only.
 
-`Servers` starts groups of them and a router, and stops all. `ServerProcess` and `RouterProcess` are one each;
-`arguments` are SGLang's own, checked against the installed version.
+`Servers` starts and stops groups of servers and a router. `ServerProcess` and `RouterProcess` are one process
+each; `arguments` are SGLang's own, checked against the installed version.
 """
 
 from agentrl.engine.sglang.launch.arguments import Arguments, Value, from_flags

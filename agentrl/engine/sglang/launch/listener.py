@@ -1,4 +1,4 @@
-"""What servers and routers have in common: a port, a log, and a process that may be started again."""
+"""The common base of servers and routers: a port, a log, and a process that can be restarted."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from agentrl.engine.sglang.control import Server
 from agentrl.errors import EngineUnavailableError
 
 HOST = "127.0.0.1"
-ABOVE = 10_000
-"""SGLang keeps the port this much above its own for itself."""
-# Below those that the kernel gives to outgoing connections, also with ABOVE added: a server that is started
-# again finds its port free.
+PORT_OFFSET = 10_000
+"""SGLang also uses the port with this offset to its own."""
+# Below the ports of outgoing connections, also with PORT_OFFSET added: so the port of a restarted server is
+# still free.
 _FIRST, _LAST = 12_000, 22_000
 _TRIES = 1000
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that are free now, each with the one ABOVE it.
+    """Different ports that are free now, each together with its port at PORT_OFFSET.
 
     Raises:
-        EngineUnavailableError: there are none.
+        EngineUnavailableError: there are too few.
     """
-    found: list[int] = []
-    # Held until all are found, so that they differ.
-    with ExitStack() as held:
+    ports: list[int] = []
+    # The sockets stay bound until the last port is chosen, so that the ports differ.
+    with ExitStack() as sockets:
         for port in random.sample(range(_FIRST, _LAST), _TRIES):
-            if len(found) == count:
-                return found
+            if len(ports) == count:
+                return ports
             try:
-                with ExitStack() as both:
-                    both.enter_context(_bound(port))
-                    both.enter_context(_bound(port + ABOVE))
-                    held.push(both.pop_all())
+                with ExitStack() as pair:
+                    pair.enter_context(_bound(port))
+                    pair.enter_context(_bound(port + PORT_OFFSET))
+                    sockets.push(pair.pop_all())
             except OSError:
                 continue
-            found.append(port)
+            ports.append(port)
     raise EngineUnavailableError(f"{count} ports of {HOST} between {_FIRST} and {_LAST} are not free.")
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could bind this port now."""
     try:
         with _bound(port):
             return True
@@ -63,7 +63,7 @@ def is_free(port: int) -> bool:
 def _bound(port: int) -> socket.socket:
     holder = socket.socket()
     try:
-        # As servers do: connections that have just ended don't keep a port.
+        # As servers do: connections in TIME_WAIT do not block the port.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((HOST, port))
     except OSError:
@@ -72,9 +72,9 @@ def _bound(port: int) -> socket.socket:
     return holder
 
 
-_LOOK_AGAIN_S = 0.02
-_ASK_AGAIN_S = 0.1
-_ANSWER_S = 5.0
+_POLL_S = 0.02
+_HEALTH_POLL_S = 0.1
+_HEALTH_TIMEOUT_S = 5.0
 _LAST_BYTES = 16_384
 _LAST_LINES = 12
 _LINE_CHARACTERS = 300
@@ -82,9 +82,9 @@ _LINE_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What runs. command: an absolute path and arguments. environment: all of it. log: is appended to.
+    """A program. command: an absolute path and arguments. environment: all variables. log: is appended to.
 
-    grace_s: how long its processes have to end by themselves before they are killed.
+    grace_s: the time between SIGTERM and SIGKILL.
     """
 
     name: str
@@ -95,10 +95,10 @@ class Program:
 
 
 class GuardedProcess:
-    """A program that may be started, end and be started again; at most one of it runs.
+    """A program that can be started and restarted; at most one process of it runs.
 
-    It ends with us, whatever happens to us, and so does all that it started. It also ends with the thread
-    that called `start`: the one that runs the event loop.
+    It ends with this process, also where that is killed, and so do all its children. It also ends with the
+    thread that called `start`: the thread of the event loop.
     """
 
     def __init__(self, program: Program) -> None:
@@ -109,30 +109,30 @@ class GuardedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the program, or anything that it started, runs."""
-        return self._process is not None and not self._over(self._process)
+        """Whether the program, or one of its children, runs."""
+        return self._process is not None and not self._has_ended(self._process)
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code; 128 + N where signal N ended it, 0 where we did; None while it runs or before."""
-        return None if self._process is None or not self._over(self._process) else self._process.poll()
+        """The exit code: 128 + N after signal N, 0 after `stop`; None while it runs, and before the start."""
+        return None if self._process is None or not self._has_ended(self._process) else self._process.poll()
 
-    async def brought_up(self, url: str, within_s: float) -> None:
-        """Start it and wait until the server at `url` is healthy. Interrupted, it leaves nothing.
+    async def start(self, url: str, within_s: float) -> None:
+        """Start it and wait until the server at `url` is healthy. On interruption it is stopped.
 
         Raises:
-            EngineUnavailableError: it cannot be started, ended, or took longer.
+            EngineUnavailableError: it cannot be started, ended, or took longer than within_s.
         """
         up = False
         try:
-            self._start()
-            await self._healthy(url, within_s)
+            self._spawn()
+            await self._wait_healthy(url, within_s)
             up = True
         finally:
             if not up:
                 await self.stop()
 
-    def _start(self) -> None:
+    def _spawn(self) -> None:
         assert not self.running, "one at a time"
         try:
             self.program.log.parent.mkdir(parents=True, exist_ok=True)
@@ -144,83 +144,83 @@ class GuardedProcess:
                     stdout=log,
                     stderr=log,
                     env=dict(self.program.environment),
-                    # Its own group: Ctrl-C reaches us alone, and we end it.
+                    # Its own process group: Ctrl-C reaches only this process, which then stops it.
                     start_new_session=True,
                 )
         except OSError as error:
             raise EngineUnavailableError(f"{self.program.name} cannot be started: {error}.") from error
         self._swept = False
 
-    def ask_to_end(self) -> None:
-        """Tell the guard to end everything. It does so by itself: this waits for nothing."""
-        if self._process is not None and not self._over(self._process):
+    def terminate(self) -> None:
+        """Send SIGTERM to the guard, which ends the program; this does not wait for it."""
+        if self._process is not None and not self._has_ended(self._process):
             self._process.terminate()
 
     async def stop(self) -> None:
-        """End everything and wait until it is gone. Interrupted, it happens all the same, unwatched."""
-        self.ask_to_end()
+        """End the program and its children, and wait. On interruption the guard ends them all the same."""
+        self.terminate()
         within_s = self.program.grace_s + guard.GIVE_UP_S + 1.0
         if self._process is not None and not await self.ends_within(within_s):
             self._process.kill()
             await self.ends_within(1.0)
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait until nothing of it runs, for so long at most; whether that is so."""
-        until = time.monotonic() + seconds
+        """Wait until no process of it runs; returns whether that was so within `seconds`."""
+        deadline_s = time.monotonic() + seconds
         while self.running:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline_s:
                 return False
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
         return True
 
-    async def _healthy(self, url: str, within_s: float) -> None:
-        until = time.monotonic() + within_s
+    async def _wait_healthy(self, url: str, within_s: float) -> None:
+        deadline_s = time.monotonic() + within_s
         server = Server(url)
         try:
-            while not await server.healthy(_ANSWER_S):
+            while not await server.healthy(_HEALTH_TIMEOUT_S):
                 if not self.running:
                     raise EngineUnavailableError(
                         f"{self.program.name} ended with exit code {self.returncode} before it was up; "
-                        f"{self.last_words()}"
+                        f"{self.log_tail()}"
                     )
-                if time.monotonic() > until:
+                if time.monotonic() > deadline_s:
                     raise EngineUnavailableError(
                         f"{self.program.name} was not up after {within_s:g} s: give it longer, or see what "
-                        f"it waits for; {self.last_words()}"
+                        f"it waits for; {self.log_tail()}"
                     )
-                await asyncio.sleep(_ASK_AGAIN_S)
+                await asyncio.sleep(_HEALTH_POLL_S)
         finally:
             await server.close()
 
-    def last_words(self) -> str:
-        """The last lines that it wrote since it was last started, in words for a person."""
+    def log_tail(self) -> str:
+        """The last lines of its log since its last start, with a heading."""
         with suppress(OSError), self.program.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_from, size - _LAST_BYTES))
             text = log.read().decode("utf-8", "replace")
-            lines = [_shown(line) for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+            lines = [_printable(line) for line in text.splitlines() if line.strip()][-_LAST_LINES:]
             return "\n  ".join([f"the last lines of {self.program.log}:", *(lines or ["(none)"])])
         return f"{self.program.log} cannot be read."
 
-    def _over(self, process: subprocess.Popen[bytes]) -> bool:
+    def _has_ended(self, process: subprocess.Popen[bytes]) -> bool:
         if process.poll() is None:
             return False
         if not self._swept:
             self._swept = True
-            # Somebody may have killed the guard: its server has gone with it, children of that have not.
+            # Where the guard was killed, its server has ended with it, but not the server's children.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         return True
 
 
-def _shown(line: str) -> str:
+def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else " " for c in line.rstrip())[:_LINE_CHARACTERS]
 
 
 class Listener(ABC):
-    """A program that listens at a port of this machine. It may end and be started again at the same one.
+    """A program that listens on a port of this machine, the same one after each restart.
 
-    name: names its log file, log. Used by one event loop: it ends with the thread of that loop.
+    name: of its log file, log. Used by one event loop: the program ends with the thread of that loop.
     """
 
     def __init__(self, name: str, port: int, log_folder: Path) -> None:
@@ -236,12 +236,12 @@ class Listener(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether its process, or anything that it started, runs. One that hangs runs, too."""
+        """Whether its process, or one of its children, runs; also one that hangs."""
         return self._process is not None and self._process.running
 
     @property
     def returncode(self) -> int | None:
-        """The exit code of the last run: 128 + N where signal N ended it, 0 where `stop` did.
+        """The exit code of the last run: 128 + N after signal N, 0 after `stop`.
 
         None: it runs, or was never started.
         """
@@ -249,27 +249,27 @@ class Listener(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it, again where it runs, and wait until it answers. Interrupted, it leaves nothing.
+        """Start or restart it, and wait until it answers. On interruption it is stopped.
 
         Raises:
             EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
         """
 
-    def ask_to_end(self) -> None:
-        """Have it ended, without waiting for that."""
+    def terminate(self) -> None:
+        """Send SIGTERM, without waiting for the end."""
         if self._process is not None:
-            self._process.ask_to_end()
+            self._process.terminate()
 
     async def stop(self) -> None:
-        """End it and all that it started, and wait until they are gone. Fine where nothing runs."""
+        """Stop it and all its children, and wait for their end. Does nothing where it does not run."""
         if self._process is not None:
             await self._process.stop()
 
-    def last_words(self) -> str:
-        """The last lines of its log, in words for a person."""
-        return f"{self.name} was never started." if self._process is None else self._process.last_words()
+    def log_tail(self) -> str:
+        """The last lines of its log, with a heading."""
+        return f"{self.name} was never started." if self._process is None else self._process.log_tail()
 
-    async def _bring_up(
+    async def _start_process(
         self, command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, within_s: float
     ) -> None:
         await self.stop()
@@ -278,4 +278,4 @@ class Listener(ABC):
                 f"{self.name} cannot listen at {self.url}: another process does; end that one."
             )
         self._process = GuardedProcess(Program(self.name, command, environment, self.log, grace_s))
-        await self._process.brought_up(self.url, within_s)
+        await self._process.start(self.url, within_s)

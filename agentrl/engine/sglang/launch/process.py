@@ -1,4 +1,4 @@
-"""One SGLang server as a process of ours."""
+"""One SGLang server as a subprocess."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Literal
 
 from agentrl.engine.config import Role
 from agentrl.engine.sglang.launch.arguments import Value, installed
-from agentrl.engine.sglang.launch.listener import ABOVE, HOST, Listener, free_ports
+from agentrl.engine.sglang.launch.listener import HOST, PORT_OFFSET, Listener, free_ports
 from agentrl.errors import ConfigError
 
-# Asked to end, SGLang waits for its requests, which nobody wants any more, and then 5 s for its GPUs.
+# On SIGTERM, SGLang waits for its requests, which are abandoned by then, and then 5 s for its GPUs.
 GRACE_S = 1.0
-_LAST_PORT = 65_535 - ABOVE
-# A line for every request costs time and room.
+_LAST_PORT = 65_535 - PORT_OFFSET
+# A log line for every request costs time and disk space.
 DEFAULTS: Mapping[str, Value] = {"log_level_http": "warning"}
-"""Arguments of every server, where nobody says otherwise."""
+"""The default arguments of every server."""
 CPU_DEFAULTS: Mapping[str, Value] = {
     **DEFAULTS,
     "attention_backend": "torch_native",
@@ -32,17 +32,17 @@ CPU_DEFAULTS: Mapping[str, Value] = {
     "mem_fraction_static": 0.3,
     "max_total_tokens": 20_000,
 }
-"""Those of servers on a CPU: what SGLang needs there, and memory for 20,000 tokens."""
+"""The default arguments of servers on a CPU, with a cache of 20,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How servers are started.
+    """The start settings of servers.
 
-    model: the folder that they load. log_folder: gets a log file for each. role: what they do.
-    python: the interpreter that SGLang is installed for. python_path: folders that it searches first.
-    arguments: SGLang's own, by their names; where there are none, DEFAULTS or CPU_DEFAULTS.
-    environment: variables, beside those of this process.
+    model: the directory of the model. log_folder: of a log file for each. role: the stages that they run.
+    python: the interpreter that SGLang is installed for. python_path: directories that it searches first.
+    arguments: SGLang's own, by their names; DEFAULTS or CPU_DEFAULTS apply to those left out.
+    environment: variables, in addition to those of this process.
     first_wait_s: how long a server may take to be healthy (seconds).
     """
 
@@ -57,29 +57,29 @@ class ServerSettings:
     first_wait_s: float = 600.0
 
     def environment_of(self, gpus: Sequence[str]) -> dict[str, str]:
-        """All variables of a server that computes on `gpus`; none: on those that this process sees."""
-        told = dict(os.environ)
-        # The folder that we happen to be in holds no modules for servers.
-        told["PYTHONSAFEPATH"] = "1"
-        told["PYTHONUNBUFFERED"] = "1"
+        """All variables of a server on `gpus`; none: on the GPUs that this process can use."""
+        variables = dict(os.environ)
+        # The working directory of this process must not provide modules to servers.
+        variables["PYTHONSAFEPATH"] = "1"
+        variables["PYTHONUNBUFFERED"] = "1"
         if self.device == "cpu":
-            told["SGLANG_USE_CPU_ENGINE"] = "1"
-            told.setdefault("OMP_NUM_THREADS", "1")
+            variables["SGLANG_USE_CPU_ENGINE"] = "1"
+            variables.setdefault("OMP_NUM_THREADS", "1")
         if gpus:
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         folders = [str(folder.absolute()) for folder in self.python_path]
-        folders += filter(None, [told.get("PYTHONPATH")])
+        folders += filter(None, [variables.get("PYTHONPATH")])
         if folders:
-            told["PYTHONPATH"] = os.pathsep.join(folders)
-        told.update(self.environment)
-        return told
+            variables["PYTHONPATH"] = os.pathsep.join(folders)
+        variables.update(self.environment)
+        return variables
 
 
 class ServerProcess(Listener):
     """An SGLang server.
 
-    port: None = one that is free. gpus: those that it computes on, as CUDA_VISIBLE_DEVICES names them; none:
-    those that this process sees.
+    port: None = a free one. gpus: its GPUs, as in CUDA_VISIBLE_DEVICES; none: those that this process can
+    use.
 
     Raises:
         ConfigError: a port that SGLang cannot use.
@@ -102,16 +102,16 @@ class ServerProcess(Listener):
 
     @property
     def role(self) -> Role:
-        """What it does."""
+        """The stages of a request that it runs."""
         return self.settings.role
 
     async def command(self) -> list[str]:
-        """The command line that starts it, with arguments that the installed version takes.
+        """The command line that starts it, with arguments that the installed version accepts.
 
         Raises:
-            ConfigError: the interpreter, or an argument.
+            ConfigError: the interpreter, or an argument, is invalid.
         """
-        known = await installed(self.settings.python, self.settings.environment_of(self.gpus))
+        available = await installed(self.settings.python, self.settings.environment_of(self.gpus))
         defaults = CPU_DEFAULTS if self.settings.device == "cpu" else DEFAULTS
         ours = {
             "--model-path": str(self.settings.model.absolute()),
@@ -124,19 +124,19 @@ class ServerProcess(Listener):
             ours["--disaggregation-mode"] = self.role
         if self.bootstrap_port is not None:
             ours["--disaggregation-bootstrap-port"] = str(self.bootstrap_port)
-        words = [word for pair in ours.items() for word in pair]
-        words += known.words(self.settings.arguments, defaults)
-        return [str(self.settings.python.absolute()), "-m", "sglang.launch_server", *words]
+        command_line = [part for pair in ours.items() for part in pair]
+        command_line += available.command_line(self.settings.arguments, defaults)
+        return [str(self.settings.python.absolute()), "-m", "sglang.launch_server", *command_line]
 
     async def start(self) -> None:
-        """Start it, again where it runs, and wait until it is healthy. Interrupted, it leaves nothing.
+        """Start or restart it, and wait until it is healthy. On interruption it is stopped.
 
         Raises:
-            ConfigError: the interpreter, or an argument.
+            ConfigError: the interpreter, or an argument, is invalid.
             EngineUnavailableError: it ended, or was not healthy after first_wait_s; with the last lines of
                 its log.
         """
-        await self._bring_up(
+        await self._start_process(
             await self.command(),
             self.settings.environment_of(self.gpus),
             grace_s=GRACE_S,

@@ -1,6 +1,6 @@
-"""sglang-router as a process of ours: sessions stay on one server, and we decide which server lives.
+"""sglang-router as a subprocess: sessions stay on one server, and agentrl adds and removes servers.
 
-    POST   /workers {"url": ".."}     202: it looks at the server, then takes it in
+    POST   /workers {"url": ".."}     202: it checks the server, then adds it
                     worker_type, bootstrap_port: of a server that only prefills, or only decodes
     DELETE /workers/ID                202
     GET    /workers                   {"workers": [{"id": "..", "url": "..", "is_healthy": true}]}
@@ -24,33 +24,33 @@ from agentrl.types import JSON
 
 FIRST_WAIT_S = 60.0
 GRACE_S = 2.0
-CHANGE_S = 60.0
-"""How long the router may take to take in a server, or to let it go."""
-_LOOK_AGAIN_S = 0.05
-_CONTROL_S = 10.0
+CHANGE_TIMEOUT_S = 60.0
+"""How long the router may take to add or remove a server."""
+_POLL_S = 0.05
+_CONTROL_TIMEOUT_S = 10.0
 _ACCEPTED = 202
 _OK = 200
 _NOT_FOUND = 404
 FLAGS: Mapping[str, str] = {
-    # The only policy that keeps the requests of one x-smg-routing-key on one server. A session that is new,
-    # or whose server has gone, goes where the fewest requests run.
+    # The only policy that routes the requests of one x-smg-routing-key to one server. A new session, and one
+    # whose server was removed, is assigned to the server with the fewest requests.
     "policy": "manual",
     "assignment-mode": "min_load",
-    # Requests have deadlines of their own, which the client keeps.
+    # The client enforces the deadline of each request.
     "request-timeout-secs": "86400",
     "shutdown-grace-period-secs": "1",
-    # Its default would look at a server only every 30 s until it takes it in.
+    # By default it checks a new server only every 30 s.
     "worker-startup-check-interval": "1",
-    "worker-startup-timeout-secs": str(int(CHANGE_S)),
-    # Otherwise two lines for every request.
+    "worker-startup-timeout-secs": str(int(CHANGE_TIMEOUT_S)),
+    # The default writes two lines for every request.
     "log-level": "warn",
 }
 SWITCHES: Sequence[str] = (
-    # Which request may be sent again, the client decides: one that has been sampled must not be.
+    # The client decides which request to send again: one with sampled tokens must not be.
     "disable-retries",
-    # One judge of whether a server lives: whoever adds and removes it. A second one would send nothing to a
-    # server that was added again, until a minute has passed (circuit breaker) or it has been healthy often
-    # enough (health checks); and it would take sessions, with their caches, from one that is only busy.
+    # Only the fleet decides whether a server is up. The router's own checks would send nothing to a restarted
+    # server until a minute has passed (circuit breaker) or it has been healthy often enough (health checks);
+    # and they would move sessions away from a busy server, and lose their caches.
     "disable-circuit-breaker",
     "disable-health-check",
 )
@@ -67,10 +67,10 @@ class _Workers(wire.WireModel):
 
 
 class RouterProcess(Listener):
-    """A router. Where it is started again, it knows no servers until they are added.
+    """A router. After a restart it has no servers until they are added.
 
-    settings: those of its servers; it is run by the same interpreter, with the same variables.
-    disaggregated: servers that prefill and servers that decode, which share the work on each request.
+    settings: of its servers; the router runs in the same interpreter, with the same variables.
+    disaggregated: the servers that prefill and those that decode, where each request uses one of both.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class RouterProcess(Listener):
         super().__init__(name, port, settings.log_folder)
         self._python = settings.python
         self._environment = settings.environment_of(())
-        self._disaggregated = {server.url: _part(server) for server in disaggregated}
+        self._disaggregated = {server.url: _disaggregation_fields(server) for server in disaggregated}
 
     async def start(self) -> None:
-        """Start it, again where it runs, and wait until it answers. Interrupted, it leaves nothing.
+        """Start or restart it, and wait until it answers. On interruption it is stopped.
 
         Raises:
             EngineUnavailableError: it ended, or did not answer in time; with the last lines of its log.
@@ -95,52 +95,55 @@ class RouterProcess(Listener):
             "prometheus-port": str(self._metrics_port),
             **FLAGS,
         }
-        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-        words += [f"--{name}" for name in SWITCHES]
-        words += ["--pd-disaggregation"] if self._disaggregated else []
-        command = [str(self._python.absolute()), "-m", "sglang_router.launch_router", *words]
-        await self._bring_up(command, self._environment, grace_s=GRACE_S, within_s=FIRST_WAIT_S)
+        arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
+        arguments += [f"--{name}" for name in SWITCHES]
+        arguments += ["--pd-disaggregation"] if self._disaggregated else []
+        command = [str(self._python.absolute()), "-m", "sglang_router.launch_router", *arguments]
+        await self._start_process(command, self._environment, grace_s=GRACE_S, within_s=FIRST_WAIT_S)
 
     async def workers(self) -> tuple[str, ...]:
-        """The addresses of the servers that it sends requests to.
+        """The addresses of its healthy servers.
 
         Raises:
-            EngineUnavailableError: it is not there. EngineError: it is no router.
+            EngineUnavailableError: it is not reachable. EngineError: it is no router.
         """
         async with self._connected() as connection:
-            return tuple(worker.url for worker in await self._known(connection) if worker.is_healthy)
+            return tuple(worker.url for worker in await self._list_workers(connection) if worker.is_healthy)
 
     async def add(self, url: str) -> None:
-        """Have it send requests to a server that is healthy; returns when it does.
+        """Add a healthy server; returns when the router sends requests to it.
 
-        Fine where it does so already.
+        A server that was added before is ignored.
 
         Raises:
-            EngineUnavailableError: it is not there, or did not take the server in.
+            EngineUnavailableError: the router is not reachable, or did not add the server in time.
             EngineError: it refused.
         """
         async with self._connected() as connection:
-            if any(worker.url == url for worker in await self._known(connection)):
+            if any(worker.url == url for worker in await self._list_workers(connection)):
                 return
-            told = {"url": url, "disable_health_check": True, **self._disaggregated.get(url, {})}
-            await self._accepted(connection, "POST", "/workers", json.dumps(told).encode())
+            payload = {"url": url, "disable_health_check": True, **self._disaggregated.get(url, {})}
+            await self._send_change(connection, "POST", "/workers", json.dumps(payload).encode())
             await self._until(
-                connection, url, lambda known: any(w.url == url and w.is_healthy for w in known)
+                connection,
+                url,
+                lambda workers: any(worker.url == url and worker.is_healthy for worker in workers),
             )
 
     async def remove(self, url: str) -> None:
-        """Have it send no more requests to a server, dead or alive; returns when it does not.
+        """Remove a server, whether it runs or not; returns when the router sends no more requests to it.
 
-        Those that are on their way are not ended. Fine where it sends none.
+        Running requests are not aborted. A server that is not there is ignored.
 
         Raises:
-            EngineUnavailableError: it is not there, or did not let the server go. EngineError: it refused.
+            EngineUnavailableError: the router is not reachable, or did not remove the server in time.
+            EngineError: it refused.
         """
         async with self._connected() as connection:
-            for worker in await self._known(connection):
+            for worker in await self._list_workers(connection):
                 if worker.url == url:
-                    await self._accepted(connection, "DELETE", f"/workers/{worker.id}")
-            await self._until(connection, url, lambda known: all(worker.url != url for worker in known))
+                    await self._send_change(connection, "DELETE", f"/workers/{worker.id}")
+            await self._until(connection, url, lambda workers: all(worker.url != url for worker in workers))
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[ServerConnection]:
@@ -150,24 +153,24 @@ class RouterProcess(Listener):
         finally:
             await connection.close()
 
-    async def _known(self, connection: ServerConnection) -> list[_Worker]:
-        status, answer = await self._sent(connection, "GET", "/workers")
+    async def _list_workers(self, connection: ServerConnection) -> list[_Worker]:
+        status, body = await self._send(connection, "GET", "/workers")
         if status != _OK:
-            raise EngineError(f"the router at {self.url}/workers {wire.refusal(status, answer)}")
-        return wire.read(_Workers, answer, f"{self.url}/workers").workers
+            raise EngineError(f"the router at {self.url}/workers {wire.refusal(status, body)}")
+        return wire.read(_Workers, body, f"{self.url}/workers").workers
 
-    async def _accepted(
+    async def _send_change(
         self, connection: ServerConnection, method: str, path: str, body: bytes = b""
     ) -> None:
-        status, answer = await self._sent(connection, method, path, body)
+        status, answer = await self._send(connection, method, path, body)
         if status not in (_OK, _ACCEPTED, _NOT_FOUND):
             raise EngineError(f"the router at {self.url}{path} {wire.refusal(status, answer)}")
 
-    async def _sent(
+    async def _send(
         self, connection: ServerConnection, method: str, path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
         try:
-            return await connection.answer(method, path, body, timeout_s=_CONTROL_S)
+            return await connection.answer(method, path, body, timeout_s=_CONTROL_TIMEOUT_S)
         except EngineUnavailableError as error:
             reason = str(error).rstrip(".")
             raise EngineUnavailableError(
@@ -175,20 +178,20 @@ class RouterProcess(Listener):
             ) from error
 
     async def _until(
-        self, connection: ServerConnection, url: str, true: Callable[[list[_Worker]], bool]
+        self, connection: ServerConnection, url: str, condition: Callable[[list[_Worker]], bool]
     ) -> None:
         try:
-            async with asyncio.timeout(CHANGE_S):
-                while not true(await self._known(connection)):
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+            async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                while not condition(await self._list_workers(connection)):
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise EngineUnavailableError(
-                f"the router at {self.url} was told of a change of {url} and did not make it in "
-                f"{CHANGE_S:g} s; see {self.log}."
+                f"the router at {self.url} accepted a change of {url} and did not make it in "
+                f"{CHANGE_TIMEOUT_S:g} s; see {self.log}."
             ) from None
 
 
-def _part(server: ServerProcess) -> Mapping[str, JSON]:
+def _disaggregation_fields(server: ServerProcess) -> Mapping[str, JSON]:
     if server.bootstrap_port is None:
         return {"worker_type": server.role}
     return {"worker_type": server.role, "bootstrap_port": server.bootstrap_port}

@@ -1,4 +1,4 @@
-"""Several servers at once, and a router before them: all up, or all gone."""
+"""Several servers and their router: all of them start, or all are stopped."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from agentrl.engine.sglang.launch.router import RouterProcess
 from agentrl.errors import ConfigError
 
 
-def _nothing(sentence: str) -> None:
-    """Tell nobody."""
+def _ignore(sentence: str) -> None:
     del sentence
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReplicas:
-    """`count` servers that are alike.
+    """`count` servers with the same settings.
 
-    gpus: as CUDA_VISIBLE_DEVICES names them, shared out in order, the same number to each server; none: all
-    compute on what this process sees.
+    gpus: as in CUDA_VISIBLE_DEVICES, assigned in order, the same number to each server; none: all servers use
+    the GPUs of this process.
     """
 
     settings: ServerSettings
@@ -41,20 +40,20 @@ class Servers:
         async with Servers(ServerReplicas(settings, count=2, gpus=("0", "1")), on_event=print) as servers:
             policy = SGLangPolicy(servers.url)
 
-    groups: all do the same, or there are some that prefill and some that decode, by their settings' role.
+    groups: all with the role `regular`, or some with `prefill` and some with `decode`.
     router: False leaves it out.
-    on_event: gets a sentence whenever something is starting, is up or is stopping.
+    on_event: called with a sentence whenever a process is starting, is up or is stopping.
 
-    Entering waits until every server is healthy and the router sends to all of them; interrupted, or where
-    one does not come up, it leaves nothing. Leaving ends everything, however the block ends, and waits for
-    that. Used by one event loop, in whose thread it was entered.
+    Entering waits until every server is healthy and the router sends to all of them; on interruption, or
+    where a server does not start, all of them are stopped. Leaving stops all processes, also after an error,
+    and waits for their end. Used by one event loop, in whose thread it was entered.
 
     Raises:
-        ConfigError: no server, GPUs that cannot be shared out, or roles that cannot serve together.
+        ConfigError: no server, GPUs that cannot be divided evenly, or roles that cannot serve together.
     """
 
     def __init__(
-        self, *groups: ServerReplicas, router: bool = True, on_event: Callable[[str], None] = _nothing
+        self, *groups: ServerReplicas, router: bool = True, on_event: Callable[[str], None] = _ignore
     ) -> None:
         self.servers = _servers(groups)
         roles = {server.role for server in self.servers}
@@ -71,26 +70,26 @@ class Servers:
         self._stack = AsyncExitStack()
 
     @property
-    def _parts(self) -> tuple[Listener, ...]:
+    def _processes(self) -> tuple[Listener, ...]:
         return self.servers if self.router is None else (self.router, *self.servers)
 
     @property
     def url(self) -> str:
-        """Where requests go: the router, or the only server."""
+        """The address for requests: of the router, or of the only server."""
         return self.servers[0].url if self.router is None else self.router.url
 
     async def __aenter__(self) -> Self:
-        """Start everything at once.
+        """Start all processes concurrently.
 
         Raises:
-            ConfigError: the interpreter, or an argument.
-            EngineUnavailableError: a server, or the router, does not come up.
+            ConfigError: the interpreter, or an argument, is invalid.
+            EngineUnavailableError: a server, or the router, does not start.
         """
         async with AsyncExitStack() as stack:
-            # A mistake is told before anything is started.
+            # A wrong argument raises before any process is started.
             for server in self.servers:
                 await server.command()
-            self._on_event(f"starting {_many(len(self.servers))}")
+            self._on_event(f"starting {_count(len(self.servers))}")
             stack.push_async_callback(self._stop)
             await self._start()
             self._stack = stack.pop_all()
@@ -102,31 +101,31 @@ class Servers:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        self._starting = [asyncio.create_task(self._started(part)) for part in self._parts]
-        # Interrupted, this does not wait for them: `_stop` does, once it has told what it is about.
+        self._starting = [asyncio.create_task(self._start_one(process)) for process in self._processes]
+        # On interruption this does not wait for the tasks: `_stop` does, after it has reported the event.
         ended, _ = await asyncio.wait(self._starting, return_when=asyncio.FIRST_EXCEPTION)
         for task in ended:
             await task
         if self.router is not None:
             for server in self.servers:
                 await self.router.add(server.url)
-            self._on_event(f"the router sends to {_many(len(self.servers))}")
+            self._on_event(f"the router sends to {_count(len(self.servers))}")
 
-    async def _started(self, part: Listener) -> None:
-        began = time.monotonic()
-        await part.start()
-        self._on_event(f"{part.name} is up at {part.url} after {time.monotonic() - began:.1f} s")
+    async def _start_one(self, process: Listener) -> None:
+        started = time.monotonic()
+        await process.start()
+        self._on_event(f"{process.name} is up at {process.url} after {time.monotonic() - started:.1f} s")
 
     async def _stop(self) -> None:
-        self._on_event(f"stopping {_many(len(self.servers))}")
-        # First all are told, without an await: whoever interrupts the waiting keeps no server alive.
+        self._on_event(f"stopping {_count(len(self.servers))}")
+        # All get the signal first, without an await: so an interruption of the wait keeps no server running.
         for task in self._starting:
             task.cancel()
-        for part in self._parts:
-            part.ask_to_end()
+        for process in self._processes:
+            process.terminate()
         await asyncio.gather(*self._starting, return_exceptions=True)
-        for part in self._parts:
-            await part.stop()
+        for process in self._processes:
+            await process.stop()
 
 
 def _servers(groups: Sequence[ServerReplicas]) -> tuple[ServerProcess, ...]:
@@ -137,17 +136,17 @@ def _servers(groups: Sequence[ServerReplicas]) -> tuple[ServerProcess, ...]:
             raise ConfigError(
                 f"{len(group.gpus)} GPUs cannot be shared out among {group.count} servers; change either."
             )
-    alone = [(group.settings, gpus) for group in groups for gpus in _shares(group)]
+    replicas = [(group.settings, gpus) for group in groups for gpus in _shares(group)]
     return tuple(
         ServerProcess(settings, name=f"server-{i}", port=port, gpus=gpus)
-        for i, ((settings, gpus), port) in enumerate(zip(alone, free_ports(len(alone)), strict=True))
+        for i, ((settings, gpus), port) in enumerate(zip(replicas, free_ports(len(replicas)), strict=True))
     )
 
 
 def _shares(group: ServerReplicas) -> list[Sequence[str]]:
-    each = len(group.gpus) // group.count
-    return [group.gpus[i * each : (i + 1) * each] for i in range(group.count)]
+    num_gpus = len(group.gpus) // group.count
+    return [group.gpus[i * num_gpus : (i + 1) * num_gpus] for i in range(group.count)]
 
 
-def _many(count: int) -> str:
+def _count(count: int) -> str:
     return "1 server" if count == 1 else f"{count} servers"

@@ -1,4 +1,4 @@
-"""Ways of weights into servers: over shared memory, through a process group, by folders."""
+"""Transports of weights to servers: shared memory, a process group, or directories."""
 
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, Transport
 

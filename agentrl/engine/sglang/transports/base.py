@@ -1,4 +1,4 @@
-"""How weights get from the trainer's process into servers."""
+"""The interface of a transport of weights from the trainer's process to servers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Delivery(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What is known of the weights that a server holds after a delivery.
+    """The weights of a server after a delivery.
 
-    checksum: of what was read back from the model in its memory; None = only that the server took everything.
-    unread: how many tensors of the checksum were not read back, but taken as they arrived (count).
+    checksum: of the tensors read back from the server's memory; None = the server only confirmed the update.
+    unread: tensors that were not read back, and count as they were received (count).
     """
 
     checksum: int | None
@@ -30,18 +30,18 @@ class Loaded(NamedTuple):
 
 
 class Transport(Protocol):
-    """A way of weights into servers that are paused. It sets no versions and resumes nothing.
+    """Sends weights to paused servers. It sets no versions and resumes no server.
 
     Raises, from every call:
-        EngineUnavailableError: a server is not there, broke off, or took too long.
-        EngineError: a server refused, or this way does not lead to it.
+        EngineUnavailableError: a server is not reachable, dropped the connection, or took too long.
+        EngineError: a server refused, or does not support this transport.
     """
 
     async def open(self, servers: Sequence[Server]) -> None:
-        """See that the way leads to these servers; while they still serve."""
+        """Prepare the transport to these servers, while they still serve."""
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        """Bring all weights of a delivery into all of these servers."""
+        """Load all weights of a delivery into all of these servers."""
 
     async def close(self) -> None:
-        """Leave nothing behind: no file, no group."""
+        """Remove every file and process group."""

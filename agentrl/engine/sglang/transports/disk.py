@@ -1,4 +1,4 @@
-"""Weights through files: every version a folder, or most of them as what changed since the one before."""
+"""Weights through files: every version as a directory, or most of them as deltas to the previous one."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from agentrl.weights.checksum import BucketChecksums, bucket_checksums
 
 
 class Disk:
-    """Writes a version, and has every server load it from there.
+    """Writes a version to files, and has every server load it.
 
-    With full_every = 1 servers load the folder that is written. With more, only every so many versions are
-    written whole into `folder`; the others as deltas to the version before. No SGLang reads deltas, so they
-    are applied to a copy under `mirror`, which the servers load: `folder` may then be a slow, shared disk.
+    With full_every = 1 servers load the directory that is written. With more, only every full_every-th
+    version is written in full to `folder`; the others as deltas to the previous version. SGLang does not read
+    deltas, so they are applied to a copy under `mirror`, which the servers load: `folder` may then be on a
+    slow, shared disk.
 
-    folder: where versions are written; older ones are removed, and so are deltas that lead to none.
-    model: a model directory whose config.json lies beside the weights, which `agentrl serve` asks for.
-    full_every: after how many versions one is written whole again (count).
+    folder: the parent of the versions; old versions and their deltas are removed.
+    model: a model directory whose config.json is copied to the weights, as `agentrl serve` requires.
+    full_every: the interval between two full versions (count).
     mirror: where deltas are applied; servers read it under the same path.
-    check_loaded: read back what a server has loaded, where it has our loader and tp_size = 1; it has to
-    run on this machine then. Otherwise what is known is that it took every tensor.
-    shared: where files are kept in memory, for reading back.
+    check_loaded: read back the loaded weights of a server, where it has our loader and tp_size = 1; it has to
+    run on this machine then. Otherwise the server only confirms the update.
+    shared: the directory of shared memory files, for reading back.
 
     Raises:
-        ConfigError: deltas are asked for without a mirror.
+        ConfigError: full_every is above 1 without a mirror.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Disk:
         self._readable: set[Server] = set()
 
     async def open(self, servers: Sequence[Server]) -> None:
-        """See which servers can be read back.
+        """Find out which servers can be read back.
 
         Raises:
-            EngineError: one cannot be asked.
+            EngineError: a server did not reply.
         """
         loaders = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
         chosen = zip(servers, loaders, strict=True)
@@ -75,44 +76,44 @@ class Disk:
         """Write a version, and have all servers load it.
 
         Raises:
-            EngineError: it cannot be written, or a server did not load it.
+            EngineError: the version cannot be written, or a server did not load it.
         """
-        path = await asyncio.to_thread(self._written, delivery)
-        sent = (
+        path = await asyncio.to_thread(self._write, delivery)
+        expected = (
             await asyncio.to_thread(bucket_checksums, *delivery.buckets)
             if self._readable
             else BucketChecksums({}, 0)
         )
-        loading = [self._load(server, path, delivery, sent) for server in servers]
-        # Every call has ended before anything else happens to the folder.
-        answers = await asyncio.gather(*loading, return_exceptions=True)
+        loading = [self._load(server, path, delivery, expected) for server in servers]
+        # All calls must end before the directory changes again.
+        results = await asyncio.gather(*loading, return_exceptions=True)
         loaded: dict[Server, Loaded] = {}
-        for server, answer in zip(servers, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            loaded[server] = answer
+        for server, result in zip(servers, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            loaded[server] = result
         return loaded
 
     async def close(self) -> None:
-        """What was written stays, for servers that start again."""
+        """Keep the files, for servers that restart; the next version is written in full."""
         self._last = None
 
-    def _written(self, delivery: Delivery) -> Path:
-        """The folder that servers are to load."""
+    def _write(self, delivery: Delivery) -> Path:
+        """Write a version; returns the directory that the servers load."""
         if self._mirror is None:
             return self._full.put(delivery)
         last, self._last = self._last, None
         if last is None or len(self._deltas) + 1 >= self._full_every or delivery.version <= last.version:
             self._full.put(delivery)
-            self._forget_deltas()
+            self._remove_deltas()
             path = self._mirror.put(delivery)
         else:
-            path = self._mirror.put(self._through_a_delta(last, delivery))
+            path = self._mirror.put(self._apply_as_delta(last, delivery))
         self._last = delivery
         return path
 
-    def _through_a_delta(self, last: Delivery, delivery: Delivery) -> Delivery:
-        """The version, made of the one before and of what was written about the difference."""
+    def _apply_as_delta(self, last: Delivery, delivery: Delivery) -> Delivery:
+        """Write a version as a delta; returns the result of that file, applied to the previous version."""
         path = self._full.folder / f"delta-{delivery.version:09d}-{delivery.checksum:016x}.safetensors"
         try:
             delta.write(delta.delta_between(last.buckets, delivery.buckets), path)
@@ -122,40 +123,42 @@ class Disk:
             raise EngineError(f"version {delivery.version} cannot be sent as a delta: {error}.") from error
         return Delivery(delivery.version, delivery.manifest, tuple(buckets), delivery.checksum)
 
-    def _forget_deltas(self) -> None:
+    def _remove_deltas(self) -> None:
         for path in self._deltas:
             path.unlink(missing_ok=True)
         self._deltas = []
 
-    async def _load(self, server: Server, path: Path, delivery: Delivery, sent: BucketChecksums) -> Loaded:
-        done = await server.update_from_disk(str(path))
+    async def _load(
+        self, server: Server, path: Path, delivery: Delivery, expected: BucketChecksums
+    ) -> Loaded:
+        reply = await server.update_from_disk(str(path))
         if server in self._readable:
-            return await read_back(server, delivery, sent, self._shared)
-        # What `agentrl serve` tells is of the tensors as it holds them, in float32.
-        if done.checksum is not None and {spec.dtype for spec in delivery.manifest} == {"float32"}:
-            return Loaded(done.checksum)
+            return await read_back(server, delivery, expected, self._shared)
+        # `agentrl serve` reports the checksum of its tensors, which are float32.
+        if reply.checksum is not None and {spec.dtype for spec in delivery.manifest} == {"float32"}:
+            return Loaded(reply.checksum)
         return Loaded(None, len(delivery.manifest))
 
 
 _WEIGHTS = "model.safetensors"
-_BESIDE = ("config.json", "generation_config.json")
+_CONFIG_FILES = ("config.json", "generation_config.json")
 
 
 class Folders:
-    """The newest versions under one folder.
+    """The latest versions in one directory.
 
-    model: a model directory whose configuration lies beside the weights; None = weights alone.
-    keep: how many versions stay (count); older ones are removed.
+    model: a model directory whose configuration is copied to the weights; None = only the weights.
+    keep: versions that stay (count); older ones are removed.
     """
 
     def __init__(self, folder: Path, model: Path | None, keep: int = 2) -> None:
-        # Servers work in folders of their own.
+        # Servers may have another working directory.
         self.folder = folder.absolute()
         self._model = model
         self._keep = keep
 
     def put(self, delivery: Delivery) -> Path:
-        """The folder of a version; written where it is not there yet, and read back in any case.
+        """Write the directory of a version unless it exists, read it back, and return its path.
 
         Raises:
             EngineError: it cannot be written, or holds other weights afterwards.
@@ -164,19 +167,19 @@ class Folders:
         try:
             if not path.is_dir():
                 self._write(path, delivery)
-            # A server that meets a broken file may end; that goes for one that broke since, too.
-            found = checksum(load_file(path / _WEIGHTS).items())
+            # A damaged file may crash a server, so an existing directory is read back, too.
+            written_checksum = checksum(load_file(path / _WEIGHTS).items())
         except (OSError, SafetensorError) as error:
             shutil.rmtree(path, ignore_errors=True)
             raise EngineError(f"{path} cannot be written or read ({error}); see to the disk.") from error
-        if found != delivery.checksum:
+        if written_checksum != delivery.checksum:
             shutil.rmtree(path)
             raise EngineError(f"{path} held other weights than were written; see to the disk.")
         self._remove_old(path)
         return path
 
     def versions(self) -> Sequence[Path]:
-        """The folders of all versions, oldest first."""
+        """The directories of all versions, oldest first."""
         return sorted(self.folder.glob("full-*"))
 
     def clear(self) -> None:
@@ -188,16 +191,16 @@ class Folders:
         unfinished = path.with_name(f".{path.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        # transformers asks for the format.
+        # transformers requires the format.
         save_file(dict(_tensors(delivery)), unfinished / _WEIGHTS, {"format": "pt"})
-        for name in _BESIDE:
+        for name in _CONFIG_FILES:
             if self._model is not None and (self._model / name).is_file():
                 shutil.copyfile(self._model / name, unfinished / name)
         unfinished.rename(path)
 
     def _remove_old(self, newest: Path) -> None:
-        others = [path for path in self.versions() if path != newest]
-        for path in others[: max(0, len(others) - self._keep + 1)]:
+        older = [path for path in self.versions() if path != newest]
+        for path in older[: max(0, len(older) - self._keep + 1)]:
             shutil.rmtree(path, ignore_errors=True)
 
 

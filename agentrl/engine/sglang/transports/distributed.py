@@ -28,17 +28,17 @@ _UNBLOCKING_S = 10.0
 
 
 class _Sender(Protocol):
-    """What gloo and NCCL have in common."""
+    """The common interface of gloo and NCCL."""
 
     def broadcast(self, tensors: list[torch.Tensor], options: BroadcastOptions) -> Work:
-        """Send to everyone."""
+        """Send to all ranks."""
 
     def abort(self) -> None:
-        """Close the connections under whatever goes on."""
+        """Close the connections, also during a collective."""
 
 
-class _Members(NamedTuple):
-    """A group that stands: who is in it, and how its sender talks to it."""
+class _Group(NamedTuple):
+    """A process group: its servers, and the communicator of rank 0."""
 
     name: str
     servers: tuple[Server, ...]
@@ -46,20 +46,20 @@ class _Members(NamedTuple):
 
 
 class Distributed:
-    """Broadcasts each bucket to all servers at once, from rank 0 of a group made for that.
+    """Broadcasts each bucket to all servers at once, from rank 0 of a process group for this purpose.
 
-    The group is no group of the trainer's: torch's default group is neither used nor needed. It is kept from
-    one version to the next, and made anew where the servers are others, one of them does not tell the version
-    that it was given last (it was started again), or anything broke.
+    The group is independent of the trainer's: torch's default group is neither used nor needed. It is reused
+    from one version to the next, and created again where the servers have changed, where one of them does not
+    report the version that was last sent to it (it was restarted), or after a failure.
 
-    host: an address of this machine that the servers reach; rank 0 is met there. With gloo, the tensors
-    themselves go through the interface that GLOO_SOCKET_IFNAME names, or the one of the host's name.
-    backend: gloo goes through the memory of CPUs, wherever servers keep their weights. nccl sends from this
-    process's first GPU, which may be no server's: NCCL refuses two ranks on one.
-    timeout_s: for making the group, and for each bucket.
-    check_loaded: read back what a server has loaded, where it has our loader and tp_size = 1; it has to
-    run on this machine then. Otherwise what is known is that it took every tensor.
-    folder: where files are kept in memory, for reading back.
+    host: an address of this machine that the servers reach; the rendezvous store listens there. With gloo,
+    the tensors themselves use the network interface in GLOO_SOCKET_IFNAME, or the one of the host name.
+    backend: gloo transfers through CPU memory, wherever servers keep their weights. nccl sends from this
+    process's first GPU, which must not be a server's: NCCL refuses two ranks on one GPU.
+    timeout_s: for the rendezvous, and for each bucket.
+    check_loaded: read back the loaded weights of a server, where it has our loader and tp_size = 1; it has to
+    run on this machine then. Otherwise the server only confirms the update.
+    folder: the directory of shared memory files, for reading back.
     """
 
     def __init__(
@@ -76,72 +76,72 @@ class Distributed:
         self._timeout_s = timeout_s
         self._check_loaded = check_loaded
         self._folder = folder
-        self._members: _Members | None = None
-        # Where members find each other. Whoever still looks when it is dropped hears so at once.
-        self._meeting_place: TCPStore | None = None
-        self._given: dict[Server, int] = {}
+        self._group: _Group | None = None
+        # The rendezvous store. Dropping it fails every rank that still connects to it at once.
+        self._store: TCPStore | None = None
+        self._sent_versions: dict[Server, int] = {}
         self._readable: set[Server] = set()
 
     async def open(self, servers: Sequence[Server]) -> None:
-        """Make the group, unless it stands.
+        """Create the group, unless it is still valid.
 
         Raises:
-            EngineUnavailableError: not everyone came in time.
+            EngineUnavailableError: not all ranks joined in time.
             EngineError: a server refused.
         """
-        if await self._stands(servers):
+        if await self._group_is_valid(servers):
             return
-        await self._leave()
+        await self._destroy_group()
         facts = await asyncio.gather(*(server.facts() for server in servers))
         loaders = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
         chosen = zip(servers, loaders, strict=True)
         self._readable = {server for server, ranks in chosen if ranks == 1 and self._check_loaded}
-        await self._meet(servers, [one.tp_size for one in facts])
+        await self._create_group(servers, [server_facts.tp_size for server_facts in facts])
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        """Broadcast every bucket; then read back what can be.
+        """Broadcast every bucket; then read back the servers that support it.
 
         Raises:
-            EngineUnavailableError: a server broke off, or took too long.
+            EngineUnavailableError: a server dropped the connection, or took too long.
             EngineError: a server refused.
         """
-        if self._members is None or self._members.servers != tuple(servers):
-            raise EngineError("the process group has other members; call open with these servers before.")
-        whole = False
+        if self._group is None or self._group.servers != tuple(servers):
+            raise EngineError("the process group has other members; call open with these servers first.")
+        complete = False
         try:
             for bucket in delivery.buckets:
-                await self._broadcast(self._members, bucket)
-            whole = True
+                await self._broadcast(self._group, bucket)
+            complete = True
         finally:
-            if not whole:
-                await self._leave()
-        self._given = dict.fromkeys(servers, delivery.version)
-        sent = (
+            if not complete:
+                await self._destroy_group()
+        self._sent_versions = dict.fromkeys(servers, delivery.version)
+        expected = (
             await asyncio.to_thread(bucket_checksums, *delivery.buckets)
             if self._readable
             else BucketChecksums({}, 0)
         )
-        loaded = await asyncio.gather(*(self._loaded(server, delivery, sent) for server in servers))
+        loaded = await asyncio.gather(*(self._loaded(server, delivery, expected) for server in servers))
         return dict(zip(servers, loaded, strict=True))
 
     async def close(self) -> None:
-        """Leave the group, and have the servers leave it."""
-        await self._leave()
+        """Destroy the group in this process and in the servers."""
+        await self._destroy_group()
 
-    async def _stands(self, servers: Sequence[Server]) -> bool:
-        if self._members is None or self._members.servers != tuple(servers):
+    async def _group_is_valid(self, servers: Sequence[Server]) -> bool:
+        if self._group is None or self._group.servers != tuple(servers):
             return False
-        told = await asyncio.gather(*(server.weight_version() for server in servers))
-        return [self._given.get(server) for server in servers] == list(told)
+        reported = await asyncio.gather(*(server.weight_version() for server in servers))
+        return [self._sent_versions.get(server) for server in servers] == list(reported)
 
-    async def _meet(self, servers: Sequence[Server], ranks: Sequence[int]) -> None:
+    async def _create_group(self, servers: Sequence[Server], ranks: Sequence[int]) -> None:
         name, size = f"agentrl-{uuid.uuid4().hex}", 1 + sum(ranks)
         timeout = timedelta(seconds=self._timeout_s)
-        # A port that is ours before anyone is told of it.
+        # The socket is bound before the servers get its port.
         with bound(self._host, 0) as holder:
             holder.listen()
             port = int(holder.getsockname()[1])
-            self._meeting_place = TCPStore(
+            self._store = TCPStore(
                 self._host,
                 port,
                 is_master=True,
@@ -154,60 +154,60 @@ class Distributed:
             server.init_group(group, 1 + sum(ranks[:number]), self._timeout_s)
             for number, server in enumerate(servers)
         ]
-        met: list[_Sender] = []
-        await self._together(asyncio.to_thread(_join, met, group, timeout), joining)
-        self._members = _Members(name, tuple(servers), met[0])
+        joined: list[_Sender] = []
+        await self._run_collective(asyncio.to_thread(_join, joined, group, timeout), joining)
+        self._group = _Group(name, tuple(servers), joined[0])
 
-    async def _broadcast(self, members: _Members, bucket: Bucket) -> None:
+    async def _broadcast(self, members: _Group, bucket: Bucket) -> None:
         specs, flat = await asyncio.to_thread(_flattened, bucket)
         tensor = torch.from_numpy(flat).to(_DEVICES[self._backend])
         loading = [_load(server, members.name, specs) for server in members.servers]
-        await self._together(asyncio.to_thread(_send, members.sender, tensor, self._timeout_s), loading)
+        await self._run_collective(asyncio.to_thread(_send, members.sender, tensor, self._timeout_s), loading)
 
-    async def _together(
-        self, ours: Coroutine[None, None, None], theirs: Sequence[Coroutine[None, None, None]]
+    async def _run_collective(
+        self, sender: Coroutine[None, None, None], receivers: Sequence[Coroutine[None, None, None]]
     ) -> None:
-        """Run both sides of a collective to their end. Where one fails, the others are told to give up."""
-        tasks = [asyncio.ensure_future(one) for one in (ours, *theirs)]
+        """Run all ranks of a collective to its end. Where one fails, the others are aborted."""
+        tasks = [asyncio.ensure_future(call) for call in (sender, *receivers)]
         try:
             done, _ = await asyncio.wait(tasks, timeout=self._timeout_s, return_when="FIRST_EXCEPTION")
             if len(done) == len(tasks) and not any(task.exception() for task in done):
                 return
-            self._break_off()
+            self._abort_group()
             done, _ = await asyncio.wait(tasks, timeout=min(self._timeout_s, _UNBLOCKING_S))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        # What a server says is closer to the cause than that nobody came.
+        # A server's error is closer to the cause than the sender's timeout.
         for task in (*tasks[1:], tasks[0]):
             error = task.exception() if task in done else None
             if error is not None:
                 raise error
         raise EngineUnavailableError(
-            f"the process group of {len(theirs)} servers took over {self._timeout_s:g} s; see their logs."
+            f"the process group of {len(receivers)} servers took over {self._timeout_s:g} s; see their logs."
         )
 
-    def _break_off(self) -> None:
-        self._meeting_place = None
-        if self._members is not None:
-            self._members.sender.abort()
+    def _abort_group(self) -> None:
+        self._store = None
+        if self._group is not None:
+            self._group.sender.abort()
 
-    async def _leave(self) -> None:
-        self._break_off()
-        members, self._members, self._given = self._members, None, {}
+    async def _destroy_group(self) -> None:
+        self._abort_group()
+        members, self._group, self._sent_versions = self._group, None, {}
         if members is None:
             return
         leaving = [server.destroy_group(members.name) for server in members.servers]
-        for answer in await asyncio.gather(*leaving, return_exceptions=True):
-            # A server that is not there is in no group either.
-            if isinstance(answer, BaseException) and not isinstance(answer, EngineError):
-                raise answer
+        for result in await asyncio.gather(*leaving, return_exceptions=True):
+            # A server that is not reachable is in no group.
+            if isinstance(result, BaseException) and not isinstance(result, EngineError):
+                raise result
 
-    async def _loaded(self, server: Server, delivery: Delivery, sent: BucketChecksums) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, expected: BucketChecksums) -> Loaded:
         if server not in self._readable:
             return Loaded(None, len(delivery.manifest))
-        return await read_back(server, delivery, sent, self._folder)
+        return await read_back(server, delivery, expected, self._folder)
 
 
 async def _load(server: Server, group: str, specs: Sequence[TensorSpec]) -> None:
@@ -215,7 +215,7 @@ async def _load(server: Server, group: str, specs: Sequence[TensorSpec]) -> None
 
 
 def _flattened(bucket: Bucket) -> tuple[list[TensorSpec], npt.NDArray[np.uint8]]:
-    """A bucket's tensors, ordered so that each begins where its dtype may: SGLang looks at them in place."""
+    """A bucket's tensors, ordered so that each is aligned to its dtype: SGLang takes views of the buffer."""
     pieces = sorted(slices(bucket), key=lambda piece: -torch_dtype(piece[0].dtype).itemsize)
     specs = [spec for spec, _ in pieces]
     if specs == list(bucket.tensors):
@@ -223,25 +223,25 @@ def _flattened(bucket: Bucket) -> tuple[list[TensorSpec], npt.NDArray[np.uint8]]
     return specs, np.concatenate([data for _, data in pieces])
 
 
-def _join(met: list[_Sender], group: UpdateGroup, timeout: timedelta) -> None:
-    """Join as rank 0, under the names that torch's own groups have in a store; blocks until all have joined.
+def _join(joined: list[_Sender], group: UpdateGroup, timeout: timedelta) -> None:
+    """Join as rank 0, under the store prefixes of torch's own groups; blocks until all ranks have joined.
 
-    Built by hand: torch's own functions would make it part of the trainer's groups, or split it from them.
+    torch's own functions would register the group with the trainer's groups, or split it from them.
     """
     try:
         store = TCPStore(group.host, group.port, is_master=False, timeout=timeout, wait_for_workers=False)
-        named = PrefixStore(f"{group.name}/", PrefixStore(group.name, store))
-        prefixed = PrefixStore(f"{_DEVICES[group.backend]}/", named)
+        group_store = PrefixStore(f"{group.name}/", PrefixStore(group.name, store))
+        device_store = PrefixStore(f"{_DEVICES[group.backend]}/", group_store)
         if group.backend == "gloo":
-            met.append(cast("_Sender", ProcessGroupGloo(prefixed, 0, group.size, timeout)))
+            joined.append(cast("_Sender", ProcessGroupGloo(device_store, 0, group.size, timeout)))
         else:
-            met.append(_nccl(prefixed, group.size, timeout))
+            joined.append(_nccl(device_store, group.size, timeout))
     except RuntimeError as error:
         raise EngineUnavailableError(f"not all servers joined the process group: {error}") from error
 
 
 def _nccl(store: PrefixStore, size: int, timeout: timedelta) -> _Sender:
-    # Only builds for GPUs have it.
+    # Only builds for GPUs have this class.
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()

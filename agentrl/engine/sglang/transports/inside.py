@@ -30,25 +30,25 @@ from agentrl.weights.checksum import BucketChecksums
 from agentrl.weights.codec import slices, torch_dtype
 
 LOADER = "agentrl_sglang.load"
-"""What `--custom-weight-loader` has to name."""
+"""The value of `--custom-weight-loader`."""
 LOADER_FOLDER = Path(agentrl_sglang.__file__).parent
-"""What has to be on the server's PYTHONPATH."""
+"""The directory that has to be on the server's PYTHONPATH."""
 
 SHARED = Path("/dev/shm")
-"""Files in memory, for everyone on this machine who may open them."""
+"""The directory of shared memory files."""
 
 _FRESH_S = 60.0
 
 
 class Crc(NamedTuple):
-    """A tensor as a server holds it: its dtype there, and the CRC-32 of its bytes."""
+    """A tensor in a server's memory: its dtype there, and the CRC-32 of its bytes."""
 
     dtype: str
     crc: int
 
 
 class LoaderReply(BaseModel):
-    """What the loader replies."""
+    """The reply of the loader."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,10 +58,10 @@ class LoaderReply(BaseModel):
 
 @contextmanager
 def shared_file(folder: Path) -> Iterator[Path]:
-    """A new, empty file that only this user may open; it is gone after the block.
+    """A new, empty file that only this user may open; it is removed after the block.
 
     Raises:
-        EngineError: there is no room for it.
+        EngineError: the file cannot be created.
     """
     try:
         descriptor, name = tempfile.mkstemp(prefix=agentrl_sglang.PREFIX, dir=folder)
@@ -69,7 +69,7 @@ def shared_file(folder: Path) -> Iterator[Path]:
         raise EngineError(f"{folder} takes no file ({error.strerror}); free some memory.") from error
     path = Path(name)
     try:
-        # As long as it is locked, `sweep` lets it be.
+        # `sweep` skips locked files.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield path
     finally:
@@ -85,20 +85,20 @@ def shared_files(folder: Path, count: int) -> Iterator[Sequence[Path]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that were killed left behind."""
+    """Remove the files of processes that were killed."""
     for path in folder.glob(f"{agentrl_sglang.PREFIX}*"):
         with suppress(OSError), path.open("rb") as file:
-            # One that was just made may not be locked yet.
+            # A new file may not be locked yet.
             if time.time() - os.fstat(file.fileno()).st_mtime > _FRESH_S:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
 
 async def ranks_with_loader(server: Server) -> int:
-    """How many ranks of tensor parallelism a server has, each of them with our loader; 0 = it has none.
+    """The number of tensor-parallel ranks of a server with our loader; 0 = it does not have the loader.
 
     Raises:
-        EngineError: it cannot be asked, or holds the model more than once.
+        EngineError: the server did not reply, or has data-parallel replicas.
     """
     facts = await server.facts()
     if facts.dp_size > 1:
@@ -108,47 +108,47 @@ async def ranks_with_loader(server: Server) -> int:
     return facts.tp_size if LOADER in (facts.custom_weight_loader or ()) else 0
 
 
-async def ask(
+async def call_loader(
     server: Server, ranks: int, message: Mapping[str, JSON], folder: Path
 ) -> Sequence[Mapping[str, Crc | None]]:
-    """Have the loader of every rank do something; gives what each told of its tensors.
+    """Send a request to the loader of every rank; returns the reported tensors of each.
 
     Raises:
-        EngineError: it failed, or nothing was replied.
+        EngineError: a loader failed, or did not reply.
     """
     with shared_files(folder, ranks) as replies:
         payloads = [_payload({**message, "reply": str(path)}) for path in replies]
         await server.update_from_tensor(payloads, LOADER)
-        return [_read(server, path) for path in replies]
+        return [_read_reply(server, path) for path in replies]
 
 
-async def read_back(server: Server, delivery: Delivery, sent: BucketChecksums, folder: Path) -> Loaded:
-    """Compare what a server without tensor parallelism holds now with what was sent.
+async def read_back(server: Server, delivery: Delivery, expected: BucketChecksums, folder: Path) -> Loaded:
+    """Compare the weights of a server without tensor parallelism with those that were sent.
 
-    A tensor that it keeps in another dtype is compared with what was sent, cast to that dtype.
+    A tensor that it keeps in another dtype is compared with the sent one, cast to that dtype.
 
     Raises:
-        EngineError: it cannot be read, or holds something else.
+        EngineError: the weights cannot be read, or differ.
     """
     tensors: JSON = [[spec.name, list(spec.shape), spec.dtype] for spec in delivery.manifest]
-    (told,) = await ask(server, 1, {"action": "read", "tensors": tensors}, folder)
-    return await asyncio.to_thread(_compared, server, delivery, sent, told)
+    (crcs,) = await call_loader(server, 1, {"action": "read", "tensors": tensors}, folder)
+    return await asyncio.to_thread(_compare, server, delivery, expected, crcs)
 
 
-def _compared(
-    server: Server, delivery: Delivery, sent: BucketChecksums, told: Mapping[str, Crc | None]
+def _compare(
+    server: Server, delivery: Delivery, expected: BucketChecksums, crcs: Mapping[str, Crc | None]
 ) -> Loaded:
     unread = 0
     for bucket in delivery.buckets:
         for spec, data in slices(bucket):
-            got = told.get(spec.name)
-            unread += got is None
-            if got is not None and got.crc != _wanted(spec, data, got.dtype, sent.crcs):
+            crc = crcs.get(spec.name)
+            unread += crc is None
+            if crc is not None and crc.crc != _expected_crc(spec, data, crc.dtype, expected.crcs):
                 raise EngineError(f"{server.url} holds another {spec.name} than was sent; send it again.")
-    return Loaded(sent.checksum, unread)
+    return Loaded(expected.checksum, unread)
 
 
-def _wanted(spec: TensorSpec, data: npt.NDArray[np.uint8], dtype: str, crcs: Mapping[str, int]) -> int:
+def _expected_crc(spec: TensorSpec, data: npt.NDArray[np.uint8], dtype: str, crcs: Mapping[str, int]) -> int:
     return crcs[spec.name] if dtype == spec.dtype else _cast_crc(spec, data.tobytes(), dtype)
 
 
@@ -160,21 +160,21 @@ def _cast_crc(spec: TensorSpec, data: bytes, dtype: str) -> int:
 
 
 def _payload(message: Mapping[str, JSON]) -> bytes:
-    """A message as SGLang takes tensors: by value, so that no handle of a process goes along."""
-    words = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
-    return pickle.dumps([("agentrl", torch.from_numpy(words))])
+    """A message as pickled tensors, by value: without shared-memory handles of this process."""
+    bytes_B = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
+    return pickle.dumps([("agentrl", torch.from_numpy(bytes_B))])
 
 
-def _read(server: Server, path: Path) -> Mapping[str, Crc | None]:
-    text = path.read_bytes()
-    if not text:
+def _read_reply(server: Server, path: Path) -> Mapping[str, Crc | None]:
+    body = path.read_bytes()
+    if not body:
         raise EngineError(
             f"the loader in {server.url} left no reply at {path}; run it on this machine, as this user."
         )
     try:
-        reply = LoaderReply.model_validate_json(text)
+        reply = LoaderReply.model_validate_json(body)
     except ValidationError as error:
-        raise EngineError(f"the loader in {server.url} replied what is no reply: {text[:100]!r}") from error
+        raise EngineError(f"the loader in {server.url} sent an invalid reply: {body[:100]!r}") from error
     if reply.error is not None:
         raise EngineError(f"{server.url} did not load the weights: {reply.error}")
     return reply.tensors

@@ -1,4 +1,4 @@
-"""Weights through files in memory, for servers on the trainer's machine: one copy in, one copy out."""
+"""Weights through shared memory, for servers on the trainer's machine: one copy in, one copy out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.engine.sglang.transports.inside import (
     LOADER,
     LOADER_FOLDER,
     SHARED,
-    ask,
+    call_loader,
     ranks_with_loader,
     read_back,
     shared_file,
@@ -28,12 +28,12 @@ _ALIGNMENT = 64
 
 
 class SharedMemory:
-    """Writes each bucket once into a file, which the loader inside every server maps and loads.
+    """Writes each bucket once to a shared memory file, which the loader inside every server maps and loads.
 
     The servers need `--custom-weight-loader agentrl_sglang.load`, and LOADER_FOLDER on their PYTHONPATH. With
-    tp_size = 1 what is compared is what the model holds afterwards; with more, what arrived in every rank.
+    tp_size = 1 the model's tensors are read back and compared; with more, those that each rank received.
 
-    folder: where files are kept in memory. What a killed trainer left there is removed at the next open.
+    folder: of the shared memory files. The files of a killed trainer are removed at the next open.
     """
 
     def __init__(self, folder: Path = SHARED) -> None:
@@ -41,10 +41,10 @@ class SharedMemory:
         self._ranks: dict[Server, int] = {}
 
     async def open(self, servers: Sequence[Server]) -> None:
-        """See that every server has the loader.
+        """Check that every server has the loader.
 
         Raises:
-            EngineError: one has not.
+            EngineError: a server does not have it.
         """
         sweep(self._folder)
         ranks = await asyncio.gather(*(ranks_with_loader(server) for server in servers))
@@ -57,33 +57,36 @@ class SharedMemory:
                 )
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        """Bring all weights into all servers, bucket after bucket, and read them back.
+        """Load all weights into all servers, bucket by bucket, and read them back.
 
         Raises:
-            EngineError: a server did not load them, or there is no room for a bucket.
+            EngineError: a server did not load them, or a bucket cannot be written.
         """
-        every = BucketChecksums({}, 0)
+        expected = BucketChecksums({}, 0)
         for bucket in delivery.buckets:
             with shared_file(self._folder) as path:
-                tensors, sent = await asyncio.gather(
-                    asyncio.to_thread(_written, path, bucket), asyncio.to_thread(bucket_checksums, bucket)
+                tensors, checksums = await asyncio.gather(
+                    asyncio.to_thread(_write_bucket, path, bucket),
+                    asyncio.to_thread(bucket_checksums, bucket),
                 )
-                calls = [self._load(server, sent.crcs, path, tensors) for server in servers]
-                # Every call has ended before the file goes: a server may be mapping it.
-                answers = await asyncio.gather(*calls, return_exceptions=True)
-            for answer in answers:
-                if isinstance(answer, BaseException):
-                    raise answer
-            every = BucketChecksums({**every.crcs, **sent.crcs}, sum_digests([every.checksum, sent.checksum]))
-        loaded = [self._loaded(server, delivery, every) for server in servers]
+                calls = [self._load(server, checksums.crcs, path, tensors) for server in servers]
+                # All calls must end before the file is removed: a server may be mapping it.
+                results = await asyncio.gather(*calls, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            expected = BucketChecksums(
+                {**expected.crcs, **checksums.crcs}, sum_digests([expected.checksum, checksums.checksum])
+            )
+        loaded = [self._loaded(server, delivery, expected) for server in servers]
         return dict(zip(servers, await asyncio.gather(*loaded), strict=True))
 
     async def close(self) -> None:
-        """Nothing is left behind."""
+        """Forget the servers; every file is removed already."""
         self._ranks = {}
 
     async def _load(self, server: Server, crcs: Mapping[str, int], path: Path, tensors: JSON) -> None:
-        """Have it load a file. Ranks that hold parts, and are not read back, tell what arrived: all of it."""
+        """Have a server load a file. Ranks with shards are not read back: they report what they received."""
         ranks = self._ranks[server]
         message: dict[str, JSON] = {
             "action": "load",
@@ -91,24 +94,24 @@ class SharedMemory:
             "tensors": tensors,
             "whole": ranks == 1,
         }
-        told = await ask(server, ranks, message, self._folder)
-        if any(one != told[0] for one in told):
+        reports = await call_loader(server, ranks, message, self._folder)
+        if any(report != reports[0] for report in reports):
             raise EngineError(f"the ranks of {server.url} did not get the same weights; send them again.")
-        arrived = {name: crc.crc for name, crc in told[0].items() if crc is not None}
-        if ranks > 1 and arrived != crcs:
+        received = {name: crc.crc for name, crc in reports[0].items() if crc is not None}
+        if ranks > 1 and received != crcs:
             raise EngineError(f"weights arrived damaged in {server.url}; send them again.")
 
-    async def _loaded(self, server: Server, delivery: Delivery, sent: BucketChecksums) -> Loaded:
+    async def _loaded(self, server: Server, delivery: Delivery, expected: BucketChecksums) -> Loaded:
         if self._ranks[server] == 1:
-            return await read_back(server, delivery, sent, self._folder)
-        return Loaded(sent.checksum, len(delivery.manifest))
+            return await read_back(server, delivery, expected, self._folder)
+        return Loaded(expected.checksum, len(delivery.manifest))
 
 
-def _written(path: Path, bucket: Bucket) -> JSON:
-    """Write a bucket's tensors, each where its dtype may begin; gives name, shape, dtype and offset of each.
+def _write_bucket(path: Path, bucket: Bucket) -> JSON:
+    """Write a bucket's tensors, aligned; returns name, shape, dtype and offset of each.
 
     Raises:
-        EngineError: there is no room.
+        EngineError: the file system is full.
     """
     tensors: list[JSON] = []
     offset = 0
@@ -117,11 +120,11 @@ def _written(path: Path, bucket: Bucket) -> JSON:
             for spec, data in slices(bucket):
                 tensors.append([spec.name, list(spec.shape), spec.dtype, offset])
                 file.seek(offset)
-                left = data.data
-                while left:
-                    left = left[file.write(left) :]
+                remaining = data.data
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
                 offset = -(-(offset + len(data)) // _ALIGNMENT) * _ALIGNMENT
-            # Whatever the last tensor's size, no mapping of the file is empty.
+            # The file has at least one block: an empty file cannot be mapped.
             file.truncate(max(offset, _ALIGNMENT))
     except OSError as error:
         raise EngineError(
