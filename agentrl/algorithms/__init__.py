@@ -1,1 +1,1 @@
-"""What is done to episodes before a gradient: samples, filters, advantages, weights, packing."""
+"""From episodes to the inputs of a gradient: samples, filters, advantages, weights, packing."""

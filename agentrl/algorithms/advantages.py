@@ -1,4 +1,4 @@
-"""The seam of an advantage estimator: what it is given and what it returns. N: the trainable tokens."""
+"""The interface of an advantage estimator: its inputs and its result. N: the trainable tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agentrl.types import Group
 class Advantages:
     """How much better each trainable token of a rollout batch was than expected, float64 [N].
 
-    They stand as in `Tokens`. returns_N: what a critic should have expected before each token; None without
-    one. metrics: what is worth knowing about how they were made, by name.
+    They are in the order of `Tokens`. returns_N: a critic's targets before each token; None without a critic.
+    metrics: of the estimation, by name.
 
     Raises:
         ValueError: they are not flat arrays of one length.
@@ -32,7 +32,7 @@ class Advantages:
 
 
 class AdvantageEstimator(Protocol):
-    """Advantages of a whole rollout batch at once, in numpy."""
+    """Advantages of a complete rollout batch at once, in numpy."""
 
     def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
         """One advantage for each of the N `tokens`, whose rollouts are all in `groups`.

@@ -1,8 +1,7 @@
-"""What an episode is compared with: baselines over the siblings of one group.
+"""Baselines over the siblings of one group.
 
-Each takes the total rewards of a group's G episodes and gives their G advantages, float64. A group may have
-any size; one that has lost all but one member has nobody to compare with and gives 0, and so do rewards
-that are all equal, exactly.
+Each takes the total rewards of a group's G episodes and returns their G advantages, float64. A group may have
+any size. The advantage of a single member is 0, and so are those of rewards that are all equal, exactly.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ def maxrl(rewards_G: Rewards) -> Floats:
         )
     if _alike(rewards):
         return np.zeros_like(rewards)
-    # Brought to 0 .. 1 first: the mean of the tiniest rewards would be 0.
+    # Scaled to 0 .. 1 first: the mean of the smallest floats would be 0.
     scaled = rewards / rewards.max()
     advantages: Floats = (scaled - scaled.mean()) / scaled.mean()
     return advantages
 
 
 BASELINES: dict[str, Baseline] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "maxrl": maxrl}
-"""Baselines by the names that a configuration knows them under."""
+"""Baselines by their names in a configuration."""
 
 
 def _checked(rewards_G: Rewards) -> Floats:

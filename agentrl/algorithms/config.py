@@ -27,11 +27,11 @@ KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Place = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
 
 
 class Recipe(NamedTuple):
-    """What a named estimator is made of, where nothing else is said.
+    """The components of a named estimator, by default.
 
     compares: it needs siblings. eps: the two bounds of the ratio. normalize: advantages are whitened.
     """
@@ -65,14 +65,14 @@ _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
     "discount_per": _DISCOUNTING,
     **dict.fromkeys(("lambd", "value_clip", "critic_lr", "num_critic_only_steps"), ("ppo",)),
 }
-"""Keys that belong to some estimators alone."""
+"""Keys that apply to some estimators only."""
 _OF_OUR_ESTIMATORS = ("grpo_std_normalization", "credit_level", "gamma", "discount_per", "lambd", "kl_coef")
 _OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl")
 _OF_OUR_LOSS = ("eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef", *_OF_KL_LOSS)
 
 
 class TisConfig(Section):
-    """Truncated importance sampling: the factor of a token is its ratio, kept between two bounds."""
+    """Truncated importance sampling: the factor of a token is its ratio, clipped to two bounds."""
 
     clip: Positive = 2.0
     """Largest factor of a token (tis)."""
@@ -101,7 +101,7 @@ class MisConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both bounds. A mean over a sequence hardly moves, so a bound for tokens would never act on it."""
+        """Both bounds. A mean over a sequence varies little, so a bound for tokens would have no effect."""
         low, high = (0.999, 1.001) if self.level == "geometric" else (0.5, 2.0)
         return (low if self.lower is None else self.lower, high if self.upper is None else self.upper)
 
@@ -129,8 +129,8 @@ class OpsmConfig(Section):
     """Off-policy sequence masking, in the loss."""
 
     delta: Positive = 1e-4
-    """How far the policy may have moved from a sequence that paid badly: mean of the engine's logprobs minus
-    the policy's (opsm; nats per token)."""
+    """How far the policy may have moved from a sequence with a negative advantage: mean of the engine's
+    logprobs minus the policy's (opsm; nats per token)."""
 
 
 def _check_bounds(name: str, low: float, high: float) -> None:
@@ -159,69 +159,69 @@ class AlgorithmConfig(Section):
     advantage_estimator: Estimator = "grpo"
     """How rewards become advantages, and which loss goes with them: siblings are compared by grpo, dr_grpo,
     rloo, maxrl, gspo, cispo and reinforce_plus_plus_baseline; ppo has a critic."""
-    custom_advantage_function_path: Place | None = None
+    custom_advantage_function_path: ImportPath | None = None
     """An estimator of your own in its place (package.module:name)."""
-    custom_loss_function_path: Place | None = None
+    custom_loss_function_path: ImportPath | None = None
     """A loss of your own in place of the policy loss (package.module:name)."""
 
     grpo_std_normalization: bool = True
     """Divide a group's advantages by the standard deviation of its rewards (grpo, gspo, cispo)."""
     credit_level: Literal["episode", "turn"] = "episode"
-    """Compare whole episodes, or turn by turn what came after (rloo, gspo, cispo)."""
+    """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
     gamma: Share = 1.0
     """Discount of later rewards (ppo, reinforce_plus_plus, and credit by turns)."""
     discount_per: Literal["token", "turn"] = "token"
     """What gamma and lambd count (ppo, reinforce_plus_plus); credit by turns counts turns."""
     lambd: Share = 1.0
-    """GAE: 1 trusts returns, 0 the critic (ppo)."""
+    """GAE: 1 uses returns only, 0 the critic's next value (ppo)."""
     normalize_advantages: bool | None = None
     """Whiten advantages over the batch; left out, ppo does, and reinforce_plus_plus and its baseline form
     always do."""
     loss_weighting: Weighting | None = None
-    """What counts the same: every token, sample or rollout, or every token divided by a constant; left out,
+    """What has equal weight: every token, sample or rollout, or every token divided by a constant; left out,
     token; gspo sample, dr_grpo constant."""
 
     eps_clip: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """How far below 1 the probability ratio may fall before the loss stops following it (ratio); left out,
+    """How far below 1 the probability ratio may fall before its gradient is cut off (ratio); left out,
     0.2; gspo 0.0003, cispo 1: no bound."""
     eps_clip_high: Positive | None = None
-    """How far above 1 the probability ratio may rise before the loss stops following it (ratio); left out,
+    """How far above 1 the probability ratio may rise before its gradient is cut off (ratio); left out,
     0.28; gspo 0.0004, cispo 4."""
     eps_clip_c: Annotated[float, Field(gt=1.0)] | None = None
-    """Dual clip: a negative advantage weighs at most this often (ratio); left out, none."""
+    """Dual clip: a negative advantage is multiplied by at most this (ratio); left out, none."""
     value_clip: NotNegative = 0.2
-    """How far the critic's values may move in a step before its loss stops following them (ppo; reward; 0 =
-    no bound)."""
+    """How far the critic's values may move in a step before their gradient is cut off (ppo; reward; 0 = no
+    bound)."""
     entropy_coef: NotNegative = 0.0
     """Bonus for the policy's entropy."""
 
     kl_coef: NotNegative = 0.0
-    """Penalty in the reward for straying from the reference model: the log-ratio of each token (k1)."""
+    """Penalty in the reward for divergence from the reference model: the log-ratio of each token (k1)."""
     use_kl_loss: bool = False
-    """Penalty in the loss for straying from the reference model."""
+    """Penalty in the loss for divergence from the reference model."""
     kl_loss_coef: NotNegative = 0.0
     """Its weight."""
     kl_loss_type: KlKind = "low_var_kl"
     """Estimate of the divergence in the loss."""
     use_unbiased_kl: bool = False
-    """Weigh the estimate in the loss by the probability ratio, which makes its gradient right."""
+    """Multiply the estimate in the loss by the probability ratio, which makes its gradient unbiased."""
     ref_load: str | None = None
-    """Hugging Face directory of the reference model; left out, the policy as RL begins."""
+    """Hugging Face directory of the reference model; left out, the policy before RL."""
 
     use_opd: bool = False
-    """On-policy distillation: pull towards a teacher's logprobs of the policy's own tokens."""
+    """On-policy distillation: train towards a teacher's logprobs of the policy's own tokens."""
     opd_kl_coef: Positive = 1.0
     """Its weight in the advantages."""
     opd_teacher_load: str | None = None
-    """Hugging Face directory of the teacher; it has the policy's vocabulary."""
+    """Hugging Face directory of the teacher, a model with the policy's vocabulary."""
 
     use_rollout_logprobs: bool | None = None
-    """Take the old logprobs from the engine, as it sampled; off: the trainer computes them again. Left out,
-    on, unless a correction compares the two."""
+    """Use the engine's logprobs as the old ones; off: the trainer recomputes them. Left out, on, unless a
+    correction compares the two."""
     correction: CorrectionName = "none"
-    """What corrects for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
-    trainer and engine, bounded each in its own way; opsm leaves out sequences that paid badly and that the
-    policy has moved away from."""
+    """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
+    trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that
+    the policy has moved away from."""
     tis: TisConfig = TisConfig()
     mis: MisConfig = MisConfig()
     icepop: IcePopConfig = IcePopConfig()
@@ -234,7 +234,7 @@ class AlgorithmConfig(Section):
 
     @property
     def recipe(self) -> Recipe:
-        """What the estimator is made of, with what was said of it."""
+        """The estimator's components, with the settings that override them."""
         recipe = RECIPES[self.advantage_estimator]
         low, high = recipe.eps
         return recipe._replace(
@@ -252,7 +252,7 @@ class AlgorithmConfig(Section):
 
     @property
     def has_reference(self) -> bool:
-        """Whether a reference model is asked."""
+        """Whether a reference model scores the samples."""
         return self.use_kl_loss or self.kl_coef > 0
 
     @property

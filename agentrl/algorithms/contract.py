@@ -1,4 +1,4 @@
-"""The promises of an advantage estimator, checked on small batches that hold every oddity of large ones."""
+"""The contract of an advantage estimator, checked on small batches with the special cases of large ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TASK = Task.ask("check_estimator", "?")
 _TOLERANCE = 1e-4
 
 
-class _Batch(NamedTuple):
+class _EstimatorBatch(NamedTuple):
     groups: tuple[Group, ...]
     tokens: Tokens
     scores: TokenScores
@@ -42,43 +42,46 @@ class _Batch(NamedTuple):
         return estimator(self.groups, self.tokens, self.scores)
 
     @classmethod
-    def of(cls, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> _Batch:
+    def of(cls, groups: Sequence[Group], samples: Sequence[Sample], scores: Scores) -> _EstimatorBatch:
         tokens = Tokens.of(samples)
         return cls(tuple(groups), tokens, tokens.scores(scores))
 
 
 def check_estimator(estimator: AdvantageEstimator) -> None:
-    """Check that an estimator keeps its promises: use it in the tests of your own.
+    """Check that an estimator satisfies its contract: use it in the tests of your own.
 
     It is run on groups of different sizes, one of them a single episode, with equal and unequal rewards,
     rewards on turns, an episode that became two samples, samples with one trainable token and with none, and
-    scores of every kind; then on the same with logprobs and values that are 10 000 apart. It must give
+    scores of every kind; then on the same with logprobs and values that are 10 000 apart. It must
 
-    - `Advantages`: one finite number for each trainable token, and as many returns, if any;
-    - the same when it is asked again, and for the same samples and groups in another order;
-    - its inputs back as they were.
+    - return `Advantages`: one finite number for each trainable token, and as many returns, if any;
+    - return the same in a second call, and for the same samples and groups in another order;
+    - leave its inputs unchanged.
 
     Raises:
-        ValueError: a promise is broken; one sentence says which. Errors of the estimator itself pass through.
+        ValueError: the contract is violated; the message is one sentence. The estimator's own errors are not
+            caught.
     """
     groups, samples, scores = _parts(spread=1.0)
-    batch = _Batch.of(groups, samples, scores)
-    kept = [array.copy() for array in _arrays(batch)]
+    batch = _EstimatorBatch.of(groups, samples, scores)
+    copies = [array.copy() for array in _arrays(batch)]
     advantages = batch(estimator)
     _check_arrays(advantages, batch.tokens)
-    if not all(np.array_equal(a, b) for a, b in zip(kept, _arrays(batch), strict=True)):
-        raise ValueError("the estimator changed the scores it was given; it must work on copies")
-    found = _by_sample(batch.tokens, advantages)
-    if not _alike(found, _by_sample(batch.tokens, batch(estimator))):
-        raise ValueError("the same batch was given other advantages; an estimator must not draw or remember")
-    others = (scores.ref, scores.teacher, scores.values)
-    turned = _Batch.of(
-        groups[::-1], samples[::-1], Scores(scores.old[::-1], *(one and one[::-1] for one in others))
-    )
-    reordered = [arrays[::-1] for arrays in _by_sample(turned.tokens, turned(estimator))]
-    if not _alike(found, reordered):
+    if not all(np.array_equal(a, b) for a, b in zip(copies, _arrays(batch), strict=True)):
+        raise ValueError("the estimator changed its scores in place; it must work on copies")
+    first = _by_sample(batch.tokens, advantages)
+    if not _are_close(first, _by_sample(batch.tokens, batch(estimator))):
+        raise ValueError(
+            "a second call gave the same batch other advantages; an estimator must not draw random numbers "
+            "or keep state"
+        )
+    optional = (scores.ref, scores.teacher, scores.values)
+    reversed_scores = Scores(scores.old[::-1], *(arrays and arrays[::-1] for arrays in optional))
+    reversed_batch = _EstimatorBatch.of(groups[::-1], samples[::-1], reversed_scores)
+    reordered = [arrays[::-1] for arrays in _by_sample(reversed_batch.tokens, reversed_batch(estimator))]
+    if not _are_close(first, reordered):
         raise ValueError("advantages depend on the order of samples or groups; go by `Tokens.rollout_ids`")
-    far = _Batch.of(*_parts(spread=1e4))
+    far = _EstimatorBatch.of(*_parts(spread=1e4))
     _check_arrays(far(estimator), far.tokens)
 
 
@@ -87,8 +90,8 @@ def _check_arrays(advantages: Advantages, tokens: Tokens) -> None:
         raise ValueError(
             f"an estimator returns Advantages, not {type(advantages).__name__}; wrap it: Advantages(array)"
         )
-    named = {"advantages": advantages.advantages_N, "returns": advantages.returns_N}
-    for name, array in named.items():
+    arrays = {"advantages": advantages.advantages_N, "returns": advantages.returns_N}
+    for name, array in arrays.items():
         if array is None:
             continue
         if array.shape != (len(tokens),):
@@ -107,20 +110,20 @@ def _by_sample(tokens: Tokens, advantages: Advantages) -> list[tuple[FloatArray,
     return [tokens.scatter(array_N) for array_N in both if array_N is not None]
 
 
-def _alike(one: Sequence[Sequence[FloatArray]], other: Sequence[Sequence[FloatArray]]) -> bool:
-    return len(one) == len(other) and all(
+def _are_close(expected: Sequence[Sequence[FloatArray]], actual: Sequence[Sequence[FloatArray]]) -> bool:
+    return len(expected) == len(actual) and all(
         np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * float(np.abs(a).max(initial=0.0)))
-        for arrays in zip(one, other, strict=True)
+        for arrays in zip(expected, actual, strict=True)
         for a, b in zip(*arrays, strict=True)
     )
 
 
-def _arrays(batch: _Batch) -> list[Floats]:
+def _arrays(batch: _EstimatorBatch) -> list[Floats]:
     return [array_N for array_N in batch.scores if array_N is not None]
 
 
 def _parts(spread: float) -> tuple[tuple[Group, ...], tuple[Sample, ...], Scores]:
-    """spread: how far, in nats, scores are from the logprobs that the engine gave."""
+    """spread: the largest difference, in nats, of scores from the engine's logprobs."""
     groups = (
         _group("a", totals=(1.0, 0.0, 2.0), lengths=((2, 3), (1, 2, 1), (4,)), split="a.1"),
         _group("b", totals=(1.0, 1.0), lengths=((1,), (0,))),
@@ -138,8 +141,8 @@ def _parts(spread: float) -> tuple[tuple[Group, ...], tuple[Sample, ...], Scores
 
 
 def _group(id: str, totals: Sequence[float], lengths: Sequence[Sequence[int]], split: str = "") -> Group:
-    """lengths: how many tokens the policy wrote in each turn of each episode."""
-    episodes = tuple(_episode(f"{id}.{i}", written, split) for i, written in enumerate(lengths))
+    """lengths: the policy's tokens in each turn of each episode (count)."""
+    episodes = tuple(_episode(f"{id}.{i}", turn_lengths, split) for i, turn_lengths in enumerate(lengths))
     verdicts = tuple(
         Verdict(e.id, "check_estimator", total, turn_rewards=(0.5, *[None] * (len(e.turns) - 1)))
         for e, total in zip(episodes, totals, strict=True)
@@ -149,15 +152,15 @@ def _group(id: str, totals: Sequence[float], lengths: Sequence[Sequence[int]], s
 
 def _episode(id: str, lengths: Sequence[int], split: str) -> Episode:
     turns = tuple(_turn(length, step) for step, length in enumerate(lengths))
-    whole = (Trajectory(turns),)
-    parted = (Trajectory(turns[:1]), Trajectory(turns[1:], 0, Restart.COMPACTED))
+    one_trajectory = (Trajectory(turns),)
+    two_trajectories = (Trajectory(turns[:1]), Trajectory(turns[1:], 0, Restart.COMPACTED))
     return Episode(
         id=id,
         env_id="check_estimator",
         task=_TASK,
         seed=0,
         limits=Limits(),
-        trajectories=parted if id == split else whole,
+        trajectories=two_trajectories if id == split else one_trajectory,
         step_rewards=(),
         ending=Ending.COMPLETED,
     )

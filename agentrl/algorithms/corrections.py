@@ -1,11 +1,11 @@
-"""Factors that correct for the engine having sampled with other probabilities than the trainer computes.
+"""Factors that correct for differences between the engine's sampling probabilities and the trainer's.
 
 ratio[t] = exp(old logprob - rollout logprob): the trainer's probability of a token over the engine's, when
-it was sampled. A correction turns ratios into factors for the advantages, [N]. Weights know nothing of them,
-so a factor of 0 changes no denominator. All trainable tokens of an episode, over all its samples, are one
+it was sampled. A correction maps ratios to factors for the advantages, [N]. Weights do not depend on them, so
+a factor of 0 changes no denominator. All trainable tokens of an episode, over all its samples, are one
 sequence here: splitting an episode changes nothing.
 
-Log-ratios are kept to -20 .. 20 where they are raised to a power of e, so that nothing overflows.
+Log-ratios are clipped to -20 .. 20 before they are exponentiated, so that nothing overflows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class Corrected(NamedTuple):
-    """Factors on the advantages, [N], and metrics (means over trainable tokens, where not said otherwise)."""
+    """Factors on the advantages, [N], and metrics (means over trainable tokens, unless stated otherwise)."""
 
     factors_N: Floats
     metrics: Mapping[str, float]
@@ -34,7 +34,7 @@ Correction = Callable[[Tokens, TokenScores], Corrected]
 
 @dataclass(frozen=True, slots=True)
 class Tis:
-    """Truncated importance sampling: factor = ratio, kept to tis_clip_low .. tis_clip.
+    """Truncated importance sampling: factor = ratio, clipped to tis_clip_low .. tis_clip.
 
     Source: F. Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025);
     truncating ratios from above: https://arxiv.org/abs/1802.01561.
@@ -86,13 +86,13 @@ class IcePop:
 
 @dataclass(frozen=True, slots=True)
 class Mis:
-    """Importance sampling with a choice of level and of what happens beyond the bounds.
+    """Importance sampling with a choice of level and of the treatment of ratios beyond the bounds.
 
     level: token: each token's own ratio. sequence: the product of all of the sequence's, unbiased and of
         high variance. geometric: their geometric mean, which does not depend on length.
-    mode: truncate: ratios above `upper` become it. clip: those below `lower` become it too. mask: factors
-        outside lower .. upper become 0, those inside keep their ratio.
-    veto: a sequence that holds a token with a ratio below it is dropped whole; None: none is.
+    mode: truncate: ratios above `upper` become `upper`. clip: ratios below `lower` become `lower`, too. mask:
+        factors outside lower .. upper become 0, those inside are their ratio.
+    veto: a sequence that holds a token with a ratio below it is dropped as a whole; None: none is.
 
     Source: J. Liu, Y. Li et al., When Speed Kills Stability (2025); masking whole sequences:
     https://arxiv.org/abs/2512.23075.
@@ -155,15 +155,15 @@ _ACTIONS: Mapping[str, Sequence[str]] = {
     "icepop": ("icepop_clipfrac",),
     "opsm": ("opsm_fraction",),
 }
-"""The metrics of each correction that are above 0 where a bound of it changed something."""
+"""The metrics of each correction that are above 0 where one of its bounds had an effect."""
 
 
 @dataclass(slots=True)
 class CorrectionWatch:
-    """Sees a correction whose bounds never change anything, and says so once.
+    """Warns once of a correction whose bounds have no effect.
 
-    correction: its name in the configuration; another one is not watched. patience: optimizer steps in a row
-    without a change before the warning. idle_steps: those so far.
+    correction: its name in the configuration; others are ignored. patience: optimizer steps in a row without
+    an effect before the warning. idle_steps: those so far.
     """
 
     correction: str = "none"
@@ -172,12 +172,12 @@ class CorrectionWatch:
     warned: bool = False
 
     def warnings(self, metrics: Mapping[str, float], *, num_steps: int) -> tuple[str, ...]:
-        """What there is to say after `num_steps` optimizer steps with these metrics (train/...)."""
+        """The warnings after `num_steps` more optimizer steps with these metrics (train/...)."""
         names = _ACTIONS.get(self.correction, ())
         if not names or self.warned:
             return ()
-        acted = any(metrics.get(f"train/{name}", 0.0) > 0.0 for name in names)
-        self.idle_steps = 0 if acted else self.idle_steps + num_steps
+        had_effect = any(metrics.get(f"train/{name}", 0.0) > 0.0 for name in names)
+        self.idle_steps = 0 if had_effect else self.idle_steps + num_steps
         if self.idle_steps < self.patience:
             return ()
         self.warned = True
@@ -188,7 +188,7 @@ class CorrectionWatch:
 
 
 def log_ratios(scores: TokenScores) -> Floats:
-    """Old logprobs of the trainer minus those the engine sampled with, [N], in nats."""
+    """Old logprobs of the trainer minus those of the engine, [N], in nats."""
     return scores.old_N - scores.rollout_N
 
 

@@ -1,4 +1,4 @@
-"""Advantage estimators: each an `AdvantageEstimator` over the whole rollout batch.
+"""Advantage estimators: each an `AdvantageEstimator` over the complete rollout batch.
 
     GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL: one advantage for all tokens of an episode
     TurnRelative              the same, turn by turn
@@ -9,7 +9,7 @@
 GSPO and CISPO are losses; their advantages are those of `GroupRelative`. The variant of REINFORCE++ with a
 baseline is `GroupRelative(dr_grpo)`, whitened over the batch.
 
-In all of them `kl` takes a KL penalty off the reward of each token, and a token is credited with the
+In all of them `kl` subtracts a KL penalty from the reward of each token, and a token is credited with the
 penalties from itself to the end of its episode, as with any other reward; baselines of groups leave it out.
 """
 
@@ -33,11 +33,11 @@ from agentrl.types import Group, Rollout, RolloutId
 
 @dataclass(frozen=True, slots=True)
 class GroupRelative:
-    """Rollouts against their siblings: the advantage of a rollout stands on all its trainable tokens.
+    """Rollouts against their siblings: all trainable tokens of a rollout have its advantage.
 
-    Siblings played the same role in the same group. The baseline counts rollouts: one that has become several
-    samples weighs no more than its siblings, and one that was left out of the samples still counts. Sources:
-    in `agentrl.algorithms.baselines`.
+    Siblings played the same role in the same group. The baseline counts rollouts: a rollout of several
+    samples has the same weight as its siblings, and one that was left out of the samples still counts.
+    Sources: in `agentrl.algorithms.baselines`.
     """
 
     baseline: Baseline = grpo
@@ -62,7 +62,7 @@ class GroupRelative:
 class TurnRelative:
     """Turns against the same turns of the siblings.
 
-    `turn_advantages` has the formula, and says why it is unbiased. gamma discounts from turn to turn.
+    `turn_advantages` has the formula, and the reason why it is unbiased. gamma discounts from turn to turn.
 
     Raises:
         ValueError: gamma is not between 0 and 1.
@@ -94,7 +94,7 @@ class TurnRelative:
         for id, start, stop in zip(tokens.rollout_ids, tokens.bounds, tokens.bounds[1:], strict=False):
             turn_n = tokens.turn_N[start:stop]
             if np.any(turn_n >= len(by_id[id])):
-                raise ValueError(f"episode {id} has {len(by_id[id])} turns, its samples tell of more")
+                raise ValueError(f"episode {id} has {len(by_id[id])} turns, its samples have more")
             advantages_N[start:stop] = by_id[id][turn_n]
         return _penalised(advantages_N, self.kl, tokens, scores)
 
@@ -163,14 +163,14 @@ class Gae:
 
 @dataclass(frozen=True, slots=True)
 class Adjusted:
-    """An estimator, and what may be put on top of it, in this order.
+    """An estimator, and adjustments of its advantages, in this order.
 
     opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (old logprob - teacher logprob); the
         expectation of that difference is KL(policy, teacher). Source: https://arxiv.org/abs/2306.13649;
         the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
     normalize_advantages: whiten advantages over the rollout batch; a critic's returns keep their units.
-    correction: one of `agentrl.algorithms.corrections`; its factors multiply the advantages, so the
-        policy's term alone: entropy, KL and values in the loss stay, and so do the weights.
+    correction: one of `agentrl.algorithms.corrections`; its factors multiply the advantages, and so only the
+        policy's term: entropy, KL and values in the loss do not change, nor do the weights.
     """
 
     estimator: AdvantageEstimator
@@ -182,7 +182,7 @@ class Adjusted:
         """Advantages of `tokens`, whose rollouts are all in `groups`.
 
         Raises:
-            ValueError: what the estimator raises; or logprobs of a teacher are missing.
+            ValueError: raised by the estimator; or logprobs of a teacher are missing.
         """
         estimated = self.estimator(groups, tokens, scores)
         advantages_N, metrics = estimated.advantages_N, dict(estimated.metrics)
@@ -193,9 +193,9 @@ class Adjusted:
         if self.normalize_advantages:
             advantages_N = whiten(advantages_N)
         if self.correction is not None:
-            factors_N, found = self.correction(tokens, scores)
+            factors_N, correction_metrics = self.correction(tokens, scores)
             advantages_N = advantages_N * factors_N
-            metrics |= found
+            metrics |= correction_metrics
         return Advantages(advantages_N, estimated.returns_N, metrics)
 
 
@@ -207,7 +207,7 @@ def siblings_of(groups: Sequence[Group]) -> list[tuple[Rollout, ...]]:
 def _penalties(
     kl: KlPenalty | None, tokens: Tokens, scores: TokenScores
 ) -> tuple[Floats, Mapping[str, float]]:
-    """What the KL penalty takes off the reward of each token, [N], and its metric."""
+    """The KL penalty on the reward of each token, [N], and its metric."""
     if kl is None:
         return np.zeros(len(tokens)), {}
     estimate_N = kl.estimate(scores)
@@ -215,7 +215,7 @@ def _penalties(
 
 
 def _penalised(advantages_N: Floats, kl: KlPenalty | None, tokens: Tokens, scores: TokenScores) -> Advantages:
-    """Without a critic: the penalties from a token on come off its advantage."""
+    """Without a critic: subtract the penalties from each token on from its advantage."""
     penalty_N, metrics = _penalties(kl, tokens, scores)
     return Advantages(advantages_N - discounted_returns(penalty_N, tokens), metrics=metrics)
 

@@ -1,4 +1,4 @@
-"""Which groups have something to say."""
+"""The groups that have a gradient."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from agentrl.types import Group
 
 
 def has_signal(group: Group) -> bool:
-    """Whether siblings did differently in some role that is trained, so that some advantage is not zero."""
+    """Whether the rewards of siblings differ in some trained role, so that some advantage is not zero."""
     roles = [group.siblings(agent) for agent in group.trained_agents]
     return any(len({rollout.verdict.total for rollout in siblings}) > 1 for siblings in roles)

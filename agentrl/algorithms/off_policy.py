@@ -1,4 +1,4 @@
-"""How far the engine's probabilities are from the trainer's: metrics, no decision."""
+"""Metrics of the difference between the engine's probabilities and the trainer's."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from agentrl.algorithms.tokens import Tokens, TokenScores
 
 
 def mismatch_metrics(tokens: Tokens, scores: TokenScores) -> dict[str, float]:
-    """The gap between the logprobs that tokens were sampled with and the old ones, over all trainable tokens.
+    """The difference between the engine's logprobs and the old ones, over all trainable tokens.
 
-    With d = rollout logprob - old logprob and ratio = exp(-d), d kept to -20 .. 20 wherever it is raised:
+    With d = rollout logprob - old logprob and ratio = exp(-d), d clipped to -20 .. 20 where exponentiated:
 
         train_rollout_logprob_abs_diff   mean of |d|, in nats
         train_rollout_kl                 mean of d: k1 of KL(engine, trainer), in nats
         train_rollout_kl_k3              mean of ratio - 1 + d: k3 of the same, never below 0
         train_rollout_ppl_ratio          mean over episodes of exp(mean of d): the trainer's perplexity over
                                          the engine's
-        train_rollout_ess                (sum of ratios)^2 / (N x sum of squared ratios): the share of tokens
-                                         that would be left, were they weighted by their ratios
+        train_rollout_ess                (sum of ratios)^2 / (N x sum of squared ratios): the effective share
+                                         of tokens, were they weighted by their ratios
         train_rollout_max_ratio          the largest ratio
 
-    Without a gap, and without tokens, they are 0, 0, 0, 1, 1, 1.
+    Without a difference, and without tokens, they are 0, 0, 0, 1, 1, 1.
 
     Source: the estimates of KL as in `kl_estimate`; effective sample size: A. Kong, A Note on Importance
     Sampling using Standardized Weights (1992).

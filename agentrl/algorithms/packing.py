@@ -1,4 +1,4 @@
-"""Ragged samples into rows: which sequences go through the model together."""
+"""Packing of ragged samples into rows, which go through the model together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]:
     """Rows of indices into `lengths`, each of at most `max_tokens` tokens; every index once.
 
-    Longest first, and a row is closed when the next one does not fit. Rows are laid flat, so
-    an unfilled tail costs nothing; what counts is that a row's sequences are of like length,
-    which first-fit would undo by filling tails with the shortest. A sequence longer than
-    `max_tokens` gets a row of its own. The same lengths always give the same rows.
+    Longest first, and a row is complete when the next one does not fit. Rows are flat, without padding, so
+    an unfilled tail costs nothing. It matters that a row's sequences are of like length, which first-fit
+    would prevent by filling tails with the shortest ones. A sequence longer than `max_tokens` gets a row of
+    its own. The same lengths always give the same rows.
 
         pack([3, 5, 2, 2], max_tokens=6) -> ((1,), (0, 2), (3,))
 

@@ -1,7 +1,7 @@
 """Returns and generalised advantages along the trainable tokens of each episode.
 
-What the world wrote between two turns takes no time and holds no value: after the last token of a turn comes
-the first one that the policy wrote in the next. An episode ends in nothing (value 0), however it ended.
+The world's tokens between two turns are not steps and have no value: the last token of a turn is followed by
+the policy's first token of the next turn. The value after the last token is 0, however the episode ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Discount = Literal["token", "turn"]
 def discounted_returns(
     rewards_N: Floats, tokens: Tokens, *, gamma: float = 1.0, discount: Discount = "token"
 ) -> Floats:
-    """What was still to come from each token on, [N], in units of reward.
+    """The return from each token on, [N], in units of reward.
 
     return[n] = reward[n] + gamma x return[n + 1] inside an episode; with `discount = "turn"` gamma counts
     only where token n + 1 begins another turn.
@@ -52,8 +52,8 @@ def gae(
     https://arxiv.org/abs/1506.02438, equation 16. Cost as in `discounted_returns`.
 
     Args:
-        rewards_N: of each token. values_N: what the critic expects before each token.
-        tokens: where episodes and turns end.
+        rewards_N: of each token. values_N: the critic's prediction before each token.
+        tokens: for the ends of episodes and turns.
 
     Raises:
         ValueError: gamma or lambd is not between 0 and 1.
@@ -69,7 +69,7 @@ def gae(
 
 
 def _decays(tokens: Tokens, gamma: float, discount: Discount) -> Floats:
-    """How much of the next token's return counts, [N]; 0 at the end of an episode."""
+    """The factor on the next token's return, [N]; 0 at the end of an episode."""
     _check_share("gamma", gamma)
     decays_N = np.zeros(len(tokens))
     new_turn = np.diff(tokens.turn_N) != 0
@@ -81,8 +81,8 @@ def _decays(tokens: Tokens, gamma: float, discount: Discount) -> Floats:
 def _scan(terms_N: Floats, decays_N: Floats) -> Floats:
     """y[n] = terms[n] + decays[n] x y[n + 1], by doubling.
 
-    After k passes, sums[n] holds the terms n to n + 2^k - 1, and reach[n] what the sum at n + 2^k counts for.
-    Products of decays only shrink, so nothing overflows and nothing is divided by.
+    After k passes, sums[n] holds the terms n to n + 2^k - 1, and reach[n] is the factor on the sum at n +
+    2^k. Products of decays only shrink, so nothing overflows, and there is no division.
     """
     sums, reach = terms_N.copy(), decays_N.copy()
     step = 1

@@ -1,4 +1,4 @@
-"""Rewards on tokens: what an episode was worth, and what it costs to stray from a reference model."""
+"""Rewards on tokens: the rewards of an episode, and the penalty for divergence from a reference model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LOW_VAR_BOUND = 10.0
 def token_rewards(groups: Sequence[Group], tokens: Tokens) -> Floats:
     """The rewards of each episode on its trainable tokens, [N]; they sum to `Verdict.total`.
 
-    A turn's reward stands on the last trainable token of the turn, what the total holds beyond them on the
-    last one of the episode, whichever sample that is in. A turn without trainable tokens gives its reward
-    to the nearest one before it, else to the first one after. An episode without any gives nothing.
+    A turn's reward is on the last trainable token of the turn, the rest of the total on the last one of the
+    episode, whichever sample that is in. The reward of a turn without trainable tokens is on the nearest
+    token before it, else on the first one after. An episode without trainable tokens has no rewards here.
 
     Raises:
         ValueError: an episode is in no group, or a turn's reward is not finite.
@@ -35,8 +35,8 @@ def token_rewards(groups: Sequence[Group], tokens: Tokens) -> Floats:
         if not len(turn_n):
             continue
         scored = scored_turns(verdict)
-        places = np.searchsorted(turn_n, list(scored), side="right") - 1
-        np.add.at(rewards_N, bounds[e] + np.maximum(places, 0), list(scored.values()))
+        last_n = np.searchsorted(turn_n, list(scored), side="right") - 1
+        np.add.at(rewards_N, bounds[e] + np.maximum(last_n, 0), list(scored.values()))
         rewards_N[bounds[e + 1] - 1] += verdict.total - math.fsum(scored.values())
     return rewards_N
 
@@ -58,12 +58,12 @@ def kl_estimate(logp_N: Floats, ref_logp_N: Floats, kind: KlKind) -> Floats:
 
     With d = logp - ref_logp:
 
-        k1          d                       unbiased; below 0 where the reference likes a token better
+        k1          d                       unbiased; below 0 where the reference's logprob is higher
         k2          d^2 / 2                 biased, small variance
         k3          exp(-d) - 1 + d         unbiased, never below 0
-        low_var_kl  k3, kept to -10 .. 10
+        low_var_kl  k3, clipped to -10 .. 10
 
-    In k3, d is kept to -20 and more, so that nothing overflows.
+    In k3, d is clipped to -20 from below, so that nothing overflows.
 
     Source: J. Schulman, Approximating KL Divergence (2020), names and formulas; k3 as the penalty of
     GRPO: https://arxiv.org/abs/2402.03300, equation 4.
@@ -80,11 +80,11 @@ def kl_estimate(logp_N: Floats, ref_logp_N: Floats, kind: KlKind) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class KlPenalty:
-    """What straying from the reference costs, token by token: kl_coef x k1, taken off the reward.
+    """The penalty for divergence from the reference, token by token: reward -= kl_coef x k1.
 
-    k1 alone. A reward is multiplied by the score of its token, and the expectation of score x k1, summed
+    Only k1. A reward is multiplied by the score of its token, and the expectation of score x k1, summed
     from the token to the end of its episode, is the gradient of KL(policy, reference). With k2 or k3 it is
-    the gradient of another function, which may point the other way: https://arxiv.org/abs/2506.09477.
+    the gradient of another function, which may have the opposite sign: https://arxiv.org/abs/2506.09477.
 
     Source: https://arxiv.org/abs/2203.02155, equation 2.
     """

@@ -1,4 +1,4 @@
-"""From episodes to Samples: the tokens as they were, concatenated; nothing is encoded again."""
+"""From episodes to Samples: the recorded tokens, concatenated; no text is encoded again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def samples_of(episode: Episode) -> tuple[Sample, ...]:
         versions   -1 -1  3  3 -1  3
         turns       0  0  0  0  1  1
 
-    Turns are counted for each agent. What frozen agents wrote gives no Sample.
+    Turns are counted for each agent. Frozen agents have no Sample.
 
     Args:
         episode: played by agents of which the trained ones have tokens.
@@ -82,7 +82,7 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
     if len(tokens) != len(trajectory.turns):
         raise ValueError(f"episode {episode_id} was played without tokens, so it cannot be trained on")
     completions = [turn.completion for turn in tokens]
-    lengths = [len(one.token_ids) for one in completions]
+    lengths = [len(completion.token_ids) for completion in completions]
     spans = [
         span for turn, length in zip(tokens, lengths, strict=True) for span in (len(turn.world_ids), length)
     ]
@@ -91,9 +91,9 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
     logprobs = np.zeros(len(author), dtype=np.float32)
     versions = np.full(len(author), NO_VERSION, dtype=np.int32)
     temperatures = np.ones(len(author), dtype=np.float32)
-    logprobs[sampled] = np.concatenate([one.logprobs for one in completions])
-    versions[sampled] = np.concatenate([one.versions for one in completions])
-    temperatures[sampled] = np.repeat([one.temperature for one in completions], lengths)
+    logprobs[sampled] = np.concatenate([completion.logprobs for completion in completions])
+    versions[sampled] = np.concatenate([completion.versions for completion in completions])
+    temperatures[sampled] = np.repeat([completion.temperature for completion in completions], lengths)
     ids = [part for turn in tokens for part in (turn.world_ids, turn.completion.token_ids)]
     runs: list[tuple[int, Mapping[str, Extra]]] = []
     for turn in tokens:

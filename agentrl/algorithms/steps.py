@@ -1,4 +1,4 @@
-"""From the groups of a rollout batch to its optimizer steps: credit is made once, then it is split."""
+"""From the groups of a rollout batch to its optimizer steps: credit is computed once, then split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OptimizerStep(NamedTuple):
-    """What one optimizer step is made of: the groups that have a gradient, and their tokens."""
+    """The data of one optimizer step: the groups that have a gradient, and their tokens."""
 
     groups: tuple[Group, ...]
     batch: TrainBatch
@@ -28,11 +28,11 @@ class OptimizerStep(NamedTuple):
 class RolloutBatch:
     """The groups of one iteration, as tokens.
 
-    A group that was played and is not replaced counts: in the denominators of the weights, and where
-    advantages are whitened. It costs a forward pass only where something can come of it.
+    A group that was played and is not replaced counts in the denominators of the weights, and where
+    advantages are whitened. It costs a forward pass only where it can have a gradient.
 
-    samples: of each group, by its id. idle: ids of the groups that nothing can come of, which is known before
-    anything is scored. tokens: of all other groups, in their order.
+    samples: of each group, by its id. idle: ids of the groups that cannot have a gradient, whatever their
+    scores. tokens: of all other groups, in their order.
     """
 
     groups: tuple[Group, ...]
@@ -42,7 +42,7 @@ class RolloutBatch:
 
     @classmethod
     def of(cls, groups: Sequence[Group], *, is_idle: Callable[[Group], bool]) -> RolloutBatch:
-        """Take the tokens out of `groups`; those that are idle are left out of `tokens`."""
+        """Extract the tokens of `groups`; idle groups are left out of `tokens`."""
         samples = {group.id: tuple(s for e in group.episodes for s in samples_of(e)) for group in groups}
         idle = frozenset(group.id for group in groups if is_idle(group))
         scored = [sample for group in groups if group.id not in idle for sample in samples[group.id]]
@@ -55,15 +55,15 @@ class RolloutBatch:
         weights: WeightFunction,
         *,
         num_steps: int,
-        policy_term_alone: bool,
+        policy_term_only: bool,
     ) -> list[OptimizerStep]:
-        """The optimizer steps, at most `num_steps`: one that has no gradient is left out.
+        """The optimizer steps, at most `num_steps`: a step without a gradient is left out.
 
         Args:
             scores: of the samples of `tokens`. advantages: of `tokens`.
             weights: called once for each step, with all its samples, those of idle groups included.
-            policy_term_alone: a token whose advantage is 0 has no gradient. Groups without any other
-                token are then left out, after they have been counted.
+            policy_term_only: whether a token whose advantage is 0 has no gradient. If so, groups without any
+                other token are left out, after they have been counted.
         """
         values = self.tokens.scatter(advantages.advantages_N)
         returns_N = advantages.returns_N
@@ -72,52 +72,55 @@ class RolloutBatch:
         for groups in balanced(self.groups, num_steps):
             shares = iter(weights([sample for group in groups for sample in self.samples[group.id]]))
             own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
-            trained = [g for g in groups if self._has_gradient(g.id, values, policy_term_alone)]
-            places = [i for group in trained for i in self._places[group.id]]
-            samples = _at(self.tokens.samples, places)
+            trained = [g for g in groups if self._has_gradient(g.id, values, policy_term_only)]
+            indices = [i for group in trained for i in self._sample_indices[group.id]]
+            samples = _at(self.tokens.samples, indices)
             if not any(sample.loss_mask.any() for sample in samples):
                 continue
             credit = Credit(
-                _at(values, places),
+                _at(values, indices),
                 tuple(share for group in trained for share in own[group.id]),
-                None if returns is None else _at(returns, places),
+                None if returns is None else _at(returns, indices),
             )
             steps.append(
-                OptimizerStep(tuple(trained), TrainBatch(samples, _scores_at(scores, places), credit))
+                OptimizerStep(tuple(trained), TrainBatch(samples, _scores_at(scores, indices), credit))
             )
         return steps
 
     @property
-    def _places(self) -> dict[str, range]:
-        """Where the samples of each group stand in those of `tokens`."""
+    def _sample_indices(self) -> dict[str, range]:
+        """The indices of each group's samples among those of `tokens`."""
         scored = [group.id for group in self.groups if group.id not in self.idle]
         ends = list(accumulate(len(self.samples[id]) for id in scored))
         return {id: range(end - len(self.samples[id]), end) for id, end in zip(scored, ends, strict=True)}
 
-    def _has_gradient(self, id: str, values: Sequence[FloatArray], policy_term_alone: bool) -> bool:
+    def _has_gradient(self, id: str, values: Sequence[FloatArray], policy_term_only: bool) -> bool:
         if id in self.idle:
             return False
-        return not policy_term_alone or any(values[i].any() for i in self._places[id])
+        return not policy_term_only or any(values[i].any() for i in self._sample_indices[id])
 
 
 def balanced(groups: Sequence[Group], n: int) -> list[list[Group]]:
     """Groups in n steps of nearly equal size, none of them empty; inside a step they keep their order.
 
-    Those with signal are spread evenly, in their order; then each of the others goes to the smallest step,
-    the first of several. So steps have nearly equally many groups, and of those, nearly equally many with
-    signal. It depends on rewards alone, not on what an algorithm makes of them.
+    Groups with signal are distributed evenly, in their order; then each of the others goes to the smallest
+    step, the first of several. So steps have nearly equally many groups, and of those, nearly equally many
+    with signal. The split depends on rewards only, not on the algorithm.
     """
-    telling = [i for i, group in enumerate(groups) if has_signal(group)]
-    steps = [telling[len(telling) * k // n : len(telling) * (k + 1) // n] for k in range(n)]
-    for i in sorted(set(range(len(groups))) - set(telling)):
+    with_signal = [i for i, group in enumerate(groups) if has_signal(group)]
+    steps = [with_signal[len(with_signal) * k // n : len(with_signal) * (k + 1) // n] for k in range(n)]
+    for i in sorted(set(range(len(groups))) - set(with_signal)):
         min(steps, key=len).append(i)
     return [[groups[i] for i in sorted(step)] for step in steps if step]
 
 
-def _at(arrays: Sequence[T], places: Sequence[int]) -> tuple[T, ...]:
-    return tuple(arrays[i] for i in places)
+def _at(arrays: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
+    return tuple(arrays[i] for i in indices)
 
 
-def _scores_at(scores: Scores, places: Sequence[int]) -> Scores:
-    others = (scores.ref, scores.teacher, scores.values)
-    return Scores(_at(scores.old, places), *(None if one is None else _at(one, places) for one in others))
+def _scores_at(scores: Scores, indices: Sequence[int]) -> Scores:
+    optional = (scores.ref, scores.teacher, scores.values)
+    return Scores(
+        _at(scores.old, indices),
+        *(None if arrays is None else _at(arrays, indices) for arrays in optional),
+    )

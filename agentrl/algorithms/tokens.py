@@ -1,4 +1,4 @@
-"""The trainable tokens of a batch, laid end to end: formulas over them need no loop over tokens."""
+"""The trainable tokens of a batch, concatenated: formulas over them need no loop over tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy.typing as npt
 from agentrl.types import FloatArray, Group, RolloutId, Sample, Scores, Verdict
 
 Floats = npt.NDArray[np.float64]
-"""What formulas compute with; float32 is for the borders."""
+"""The precision of formulas; float32 is for inputs and results."""
 Indices = npt.NDArray[np.intp]
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class TokenScores(NamedTuple):
-    """What models say of N trainable tokens, float64 [N] each.
+    """The outputs of models at N trainable tokens, float64 [N] each.
 
-    old_N: logprobs of the policy that ratios are taken against. rollout_N: those that the engine sampled
-    with. ref_N, teacher_N: logprobs of two other models. values_N: what the critic expects before each
-    token. None: nobody was asked.
+    old_N: logprobs of the policy that ratios are relative to. rollout_N: those of the engine, when it
+    sampled. ref_N, teacher_N: logprobs of two other models. values_N: the critic's prediction before each
+    token. None: not computed.
     """
 
     old_N: Floats
@@ -37,13 +37,13 @@ class TokenScores(NamedTuple):
 class Tokens:
     """The N trainable tokens of some samples, rollout after rollout, each in the order of its turns.
 
-    A rollout is one agent's part of an episode: of an environment with one agent, the episode. One whose
-    history was rewritten is several samples; here it is one run of tokens again, so that nothing computed
-    along it depends on where it was split.
+    A rollout is one agent's part of an episode: of an environment with one agent, the episode. A rollout
+    whose history was rewritten is several samples; here its tokens are one run again, so that formulas along
+    it do not depend on where it was split.
 
     rollout_ids: the E rollouts of the samples, also those without a trainable token.
-    rollout_index_N: which of them a token belongs to, never falling. turn_N: the turn of that rollout.
-    order: the samples, by index, as their tokens stand here.
+    rollout_index_N: the index of a token's rollout, non-decreasing. turn_N: the turn in that rollout.
+    order: the indices of the samples, in the order of their tokens here.
     """
 
     samples: tuple[Sample, ...]
@@ -54,7 +54,7 @@ class Tokens:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Tokens:
-        """Lay the trainable tokens of `samples` end to end."""
+        """Concatenate the trainable tokens of `samples`."""
         rollout_ids = tuple(dict.fromkeys(sample.rollout_id for sample in samples))
         rank = {id: k for k, id in enumerate(rollout_ids)}
         order = tuple(
@@ -75,23 +75,23 @@ class Tokens:
         return np.searchsorted(self.rollout_index_N, np.arange(len(self.rollout_ids) + 1)).astype(np.intp)
 
     def scores(self, scores: Scores) -> TokenScores:
-        """Of `scores`, and of the engine's own logprobs, the values of the trainable tokens.
+        """The values of the trainable tokens in `scores`, and in the engine's own logprobs.
 
         Raises:
             ValueError: a value is not finite, or the scores are of other samples.
         """
-        named = {"reference": scores.ref, "teacher": scores.teacher, "values": scores.values}
+        optional = {"reference": scores.ref, "teacher": scores.teacher, "values": scores.values}
         return TokenScores(
             self.gather(scores.old, "old logprobs"),
             self.gather([sample.logprobs for sample in self.samples], "rollout logprobs"),
-            *(None if arrays is None else self.gather(arrays, name) for name, arrays in named.items()),
+            *(None if arrays is None else self.gather(arrays, name) for name, arrays in optional.items()),
         )
 
     def spread(self, by_rollout: Mapping[RolloutId, float]) -> Floats:
-        """One number of each rollout on all its tokens, [N].
+        """One number of each rollout, repeated for all its tokens, [N].
 
         Raises:
-            ValueError: a rollout has none.
+            ValueError: a rollout has no number.
         """
         strangers = sorted(set(self.rollout_ids) - by_rollout.keys())
         if strangers:
@@ -101,10 +101,11 @@ class Tokens:
         return values_N
 
     def gather(self, arrays: Sequence[FloatArray], name: str) -> Floats:
-        """The values of the trainable tokens, [N], out of one [T] array for each sample.
+        """The values of the trainable tokens, [N], from one [T] array for each sample.
 
         Raises:
-            ValueError: a value is not finite, or an array is not of its sample's length. `name` says whose.
+            ValueError: a value is not finite, or an array is not of its sample's length. The message begins
+                with `name`.
         """
         if [array.shape for array in arrays] != [sample.loss_mask.shape for sample in self.samples]:
             raise ValueError(f"{name} must hold one value for each token of each sample")
@@ -115,7 +116,7 @@ class Tokens:
         return values_N
 
     def scatter(self, values_N: Floats) -> tuple[FloatArray, ...]:
-        """The opposite of `gather`: one float32 [T] array for each sample, 0 off the loss mask."""
+        """The inverse of `gather`: one float32 [T] array for each sample, 0 off the loss mask."""
         bounded_N = np.clip(values_N, -_LARGEST, _LARGEST).astype(np.float32)
         arrays = [np.zeros(len(sample), dtype=np.float32) for sample in self.samples]
         start = 0

@@ -14,12 +14,12 @@ from agentrl.types import Rollout
 
 
 def returns_to_go(siblings: Sequence[Rollout], *, gamma: float = 1.0) -> list[Floats]:
-    """What each sibling still got from each of its turns on: one float64 [K] for each.
+    """The return of each sibling from each of its turns on: one float64 [K] for each.
 
     siblings: rollouts in one role of a group, see `Group.siblings`.
 
-    Rewards of turns count where they were given, the rest of the total at the last turn; gamma discounts
-    from turn to turn. An episode has as many as it has turns, whatever became of their tokens.
+    Rewards of turns count at their turn, the rest of the total at the last one; gamma discounts from turn to
+    turn. An episode has one return for each turn, also for turns without trainable tokens.
 
     Raises:
         ValueError: a turn's reward is not finite.
@@ -37,23 +37,23 @@ def returns_to_go(siblings: Sequence[Rollout], *, gamma: float = 1.0) -> list[Fl
 
 
 def turn_advantages(returns_GK: Sequence[Floats]) -> list[Floats]:
-    """Each turn's return minus the mean of what the others of the group got from the same turn on.
+    """Each turn's return minus the mean return of the other siblings from the same turn on.
 
     advantage[i, k] = return[i, k] - mean over j != i, j having reached turn k, of return[j, k]
 
-    Where no other reached turn k, their returns from the start are the baseline. Somebody alone gets 0.
+    Where no other reached turn k, their returns from the start are the baseline. A group of one gets 0.
 
     The gradient of the expected return is the expectation of the sum over turns of
-    score(action k) x (return[k] - b), for any b that does not depend on action k. The b above is made of
-    other episodes only. They were played independently of this one, so given what came before turn k, b
-    is independent of action k and of everything this episode does later, and the expectation of score x b
-    is 0. That holds although the policy decides how many turns there are: whether this episode has a turn k
-    is settled before its action k, and how many others have one is none of its doing.
+    score(action k) x (return[k] - b), for any b that does not depend on action k. The b above depends on
+    other episodes only. They were played independently of this one, so given the history before turn k, b is
+    independent of action k and of the rest of this episode, and the expectation of score x b is 0. That holds
+    although the policy decides how many turns there are: whether this episode has a turn k is settled before
+    its action k, and how many others have one does not depend on it.
 
-    A mean over all turns of the group is no such b: it holds this episode's own returns, and its own decision
-    to go on adds turns to it, so it moves with the action it is to judge. Nor is the mean over turn k with
-    this episode in it: that shrinks a turn's credit by (n - 1) / n, n being how many reached it, which
-    is least for turns that few reach, and takes it all from one who is alone.
+    A mean over all turns of the group is no such b: it contains this episode's own returns, and this
+    episode's decision to continue adds turns to it, so it depends on action k. Nor is the mean over turn k
+    with this episode in it: that multiplies a turn's credit by (n - 1) / n, n being how many reached it; the
+    factor is smallest for turns that few reach, and 0 where only one did.
 
     Source: the baseline that is independent of the action, https://arxiv.org/abs/1506.02438, section 2; leave
     one out over whole episodes, https://arxiv.org/abs/2402.14740.
@@ -76,11 +76,11 @@ def turn_advantages(returns_GK: Sequence[Floats]) -> list[Floats]:
 
 
 def _compared(returns_GK: Sequence[Floats], reached: Sequence[int], k: int, totals_G: Floats) -> list[float]:
-    """The advantages at turn k of those who reached it."""
+    """The advantages at turn k of the siblings that reached it."""
     if len(reached) > 1:
         advantages: list[float] = rloo(np.array([returns_GK[i][k] for i in reached])).tolist()
         return advantages
-    (alone,) = reached
-    others = np.delete(totals_G, alone)
+    (only,) = reached
+    others = np.delete(totals_G, only)
     # The mean of differences, not the difference of means: equal floats give 0 exactly.
-    return [float(np.mean(returns_GK[alone][k] - others))]
+    return [float(np.mean(returns_GK[only][k] - others))]

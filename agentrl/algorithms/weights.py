@@ -1,7 +1,7 @@
-"""Loss weights: made once for a whole optimizer step, so that no split of it can change the gradient.
+"""Loss weights: computed once for a whole optimizer step, so that its split cannot change the gradient.
 
-Each function takes the samples of a step and gives one float32 [T] array for each of them, 0 off the loss
-mask. It is called with everything that was played for the step: groups without signal and tokens that a
+Each function takes the samples of a step and returns one float32 [T] array for each of them, 0 off the loss
+mask. It is called with all samples that were played for the step: groups without signal and tokens that a
 correction masks count in every denominator. loss = sum over all tokens of weight x term.
 """
 
@@ -17,7 +17,7 @@ WeightFunction = Callable[[Sequence[Sample]], tuple[FloatArray, ...]]
 
 
 def token_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
-    """1 / (loss tokens of all samples) on every loss token: long episodes count for more.
+    """1 / (loss tokens of all samples) on every loss token: long episodes have more weight.
 
     Source: https://arxiv.org/abs/2503.14476, the token-level loss.
     """
@@ -27,20 +27,20 @@ def token_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
 
 
 def sample_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
-    """1 / (samples x loss tokens of this sample): every sample counts the same.
+    """1 / (samples x loss tokens of this sample): every sample has the same weight.
 
-    An episode that became several samples counts several times; `rollout_mean` mends that.
-    A sample without loss tokens counts as one, and its share is lost.
+    An episode of several samples counts several times; `rollout_mean` avoids that.
+    A sample without loss tokens is counted, and its share is lost.
     Source: https://arxiv.org/abs/2402.03300, the loss of GRPO.
     """
     return _spread(samples, [1.0 / (len(samples) * max(count, 1)) for count in _counts(samples)])
 
 
 def rollout_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
-    """1 / (episodes x loss tokens of this episode, over all its samples): every episode counts the same.
+    """1 / (episodes x loss tokens of this episode, over all its samples): every episode has the same weight.
 
-    Splitting an episode into samples changes nothing. An episode without loss tokens counts as one, and
-    its share is lost.
+    Splitting an episode into samples changes nothing. An episode without loss tokens is counted, and its
+    share is lost.
     """
     tokens_of: dict[RolloutId, int] = {}
     for sample, count in zip(samples, _counts(samples), strict=True):
@@ -50,9 +50,9 @@ def rollout_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
 
 
 def constant(samples: Sequence[Sample], *, max_length: int) -> tuple[FloatArray, ...]:
-    """1 / (episodes x max_length) on every loss token: nobody's length changes anybody's weight.
+    """1 / (episodes x max_length) on every loss token: weights do not depend on the lengths of episodes.
 
-    max_length: how many tokens a policy may write in one episode (tokens), the same throughout a run.
+    max_length: the most tokens that a policy may generate in one episode (tokens), the same throughout a run.
     Source: https://arxiv.org/abs/2503.20783, Dr. GRPO.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Advantages of a whole batch brought to one scale."""
+"""Whitening of the advantages of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def whiten(values_N: Floats, *, shift: bool = True) -> Floats:
 
     whitened = (value - mean) / (std + 1e-8), std over the N tokens themselves (it divides by N). Without
     `shift` the mean is added again, so that only the scale changes. Values that are all equal, or a single
-    one, have no scale: they become 0, or stay as they are without `shift`.
+    one, have no scale: they become 0, or without `shift` do not change.
 
     Source: https://arxiv.org/abs/2501.03262, normalisation over the global batch.
     """

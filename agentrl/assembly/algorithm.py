@@ -40,7 +40,7 @@ class Algorithm(NamedTuple):
 
     estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: what the
     trainer scores before advantages are made; without `old`, the old logprobs are the engine's.
-    policy_term_alone: a token whose advantage is 0 has no gradient.
+    policy_term_only: a token whose advantage is 0 has no gradient.
     is_idle: whether all advantages of a group are 0, and nothing else in the loss acts on it, which is known
     before anything is scored.
     """
@@ -49,7 +49,7 @@ class Algorithm(NamedTuple):
     weights: WeightFunction
     loss: Loss
     roles: tuple[ScoreRole, ...] = ()
-    policy_term_alone: bool = False
+    policy_term_only: bool = False
     is_idle: Callable[[Group], bool] = _never
 
 
@@ -64,7 +64,7 @@ def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
         build_weights(config, max_length),
         build_loss(config),
         roles_of(config),
-        policy_term_alone(config),
+        policy_term_only(config),
         build_is_idle(config),
     )
 
@@ -115,7 +115,7 @@ def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:
     return tuple(role for role, asked in wanted.items() if asked)
 
 
-def policy_term_alone(config: AlgorithmConfig) -> bool:
+def policy_term_only(config: AlgorithmConfig) -> bool:
     """Whether the policy term is all of the loss, so that a token whose advantage is 0 has no gradient."""
     other_terms = config.entropy_coef or config.use_kl_loss or config.advantage_estimator == "ppo"
     return not other_terms and config.custom_loss_function_path is None
@@ -133,7 +133,7 @@ def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
         and config.custom_advantage_function_path is None
         and not (config.recipe.normalize or config.kl_coef or config.use_opd)
     )
-    return _without_signal if compared_alone and policy_term_alone(config) else _never
+    return _without_signal if compared_alone and policy_term_only(config) else _never
 
 
 def _without_signal(group: Group) -> bool:

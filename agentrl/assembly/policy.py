@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from agentrl.assembly.fleet import FleetPlan
-from agentrl.checkpoints.fresh import draw_elsewhere, draw_weights
+from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
@@ -60,7 +60,7 @@ async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits
             argument, or does not come up.
     """
     if config.engine == "sglang":
-        await asyncio.to_thread(draw_elsewhere, source)
+        await asyncio.to_thread(draw_in_subprocess, source)
         url, vocab_size = config.sglang_url, source.vocab_size
         if url is not None and not place.trains:
             return SGLangPolicy(

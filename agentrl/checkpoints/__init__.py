@@ -1,1 +1,1 @@
-"""Hugging Face model directories: opened, drawn at random, written whole or not at all."""
+"""Hugging Face model directories: reading, random initialization, atomic writes."""

@@ -1,4 +1,4 @@
-"""A model directory appears whole or not at all."""
+"""Atomic writes of a directory: it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from pathlib import Path
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """A folder beside `target` to write into; it takes its place when the block has ended well.
+    """A temporary folder in the parent of `target`; it replaces `target` when the block ends without error.
 
-    What was there before is kept until then; the next write clears what one left that was killed.
+    The previous contents stay until then. The next write removes the leftovers of a write that was killed.
     """
     target = target.absolute()
-    coming, going = (target.with_name(f".{target.name}.{state}") for state in ("coming", "going"))
+    # Names of earlier versions, too: a write that was killed is recovered by the next one.
+    partial, previous = (target.with_name(f".{target.name}.{state}") for state in ("coming", "going"))
     target.parent.mkdir(parents=True, exist_ok=True)
-    if going.exists() and not target.exists():
+    if previous.exists() and not target.exists():
         # The last write was killed between its two renamings.
-        os.replace(going, target)
-    for leftover in (coming, going):
+        os.replace(previous, target)
+    for leftover in (partial, previous):
         shutil.rmtree(leftover, ignore_errors=True)
-    written = False
+    is_complete = False
     try:
-        yield coming
-        written = True
+        yield partial
+        is_complete = True
     finally:
-        if not written:
-            shutil.rmtree(coming, ignore_errors=True)
+        if not is_complete:
+            shutil.rmtree(partial, ignore_errors=True)
     if target.exists():
-        os.replace(target, going)
-    os.replace(coming, target)
-    shutil.rmtree(going, ignore_errors=True)
+        os.replace(target, previous)
+    os.replace(partial, target)
+    shutil.rmtree(previous, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Weights as a Hugging Face directory, written as they come, never held whole."""
+"""Weights as a Hugging Face directory, written bucket by bucket, never all in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.codec import slices
 from agentrl.weights.streamed import FILE_BYTES, write_model
 
-_LEFT_OUT = shutil.ignore_patterns(
+_IGNORED_FILES = shutil.ignore_patterns(
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf"),
     *(".git", ".cache"),
 )
@@ -25,10 +25,10 @@ _LEFT_OUT = shutil.ignore_patterns(
 def write_directory(
     target: Path, buckets: Iterator[Bucket], *, manifest: Sequence[TensorSpec], like: Path
 ) -> None:
-    """Write the tensors of the buckets; they are taken to their end also where the writing fails.
+    """Write the tensors of the buckets; the iterator is exhausted also where writing fails.
 
     Raises:
-        ValueError: the buckets hold something else than the manifest says.
+        ValueError: the buckets do not match the manifest.
     """
     try:
         pieces = (piece for bucket in buckets for piece in slices(bucket))
@@ -48,24 +48,24 @@ def write_tensors(
 ) -> None:
     """Write tensors, as bytes and in the order of the manifest, into files of about `file_bytes`.
 
-    All else is as it is in `like`; the directory appears whole or not at all.
+    All other files are copied from `like`; the write is atomic.
 
     Raises:
-        ValueError: something else comes than the manifest says.
+        ValueError: the tensors do not match the manifest.
     """
-    with atomic_directory(target) as coming:
-        copy_without_weights(like, coming, dtype=manifest[0].dtype)
-        write_model(coming, manifest, tensors, file_bytes=file_bytes)
+    with atomic_directory(target) as partial:
+        copy_without_weights(like, partial, dtype=manifest[0].dtype)
+        write_model(partial, manifest, tensors, file_bytes=file_bytes)
 
 
 def copy_without_weights(like: Path, folder: Path, *, dtype: str) -> None:
-    """Make `folder` with all of a Hugging Face directory but its weights, which will be of `dtype`."""
-    # Only what is in the files: `like` may belong to somebody who let nobody write.
-    shutil.copytree(like, folder, ignore=_LEFT_OUT, copy_function=shutil.copyfile)
+    """Copy a Hugging Face directory without its weights to `folder`. dtype: of the new weights."""
+    # Contents only, no permissions: `like` may be read-only.
+    shutil.copytree(like, folder, ignore=_IGNORED_FILES, copy_function=shutil.copyfile)
     folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
     config = folder / "config.json"
-    told = json.loads(config.read_text(encoding="utf-8"))
-    # transformers would round what it loads to what it reads there.
-    changed = {key: dtype for key in ("dtype", "torch_dtype") if told.get(key) not in (None, dtype)}
+    fields = json.loads(config.read_text(encoding="utf-8"))
+    # transformers casts the weights that it loads to the dtype in the config.
+    changed = {key: dtype for key in ("dtype", "torch_dtype") if fields.get(key) not in (None, dtype)}
     if changed:
-        config.write_text(json.dumps({**told, **changed}, indent=2) + "\n", encoding="utf-8")
+        config.write_text(json.dumps({**fields, **changed}, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""An untrained model: the driver writes its config, the process that computes draws its weights."""
+"""An untrained model: the driver writes its config, the process that computes initializes its weights."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from agentrl.weights.quiet import quiet_transformers
 
 def write_untrained(directory: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write a model directory that lacks its weights: see `draw_weights`."""
-    with atomic_directory(directory) as coming:
-        config.save_pretrained(coming)
-        tokenizer.save_pretrained(coming)
+    with atomic_directory(directory) as partial:
+        config.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
 
 
 def draw_weights(directory: Path, seed: int) -> None:
-    """Draw the weights that a directory's config describes, and write them there.
+    """Initialize weights at random for a directory's config, and write them there.
 
-    The weights depend on the config and the seed alone. torch's own generator is left as it was.
+    The weights depend on the config and the seed only. torch's own generator does not change.
     """
     config = open_config(directory)
     with torch.random.fork_rng(devices=[]), quiet_transformers():
@@ -33,11 +33,11 @@ def draw_weights(directory: Path, seed: int) -> None:
         AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
-def draw_elsewhere(source: ModelSource) -> None:
-    """Draw the weights of a source in a process of its own, where that is still to be done. It blocks.
+def draw_in_subprocess(source: ModelSource) -> None:
+    """Initialize the weights of a source in a process of its own, if it has none yet. The call blocks.
 
     Raises:
-        ModelLoadError: they cannot be drawn, or written.
+        ModelLoadError: they cannot be initialized, or written.
     """
     if source.seed is None:
         return

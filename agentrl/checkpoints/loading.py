@@ -1,4 +1,4 @@
-"""A Hugging Face model directory, opened for decoding."""
+"""The model of a Hugging Face directory, loaded with all its weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
         reason = shorten(str(error), _LONGEST_REASON) or type(error).__name__
         raise ModelLoadError(f"the model in {path} cannot be loaded: {reason}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, list[str]]]", opened)
-    # transformers only warns, and goes on with random numbers.
+    # transformers only warns, and initializes such tensors at random.
     if report["mismatched_keys"]:
         raise ModelLoadError(
             f"the model in {path} has {len(report['mismatched_keys'])} tensors of another shape than its "

@@ -11,8 +11,8 @@ from agentrl.weights.quiet import quiet_transformers
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: str) -> None:
-    """Write model and tokenizer as a Hugging Face directory that appears whole or not at all."""
-    with atomic_directory(Path(directory)) as coming:
+    """Write model and tokenizer as a Hugging Face directory, atomically."""
+    with atomic_directory(Path(directory)) as partial:
         with quiet_transformers():
-            model.save_pretrained(coming)
-        tokenizer.save_pretrained(coming)
+            model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)

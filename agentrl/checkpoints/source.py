@@ -1,4 +1,4 @@
-"""What a run's driver knows of a model: its directory, its config and its tokenizer, never its weights."""
+"""The parts of a model that a run's driver loads: its config and its tokenizer, never its weights."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from agentrl.checkpoints.tensors import making_sense
+from agentrl.checkpoints.tensors import config_errors
 from agentrl.errors import ModelLoadError
 from agentrl.weights.quiet import quiet_transformers
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model directory as the driver sees it; the processes that compute open its weights themselves.
+    """A model directory with its config and tokenizer; the processes that compute load its weights.
 
-    seed: of weights that are still to be drawn, by who opens them first; None = they are there.
+    seed: for weights that the first process to open them initializes; None = the directory holds weights.
     """
 
     directory: Path
@@ -49,12 +49,12 @@ def open_config(directory: Path) -> PreTrainedConfig:
     """The config of a Hugging Face model directory.
 
     Raises:
-        ModelLoadError: it holds none that makes sense.
+        ModelLoadError: it holds none, or an invalid one.
     """
     if not (directory / "config.json").is_file():
         raise ModelLoadError(f"{directory} holds no config.json; name a Hugging Face model directory.")
     try:
-        with making_sense(directory), quiet_transformers():
+        with config_errors(directory), quiet_transformers():
             config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     except OSError as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -73,8 +73,8 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
-    # Without its files transformers makes an empty one of the model's kind.
+    # Without its files transformers makes an empty one of the model's type.
     if not tokenizer.encode("a", add_special_tokens=False):
-        raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json beside the model.")
+        raise ModelLoadError(f"{directory} holds no tokenizer; copy tokenizer.json into it.")
     loaded: PreTrainedTokenizerBase = tokenizer
     return loaded

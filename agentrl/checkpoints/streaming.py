@@ -1,4 +1,4 @@
-"""The weights of a directory on their way into an engine, a bucket at a time."""
+"""Delivery of a directory's weights to an engine, a bucket at a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def deliver_directory(
     """Send the weights of a model directory as `version`, cast to `dtype`; one bucket is in memory at a time.
 
     Raises:
-        ModelLoadError: the directory lacks a tensor, or holds one of another shape than its config says.
-        EngineError: the sink did not take them; the old version serves on.
+        ModelLoadError: the directory lacks a tensor, or holds one whose shape contradicts its config.
+        EngineError: the sink rejected them, and still serves its old version.
     """
     shapes = tensor_shapes(open_config(directory))
     with TensorFiles(directory) as files:

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face directory, read one at a time, never the whole of them."""
+"""The tensors of a Hugging Face directory, read one at a time, never all in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import dtype_of_code
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
-_SENSELESS = (
+_CONFIG_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -35,15 +35,15 @@ _SENSELESS = (
 
 
 class _Index(BaseModel):
-    """Which file each tensor is in."""
+    """The file of each tensor."""
 
     model_config = ConfigDict(frozen=True)
 
     weight_map: dict[str, str]
 
 
-class _Held(NamedTuple):
-    """A tensor, and the file that it is in."""
+class _StoredTensor(NamedTuple):
+    """A tensor in a file."""
 
     path: Path
     opened: safe_open
@@ -60,11 +60,13 @@ class TensorFiles:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self._files = ExitStack()
-        self._at: dict[str, _Held] = {}
-        for name in sorted(set(self._places().values())):
+        self._stored: dict[str, _StoredTensor] = {}
+        for name in sorted(set(self._file_names().values())):
             path = self.directory / name
             opened = self._files.enter_context(open_tensors(path))
-            self._at |= {name: _Held(path, opened, stored) for name, stored in specs_in(opened).items()}
+            self._stored |= {
+                name: _StoredTensor(path, opened, stored) for name, stored in specs_in(opened).items()
+            }
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +79,7 @@ class TensorFiles:
     @property
     def names(self) -> frozenset[str]:
         """All tensors of its files."""
-        return frozenset(self._at)
+        return frozenset(self._stored)
 
     def read(self, name: str) -> Tensor:
         """A tensor.
@@ -85,16 +87,16 @@ class TensorFiles:
         Raises:
             ModelLoadError: there is none of that name.
         """
-        tensor: Tensor = self._held(name).opened.get_tensor(name)
+        tensor: Tensor = self._lookup(name).opened.get_tensor(name)
         return tensor
 
     def spec(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> TensorSpec:
-        """A tensor as its file describes it. shape: what the config says. dtype: in place of the file's.
+        """The spec of a tensor in its file. shape: by the config. dtype: in place of the file's.
 
         Raises:
             ModelLoadError: there is no tensor of that name, or it has another shape.
         """
-        path, _, stored = self._held(name)
+        path, _, stored = self._lookup(name)
         if stored.shape != shape:
             raise ModelLoadError(
                 f"{path} holds {name} as {list(stored.shape)}, its config.json says "
@@ -102,13 +104,13 @@ class TensorFiles:
             )
         return stored._replace(dtype=dtype or stored.dtype)
 
-    def _held(self, name: str) -> _Held:
-        if name not in self._at:
+    def _lookup(self, name: str) -> _StoredTensor:
+        if name not in self._stored:
             raise ModelLoadError(f"{self.directory} has no tensor {name}; is it a whole model?")
-        return self._at[name]
+        return self._stored[name]
 
-    def _places(self) -> dict[str, str]:
-        """The file of every tensor; of all of them, where there is one."""
+    def _file_names(self) -> dict[str, str]:
+        """The file of every tensor; {"": file} where one file holds all."""
         index = self.directory / _INDEX
         if index.exists():
             try:
@@ -117,8 +119,8 @@ class TensorFiles:
                 raise ModelLoadError(f"{index} cannot be read ({error}); copy it again.") from None
             except ValidationError as error:
                 first = error.errors()[0]
-                said = ": ".join([*map(str, first["loc"]), first["msg"]])
-                raise ModelLoadError(f"{index} is no index of tensors ({said}); copy it again.") from None
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+                raise ModelLoadError(f"{index} is no index of tensors ({reason}); copy it again.") from None
         if not (self.directory / _SINGLE).exists():
             raise ModelLoadError(
                 f"{self.directory} holds no {_SINGLE} and no {_INDEX}; save the model with safetensors."
@@ -127,18 +129,18 @@ class TensorFiles:
 
 
 def tensor_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that a model with this config has, by its Hugging Face name.
+    """The shape of every tensor of a model with this config, by its Hugging Face name.
 
     Raises:
         ModelLoadError: there is no model of such sizes.
     """
-    with making_sense(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
+    with config_errors(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def num_parameters(config: PreTrainedConfig) -> int:
-    """Numbers that a model with this config has to learn (count); tied ones count once.
+    """The parameters of a model with this config (count); tied ones count once.
 
     Raises:
         ModelLoadError: there is no model of such sizes.
@@ -147,20 +149,20 @@ def num_parameters(config: PreTrainedConfig) -> int:
 
 
 @contextmanager
-def making_sense(directory: Path) -> Iterator[None]:
-    """As one sentence: what a damaged config comes to, in transformers, in torch and in `shape_of`."""
+def config_errors(directory: Path) -> Iterator[None]:
+    """Replace the errors of an invalid config, by transformers, torch or `shape_of`, with one sentence."""
     try:
         yield
-    except _SENSELESS as error:
-        said = shorten(f"{type(error).__name__}: {error}", 200)
-        raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({said}); copy it again.") from error
+    except _CONFIG_ERRORS as error:
+        reason = shorten(f"{type(error).__name__}: {error}", 200)
+        raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({reason}); copy it again.") from error
 
 
 def open_tensors(path: Path) -> safe_open:
     """A safetensors file.
 
     Raises:
-        ModelLoadError: it is missing, or cut short or damaged where it says what it holds.
+        ModelLoadError: it is missing, or its header is truncated or damaged.
     """
     try:
         return safe_open(path, framework="pt")
@@ -171,10 +173,10 @@ def open_tensors(path: Path) -> safe_open:
 
 
 def specs_in(opened: safe_open) -> dict[str, TensorSpec]:
-    """What a file holds, by name."""
+    """The tensors of a file, by name."""
     names: list[str] = opened.keys()
-    told = {name: opened.get_slice(name) for name in names}
+    slices = {name: opened.get_slice(name) for name in names}
     return {
-        name: TensorSpec(name, tuple(one.get_shape()), dtype_of_code(one.get_dtype()))
-        for name, one in told.items()
+        name: TensorSpec(name, tuple(tensor.get_shape()), dtype_of_code(tensor.get_dtype()))
+        for name, tensor in slices.items()
     }

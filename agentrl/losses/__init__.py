@@ -1,4 +1,4 @@
-"""Per-token losses: plain functions on shapes. Weights are given; nothing averages on its own."""
+"""Per-token losses: plain functions of tensors. Weights are inputs; no loss averages on its own."""
 
 from agentrl.losses.base import Loss, LossInputs, LossOutput, TokenExtra, TokenOutputs, extras_used
 from agentrl.losses.contract import check_loss

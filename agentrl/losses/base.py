@@ -1,4 +1,4 @@
-"""What a loss is given and what it returns. N: the loss tokens of one micro-batch, S: its sequences."""
+"""The inputs of a loss and its result. N: the loss tokens of one micro-batch, S: its sequences."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentrl.types import Extra, ExtraSpec
 
 
 class TokenOutputs(NamedTuple):
-    """What the model says of each loss token.
+    """The model's outputs at each loss token.
 
-    entropy_N (nats) carries a gradient only where `logprobs_and_entropy` was asked for one.
-    values_N: what the critic expects before the token, in units of reward; None without a critic.
+    entropy_N (nats) carries a gradient only with `logprobs_and_entropy(..., entropy_gradient=True)`.
+    values_N: the critic's prediction before the token, in units of reward; None without a critic.
     """
 
     logp_N: Tensor
@@ -27,7 +27,7 @@ class TokenOutputs(NamedTuple):
 class TokenExtra(NamedTuple):
     """An extra array of the loss tokens, see `agentrl.types.Extra`.
 
-    values: dense: [N, *shape]. Ragged: those of token n are values[offsets[n]:offsets[n + 1]].
+    values: dense: [N, *shape]. Ragged: the values of token n are values[offsets[n]:offsets[n + 1]].
     offsets: int64 [N + 1] where ragged, else None.
     """
 
@@ -42,14 +42,13 @@ class TokenExtra(NamedTuple):
 
 
 class LossInputs(NamedTuple):
-    """What is known of each loss token before the model runs; none of it carries a gradient.
+    """The data of each loss token that does not depend on the model; none of it carries a gradient.
 
-    old_logp_N: the policy that the ratio is taken against. rollout_logp_N: what the engine
-    said when it sampled. weights_N: shares in the whole optimizer step, not in this micro-batch.
-    sequence_N: int64, which sequence of the micro-batch the token belongs to: 0 to S - 1, in order.
-    A sequence is one Sample and stands whole in one micro-batch. ref_logp_N: the policy to stay
-    close to. returns_N, old_values_N: the critic's targets, and what it said before the step.
-    extras: more arrays that the engine gave, by name.
+    old_logp_N: of the policy that the ratio is relative to. rollout_logp_N: of the engine, when it sampled.
+    weights_N: shares in the whole optimizer step, not in this micro-batch. sequence_N: int64, the index of
+    the token's sequence in the micro-batch: 0 to S - 1, in order. A sequence is one Sample, and never split
+    over micro-batches. ref_logp_N: of the reference policy. returns_N, old_values_N: the critic's targets,
+    and its predictions before the step. extras: more arrays from the engine, by name.
     """
 
     old_logp_N: Tensor
@@ -91,5 +90,5 @@ def extras_used(loss: Loss) -> Mapping[str, ExtraSpec]:
 
 
 def promoted(x: Tensor) -> Tensor:
-    """The tensor in fp32 or better: half precision cannot tell a ratio of 1.001 from 1."""
+    """The tensor in fp32 or better: half precision rounds a ratio of 1.001 to 1."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

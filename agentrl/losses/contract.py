@@ -1,4 +1,4 @@
-"""What every loss must keep, also one of your own, tried out on small made-up batches.
+"""The contract of every loss, also one of your own, checked on small synthetic batches.
 
 N loss tokens. One helper makes batches, one runs a loss on them; `check_loss` compares.
 """
@@ -23,7 +23,7 @@ _HALVES = ((0, 2), (1, 3))
 _GAP = 1e4
 
 
-class _Batch(NamedTuple):
+class _LossBatch(NamedTuple):
     outputs: TokenOutputs
     inputs: LossInputs
     extras: Mapping[str, Extra] = MappingProxyType({})
@@ -38,33 +38,33 @@ class _Result(NamedTuple):
 
 
 def check_loss(loss: Loss) -> None:
-    """Try out a loss: `check_loss(my_loss)`. It costs milliseconds and needs no model.
+    """Check a loss: `check_loss(my_loss)`. It takes milliseconds and needs no model.
 
-    - It is a sum over sequences: a batch that is split into micro-batches has the sum, the gradient
-      and the metrics of the whole, under the same names. So nothing in it averages on its own.
-    - It is weights_N x something: three times the weights are three times the sum and the gradient.
-    - Its metrics are detached scalars, and its inputs stay as they were.
-    - It has a gradient, and the sum, the gradient and the metrics stay finite where logprobs or
-      values are 10,000 apart.
+    - It is a sum over sequences: the micro-batches of a batch add up to its sum, its gradient and its
+      metrics, under the same names. So it does not average on its own.
+    - It is weights_N x a term: three times the weights are three times the sum and the gradient.
+    - Its metrics are detached scalars, and it does not change its inputs.
+    - It has a gradient, and the sum, the gradient and the metrics are finite where logprobs or values are
+      10,000 apart.
 
-    The loss is given all fields of TokenOutputs and LossInputs, entropy with a gradient, and the extras
+    The loss is called with all fields of TokenOutputs and LossInputs, entropy with a gradient, and the extras
     that its attribute `extras` declares.
 
     Raises:
-        ValueError: one sentence that says what the loss does not keep.
+        ValueError: the contract is violated; the message is one sentence.
     """
     batch = _with_extras(_ordinary(), loss)
-    whole = _run(loss, batch)
-    if not any(gradient.any() for gradient in whole.gradients):
+    total = _run(loss, batch)
+    if not any(gradient.any() for gradient in total.gradients):
         raise ValueError(
             "the loss has no gradient: neither logp_N nor entropy_N nor values_N reaches its sum"
         )
     sequences = [_part(batch, [index]) for index in range(len(_LENGTHS))]
-    _compare(whole, [_run(loss, sequence) for sequence in sequences], range(len(_LENGTHS)))
-    _compare(whole, [_run(loss, _part(batch, half)) for half in _HALVES], (*_HALVES[0], *_HALVES[1]))
+    _compare(total, [_run(loss, sequence) for sequence in sequences], range(len(_LENGTHS)))
+    _compare(total, [_run(loss, _part(batch, half)) for half in _HALVES], (*_HALVES[0], *_HALVES[1]))
     inputs = batch.inputs
     heavier = _run(loss, batch._replace(inputs=inputs._replace(weights_N=3.0 * inputs.weights_N)))
-    tripled = [3.0 * tensor for tensor in (whole.sum, *whole.gradients)]
+    tripled = [3.0 * tensor for tensor in (total.sum, *total.gradients)]
     if not all(_close(*pair) for pair in zip((heavier.sum, *heavier.gradients), tripled, strict=True)):
         raise ValueError(
             "the loss is not a sum of weights_N x term_N: three times the weights do not triple it"
@@ -77,15 +77,16 @@ def check_loss(loss: Loss) -> None:
         raise ValueError(f"the loss's gradient is not finite where logprobs are {_GAP:g} apart; cap them")
 
 
-def _run(loss: Loss, batch: _Batch) -> _Result:
+def _run(loss: Loss, batch: _LossBatch) -> _Result:
     outputs = TokenOutputs(
         *(_clone(tensor).requires_grad_() for tensor in batch.outputs if tensor is not None)
     )
     extras = {name: TokenExtra.of(extra) for name, extra in batch.extras.items()}
     inputs = _mapped(batch.inputs, _clone)._replace(extras=extras)
     total, metrics = loss(outputs, inputs)
-    kept = batch.inputs._replace(extras={name: TokenExtra.of(extra) for name, extra in batch.extras.items()})
-    before = [*(tensor for tensor in batch.outputs if tensor is not None), *_tensors(kept)]
+    copies = {name: TokenExtra.of(extra) for name, extra in batch.extras.items()}
+    unchanged = batch.inputs._replace(extras=copies)
+    before = [*(tensor for tensor in batch.outputs if tensor is not None), *_tensors(unchanged)]
     after = [*(tensor for tensor in outputs if tensor is not None), *_tensors(inputs)]
     if not all(torch.equal(*pair) for pair in zip(after, before, strict=True)):
         raise ValueError("the loss changes its inputs in place; work on copies")
@@ -94,40 +95,40 @@ def _run(loss: Loss, batch: _Batch) -> _Result:
     if any(metric.shape != () or metric.requires_grad for metric in metrics.values()):
         raise ValueError("the loss's metrics must be scalars, detached from the graph")
     leaves = [leaf for leaf in outputs if leaf is not None]
-    found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-    return _Result(total.detach(), found, dict(metrics))
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    return _Result(total.detach(), gradients, dict(metrics))
 
 
-def _compare(whole: _Result, parts: Sequence[_Result], order: Sequence[int]) -> None:
-    """The whole against its parts, whose sequences are those of the whole in `order`."""
-    if any(part.metrics.keys() != whole.metrics.keys() for part in parts):
+def _compare(total: _Result, parts: Sequence[_Result], order: Sequence[int]) -> None:
+    """Compare a batch with its parts. order: the indices of the parts' sequences in the batch."""
+    if any(part.metrics.keys() != total.metrics.keys() for part in parts):
         raise ValueError(
             "the loss returns other metrics for other micro-batches; return the same names always"
         )
     advice = "sum over tokens, and leave every mean to weights_N"
-    if not _close(torch.stack([part.sum for part in parts]).sum(), whole.sum):
+    if not _close(torch.stack([part.sum for part in parts]).sum(), total.sum):
         raise ValueError(f"the loss of two micro-batches is not the loss of both together; {advice}")
     for gradient, pieces in zip(
-        whole.gradients, zip(*(p.gradients for p in parts), strict=True), strict=True
+        total.gradients, zip(*(p.gradients for p in parts), strict=True), strict=True
     ):
         if not _close(torch.cat(pieces), gradient[_tokens(order)]):
-            raise ValueError(f"a token's gradient depends on the sequences beside it; {advice}")
-    for name, metric in whole.metrics.items():
+            raise ValueError(f"a token's gradient depends on the other sequences; {advice}")
+    for name, metric in total.metrics.items():
         if not _close(torch.stack([part.metrics[name] for part in parts]).sum(), metric):
             raise ValueError(
                 f"the loss's metric {name} is no sum over tokens: those of micro-batches must add up"
             )
 
 
-def _close(given: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(given.double(), expected.double(), rtol=1e-4, atol=1e-5)
+def _close(actual: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(actual.double(), expected.double(), rtol=1e-4, atol=1e-5)
 
 
 def _clone(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def _ordinary() -> _Batch:
+def _ordinary() -> _LossBatch:
     """Ratios inside and outside usual bounds, advantages of both signs, float64."""
     generator = torch.Generator().manual_seed(0)
     count = sum(_LENGTHS)
@@ -147,10 +148,10 @@ def _ordinary() -> _Batch:
         returns_N=normal(0.0, 1.0),
         old_values_N=values_N + normal(0.0, 0.4),
     )
-    return _Batch(TokenOutputs(logp_N, normal(1.0, 0.2).abs(), values_N), inputs)
+    return _LossBatch(TokenOutputs(logp_N, normal(1.0, 0.2).abs(), values_N), inputs)
 
 
-def _extreme() -> _Batch:
+def _extreme() -> _LossBatch:
     """Every combination of certain and impossible, fp32, in sequences of four and then of one token."""
     rows = [(0.0, -_GAP)] * 4 + [(1.0, -1.0)]
     corners = torch.tensor([*product(*rows)], dtype=torch.float32)
@@ -167,29 +168,28 @@ def _extreme() -> _Batch:
         returns_N=-ref_N,
         old_values_N=old_N,
     )
-    return _Batch(TokenOutputs(logp_N, torch.ones_like(logp_N), engine_N), inputs)
+    return _LossBatch(TokenOutputs(logp_N, torch.ones_like(logp_N), engine_N), inputs)
 
 
 def _tokens(order: Sequence[int]) -> Tensor:
-    """Where the tokens of some sequences of the ordinary batch stand."""
+    """The indices of the tokens of some sequences of the ordinary batch."""
     starts = [sum(_LENGTHS[:index]) for index in order]
     return torch.cat([torch.arange(s, s + _LENGTHS[i]) for s, i in zip(starts, order, strict=True)])
 
 
-def _part(batch: _Batch, order: Sequence[int]) -> _Batch:
-    """Some sequences of the ordinary batch, counted anew from 0."""
+def _part(batch: _LossBatch, order: Sequence[int]) -> _LossBatch:
+    """Some sequences of the ordinary batch, with indices from 0."""
     chosen = _tokens(order)
     outputs = TokenOutputs(*(tensor[chosen] for tensor in batch.outputs if tensor is not None))
     inputs = _mapped(batch.inputs, lambda tensor: tensor[chosen])
     extras = {name: extra.take(chosen.numpy()) for name, extra in batch.extras.items()}
     lengths = torch.tensor([_LENGTHS[index] for index in order])
     sequence_N = torch.repeat_interleave(torch.arange(len(order)), lengths)
-    return _Batch(outputs, inputs._replace(sequence_N=sequence_N), extras)
+    return _LossBatch(outputs, inputs._replace(sequence_N=sequence_N), extras)
 
 
-def _with_extras(batch: _Batch, loss: Loss) -> _Batch:
-    """The batch with a value of each extra that the loss declares; of ragged ones 0, 1 or 2 for each
-    token."""
+def _with_extras(batch: _LossBatch, loss: Loss) -> _LossBatch:
+    """The batch with the extras that the loss declares; ragged ones have 0, 1 or 2 values for each token."""
     count = len(batch.inputs.weights_N)
     extras = {}
     for name, spec in extras_used(loss).items():

@@ -1,11 +1,11 @@
-"""Estimates of KL(policy, reference) from one sampled token each, and the penalty made of them.
+"""Estimates of KL(policy, reference) from one sampled token each, and the penalty built on them.
 
-Sign: d = logp - ref_logp, which is positive where the policy likes its token better than the
-reference does. Under tokens that the policy sampled itself, the mean of d is the divergence.
+Sign: d = logp - ref_logp, positive where the policy's probability of its token is above the reference's. Over
+tokens that the policy sampled itself, the mean of d is the divergence.
 
-k1, k2 and k3 carry the names that J. Schulman gave them; k3 as a penalty in the loss is equation 4
-of https://arxiv.org/abs/2402.03300. What their gradients are, which is another question than what
-their means are: https://arxiv.org/abs/2506.09477.
+k1, k2 and k3 are J. Schulman's names; k3 as a penalty in the loss is equation 4 of
+https://arxiv.org/abs/2402.03300. Their gradients are analysed apart from their means in
+https://arxiv.org/abs/2506.09477.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _LOW_VAR_BOUND = 10.0
 
 
 def capped_exp(log_ratio_N: Tensor) -> Tensor:
-    """exp of log-ratios of at most 20 nats; beyond that the value stays, without a gradient."""
+    """exp of log-ratios, capped at 20 nats; beyond that the value is constant, without a gradient."""
     return torch.exp(torch.clamp(log_ratio_N, max=MAX_LOG_RATIO))
 
 
 def k1(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
-    """The difference d itself. Right on average, of either sign; its own gradient is 0 on average."""
+    """The difference d itself. Unbiased, of either sign; the expectation of its own gradient is 0."""
     return logp_N - ref_logp_N
 
 
 def k2(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
-    """d^2 / 2, never negative. On-policy its gradient is that of the divergence, on average."""
+    """d^2 / 2, never negative. On-policy the expectation of its gradient is that of the divergence."""
     return 0.5 * (logp_N - ref_logp_N).square()
 
 
 def k3(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
-    """exp(-d) - 1 + d, never negative and right on average.
+    """exp(-d) - 1 + d, never negative and unbiased.
 
-    Its own gradient is on average that of KL(reference, policy). Below d = -20 it stays as it
-    is there and has no gradient.
+    The expectation of its own gradient is that of KL(reference, policy). Below d = -20 it is constant and has
+    no gradient.
     """
     d_N = torch.clamp(logp_N - ref_logp_N, min=-MAX_LOG_RATIO)
     # expm1: for small d the three parts cancel down to d^2 / 2.
@@ -70,7 +70,7 @@ class KlTerm:
     """A penalty of coef x estimate for each token.
 
     unbiased: multiply the estimate by ratio = exp(logp - old_logp), through which the gradient
-    flows too. Then it is right also for tokens that another policy sampled, and for k1 and k3 so
+    flows, too. Then it is unbiased also for tokens that another policy sampled, and for k1 and k3 so
     is its gradient, which for k3 is ratio x d: https://arxiv.org/abs/2512.02556, equation 7.
 
     Raises:
@@ -95,9 +95,9 @@ class KlTerm:
         ratio_N = capped_exp(logp_N - old_logp_N)
         if self.kind in ("k1", "k2"):
             return ratio_N * estimate_N
-        # The gradient of ratio x k3 is ratio x (k3 + 1 - exp(-d)) = ratio x d. Written down as it
-        # is: a difference of two numbers as large as exp(-d) is lost to rounding, and where an
-        # estimate is cut off the ratio's gradient alone would point the wrong way.
+        # The gradient of ratio x k3 is ratio x (k3 + 1 - exp(-d)) = ratio x d. It is written out: a
+        # difference of two numbers as large as exp(-d) is lost to rounding, and where an estimate is
+        # clipped, the gradient of the ratio only would have the wrong sign.
         slope_N = (ratio_N * (logp_N - ref_logp_N)).detach()
         if self.kind == "low_var_kl":
             slope_N = slope_N * (estimate_N.detach() < _LOW_VAR_BOUND)

@@ -17,7 +17,7 @@ Objective = Literal["clip", "gspo", "cispo"]
 
 
 class _Surrogate(NamedTuple):
-    """Terms to minimise, [N], and where the clip and the dual clip have decided them."""
+    """Terms to minimise, [N], and the tokens where the clip or the dual clip applies."""
 
     term_N: Tensor
     clipped_N: Tensor
@@ -37,21 +37,21 @@ class PolicyLoss:
     - clip: https://arxiv.org/abs/1707.06347, equation 7. eps_clip_high of its own (clip-higher):
       https://arxiv.org/abs/2503.14476.
     - gspo: https://arxiv.org/abs/2507.18071, in its token form (GSPO-token): all tokens of a
-      sequence have the value s, and each sends its gradient through its own logp. Where a sequence
+      sequence have the value s, and the gradient of each flows through its own logp. Where a sequence
       has one advantage and one weight, that is the gradient of the plain form; where they differ
-      (turn-level credit, corrections), each token keeps what it was given. The mean runs over the
-      loss tokens of one Sample. The paper's bounds are 3e-4 and 4e-4.
+      (turn-level credit, corrections), each token has its own. The mean is over the loss tokens of one
+      Sample. The paper's bounds are 3e-4 and 4e-4.
     - cispo: https://arxiv.org/abs/2506.13585. Usual are eps_clip = 1 (no bound below) and a high
       bound of several.
-    - eps_clip_c (dual clip): where A < 0 the term is at most -eps_clip_c x A, so that a token that
-      became far likelier cannot pull without bound: https://arxiv.org/abs/1912.09729, equation 5.
+    - eps_clip_c (dual clip): where A < 0 the term is at most -eps_clip_c x A, so that the gradient of a
+      token that became far likelier is bounded: https://arxiv.org/abs/1912.09729, equation 5.
     - opsm_delta (nats per token; off-policy sequence masking, https://arxiv.org/abs/2512.02556,
       section 3.1): the policy term of a token is 0 where A < 0 and the mean of rollout_logp - logp
-      over its sequence is above opsm_delta. As in the paper it is the engine's own logprobs that
-      count, and entropy and KL stay. The weights stay too: others do not grow by it.
+      over its sequence is above opsm_delta. As in the paper the engine's own logprobs are used, and
+      entropy and KL do not change. Nor do the weights: those of other tokens do not grow.
 
-    Log-ratios are capped at 20, so that no token that became e^20 times likelier can turn the sum
-    or its gradient into infinity; no gradient flows through a ratio beyond the cap.
+    Log-ratios are capped at 20, so that a token that became e^20 times likelier makes neither the sum
+    nor its gradient infinite; no gradient flows through a ratio beyond the cap.
 
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (tokens whose clipped branch is
     chosen and differs; cispo: whose ratio was clipped), ppo_kl (old_logp - logp, the k1 estimate of
@@ -59,7 +59,7 @@ class PolicyLoss:
     then), and where they apply pg_dual_clipfrac, opsm_fraction (tokens dropped), kl_loss (nats).
 
     Raises:
-        ValueError: a bound, a coefficient or a combination that makes no sense.
+        ValueError: a bound or a coefficient is out of range, or a combination is invalid.
     """
 
     eps_clip: float = 0.2
@@ -141,7 +141,7 @@ class PolicyLoss:
         log_ratio_N = logp_N - inputs.old_logp_N
         if self.objective == "gspo":
             mean_N = sequence_mean(log_ratio_N.detach(), inputs.sequence_N)
-            # In this order: what is added is exactly 0 and carries the gradient.
+            # In this order: the added term is exactly 0 and carries the gradient.
             log_ratio_N = mean_N + (logp_N - logp_N.detach())
         return capped_exp(log_ratio_N)
 

@@ -1,4 +1,4 @@
-"""Logprobs of chosen tokens, without ever holding the logits of all of them. N tokens, D width, V vocab."""
+"""Logprobs of given tokens, without the logits of all of them in memory. N tokens, D width, V vocab."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def logprobs_and_entropy(
 ) -> TokenOutputs:
     """Score `targets_N` under softmax(lm_head(hidden) / temperature), in fp32 or better.
 
-    Tokens go through the head in chunks of at most `max_logits` logits; where there is more
-    than one chunk, each is computed again in the backward pass instead of being kept. A
-    token's hidden state is the one that predicts it: the state of the token before.
-    entropy_gradient: let the entropy (nats) carry a gradient too, for an entropy bonus; it costs
-    the backward pass more of a chunk's memory.
+    The head processes tokens in chunks of at most `max_logits` logits; more than one chunk are recomputed
+    in the backward pass instead of being stored. A token's hidden state is the one that predicts it: the
+    state of the token before.
+    entropy_gradient: the entropy (nats) carries a gradient, too, for an entropy bonus; the backward pass
+    then needs more memory for each chunk.
     """
     width = _vocabulary(lm_head, hidden_ND)
     chunk = max(max_logits // width, 1)
@@ -62,7 +62,7 @@ def _score(
     logp_NV = torch.log_softmax(logits_NV.to(precise) / temperature_N.to(precise)[:, None], dim=-1)
     logp_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        # A forbidden token has logp -inf; bounded, it adds 0 and pulls at nothing.
+        # A forbidden token has logp -inf; clamped, it adds 0 to the entropy and to the gradient.
         bounded_NV = logp_NV.clamp(min=torch.finfo(logp_NV.dtype).min)
         entropy_N = -(logp_NV.exp() * bounded_NV).sum(-1)
     return TokenOutputs(logp_N, entropy_N)

@@ -1,4 +1,4 @@
-"""The critic's loss: squared error against the returns, clipped around what the critic said before."""
+"""The critic's loss: squared error against the returns, clipped around the critic's previous values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ValueLoss:
 
     Half the squared error of https://arxiv.org/abs/1707.06347, equation 9. The clip is not in that
     paper but in its reference implementation, which takes the maximum of both;
-    https://arxiv.org/abs/2005.12729 studies it among PPO's unwritten parts. value_clip = None
+    https://arxiv.org/abs/2005.12729 studies it among PPO's code-level optimizations. value_clip = None
     leaves it out.
 
     Metrics, as token means: value_loss (term), value_clipfrac (tokens whose clipped error is
     chosen and differs), value_target (R), value_target_squared, value_error (R - v) and
-    value_error_squared, of which `explained_variance` is made.
+    value_error_squared, from which `explained_variance` is computed.
 
     Raises:
         ValueError: value_clip is not above 0.
@@ -40,7 +40,7 @@ class ValueLoss:
         """The weighted sum and its metrics.
 
         Raises:
-            ValueError: the values of a critic, their returns or the values before are missing.
+            ValueError: the values of a critic, their returns or the previous values are missing.
         """
         if outputs.values_N is None or inputs.returns_N is None:
             raise ValueError("a value loss needs values_N and returns_N: train a critic with GAE")
@@ -70,10 +70,10 @@ class ValueLoss:
 def explained_variance(means: Mapping[str, float]) -> float:
     """1 - Var(R - v) / Var(R) from the token means of `ValueLoss`'s metrics; 0 where all returns are equal.
 
-    1: the critic knows every return. 0: no better than their mean. Below 0: worse.
+    1: the critic predicts every return. 0: no better than their mean. Below 0: worse.
     """
     variance = means["value_target_squared"] - means["value_target"] ** 2
     unexplained = means["value_error_squared"] - means["value_error"] ** 2
-    # Of equal returns, rounding leaves a variance of either sign.
+    # The variance of equal returns is a rounding error of either sign.
     negligible = 1e-9 * max(means["value_target_squared"], 1e-30)
     return 1.0 - unexplained / variance if variance > negligible else 0.0

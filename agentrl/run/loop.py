@@ -121,7 +121,7 @@ class Loop:
                 advantages,
                 algorithm.weights,
                 num_steps=self.num_steps,
-                policy_term_alone=algorithm.policy_term_alone,
+                policy_term_only=algorithm.policy_term_only,
             )
         except ValueError as error:
             raise UserError(f"no credit can be given: {error}.") from error

@@ -48,7 +48,7 @@ BREAKS = {
     "returns hold numbers that are not finite": lambda found, _: replace(
         found, returns_N=found.advantages_N + np.inf
     ),
-    "changed the scores": in_place,
+    "changed its scores": in_place,
     "depend on the order": each(lambda a: a * np.arange(len(a))),
 }
 
@@ -67,7 +67,7 @@ def test_a_ratio_that_overflows_on_huge_gaps_is_named():
 
 
 def test_an_estimator_that_remembers_is_named():
-    with pytest.raises(ValueError, match="must not draw or remember"):
+    with pytest.raises(ValueError, match="must not draw random numbers or keep state"):
         check_estimator(Remembering())
 
 

@@ -218,7 +218,7 @@ def test_groups_that_did_alike_are_idle_only_where_nothing_can_come_of_them(sett
     ],
 )
 def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alone(settings, alone):
-    assert build_algorithm(AlgorithmConfig(**settings), max_length=9).policy_term_alone == alone
+    assert build_algorithm(AlgorithmConfig(**settings), max_length=9).policy_term_only == alone
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_an_estimator_and_a_loss_of_ones_own_are_found_and_tried_out():
     assert flat(BATCH, credit.advantages) == pytest.approx([own for _, own, _ in rewards()])
     assert build_loss(told).__name__ == "imitate"
     assert not any(map(build_is_idle(told), BATCH.groups))
-    assert not build_algorithm(told, max_length=9).policy_term_alone
+    assert not build_algorithm(told, max_length=9).policy_term_only
 
 
 @pytest.mark.usefixtures("own")

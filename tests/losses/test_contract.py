@@ -93,7 +93,7 @@ def test_a_loss_that_keeps_it_passes(loss):
     [
         (mean, "loss of two micro-batches is not the loss of both together"),
         (batch_centred, "loss of two micro-batches is not the loss of both together"),
-        (same_value_other_gradient, "a token's gradient depends on the sequences beside it"),
+        (same_value_other_gradient, "a token's gradient depends on the other sequences"),
         (weightless, "three times the weights do not triple it"),
         (mean_metric, "the loss's metric entropy is no sum over tokens"),
         (metric_with_gradient, "metrics must be scalars, detached"),

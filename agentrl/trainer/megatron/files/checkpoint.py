@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from agentrl.checkpoints.tensors import TensorFiles, making_sense, tensor_shapes
+from agentrl.checkpoints.tensors import TensorFiles, config_errors, tensor_shapes
 from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
@@ -44,7 +44,7 @@ def config_of(directory: Path) -> PreTrainedConfig:
     Raises:
         ModelLoadError: there is none, it is invalid, or Megatron does not train such models.
     """
-    with making_sense(directory):
+    with config_errors(directory):
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
