@@ -1,1 +1,1 @@
-"""The project's own benchmarks: commands that print JSON, each comparing things side by side in one run."""
+"""The project's own benchmarks: commands that print JSON, each compares its sides in one interleaved run."""

@@ -19,11 +19,11 @@ from benchmarks.config import AlgorithmsBench, QuickstartBench
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """The project's own benchmarks: each compares side by side in one run and prints its figures.
+    """The project's own benchmarks: each compares its sides in one run and prints figures.
 
-    `python -m benchmarks engine` prints a summary; `--json` adds settings, versions and every single
-    run. docs/benchmarks.md shows what each command printed last. Start them from the project's root, on
-    a machine that does nothing else; `make bench` runs all of them.
+    `python -m benchmarks engine` prints a summary; `--json` adds settings, versions and every
+    run. docs/benchmarks.md shows the last output of each command. Start them from the project's root, on
+    an otherwise idle machine; `make bench` runs all of them.
     """
 
 
@@ -50,9 +50,9 @@ class _Algorithms(Section):
 @cli.command("algorithms")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
-    """What every estimator gains from the same warm starts, and what late weights cost.
+    """The gain of every estimator from the same warm starts, and the cost of delayed weights.
 
-    Arms that were finished in an earlier call are read, not run again.
+    Results of an earlier call are read, not measured again.
     """
     from rich.console import Console
 
@@ -87,9 +87,9 @@ def engine_command(as_json: bool) -> None:
     help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or the running one.",
 )
 def engines_command(as_json: bool, only: str, python: str) -> None:
-    """SGLang and the other engines: throughput, our client, sessions, weights, a killed server.
+    """SGLang and the other engines: throughput, client, sessions, weights, a killed server.
 
-    Sections: throughput, client, turns, weights, killed. It starts servers on the CPU, and ends them.
+    Sections: throughput, client, turns, weights, killed. It starts servers on the CPU, and stops them.
     """
     from benchmarks.engines.everything import bench_engines
 
@@ -101,10 +101,10 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")
 def megatron_command(as_json: bool, only: str) -> None:
-    """The Megatron trainer: steps and publishing, against the torch trainer and a plain copy.
+    """The Megatron trainer: steps and publishing, against the torch trainer and a memory copy.
 
     Sections: step, publish, layouts (two ranks against one), gpu (where there is one). It starts ranks, and
-    ends them.
+    stops them.
     """
     from benchmarks.megatron.everything import bench_megatron
 
@@ -115,7 +115,7 @@ def megatron_command(as_json: bool, only: str) -> None:
 @cli.command("stall")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def stall_command(as_json: bool) -> None:
-    """How long the event loop stands still while 30 million parameters are updated, in a rank and inline."""
+    """The longest stall of the event loop while 30 million parameters are updated, in a rank and inline."""
     from benchmarks.stall import bench_stall
 
     _print(bench_stall(), as_json)
@@ -124,8 +124,8 @@ def stall_command(as_json: bool) -> None:
 @cli.command("envs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def envs_command(as_json: bool) -> None:
-    """What the episode loop costs: episodes a second through it and around it, side by side."""
-    from benchmarks.worlds import bench_envs
+    """The cost of the episode loop: episodes a second with it and without it, side by side."""
+    from benchmarks.envs import bench_envs
 
     _print(bench_envs(), as_json)
 
@@ -133,7 +133,7 @@ def envs_command(as_json: bool) -> None:
 @cli.command("python")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def python_command(as_json: bool) -> None:
-    """What the sandbox costs: calls a second of the Python tool, against a process for every call."""
+    """The cost of the sandbox: calls a second of the Python tool, against a process for every call."""
     from benchmarks.python import bench_python
 
     _print(bench_python(), as_json)
@@ -142,7 +142,7 @@ def python_command(as_json: bool) -> None:
 @cli.command("search")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def search_command(as_json: bool) -> None:
-    """What a search costs: queries a second of the search tools, against bm25s and faiss called bare."""
+    """The cost of a search: queries a second of the search tools, against direct calls of bm25s and faiss."""
     from benchmarks.search import bench_search
 
     _print(bench_search(), as_json)

@@ -18,10 +18,10 @@ _Seeds = Annotated[tuple[int, ...], BeforeValidator(_split_at_commas)]
 
 
 class QuickstartBench(Section):
-    """What is run and how it is scored."""
+    """The runs and their scoring."""
 
     run_file: str = "examples/hop_search/run.toml"
-    """Run that is measured (TOML)."""
+    """Run file that is measured (TOML)."""
     seeds: _Seeds = (0, 1, 2, 3, 4)
     """Seeds, separated by commas."""
     split: str = "test"
@@ -29,19 +29,19 @@ class QuickstartBench(Section):
     episodes: Annotated[int, Field(ge=1)] = 2048
     """Episodes of every score (count)."""
     controls: bool = True
-    """Also run shuffled rewards, and the warm start simply continued."""
+    """Also run shuffled rewards, and the warm start continued without RL."""
     output_dir: str = "runs/bench"
-    """Where the runs are kept; finished ones are not run again (folder)."""
+    """Where the runs are cached_result; finished ones are not run again (folder)."""
     jobs: Annotated[int, Field(ge=1)] = 1
-    """Runs at once, each on one core (count). Wall times mean what they say only for 1 on a quiet
-    machine; CPU-seconds always do."""
+    """Runs at once, each on one core (count). Wall times are comparable only for 1 on an idle
+    machine; CPU-seconds always are."""
 
 
 class AlgorithmsBench(Section):
-    """What is run and how it is scored."""
+    """The runs and their scoring."""
 
     run_file: str = "examples/hop_search/run.toml"
-    """Run that every arm is made of (TOML)."""
+    """Run file that every arm is based on (TOML)."""
     only: Annotated[tuple[str, ...], BeforeValidator(_split_at_commas)] = ()
     """Arms to run, separated by commas, e.g. grpo,lag 4 TIS; left out, all."""
     seeds: _Seeds = (0, 1, 2)
@@ -53,6 +53,6 @@ class AlgorithmsBench(Section):
     episodes: Annotated[int, Field(ge=1)] = 2048
     """Episodes of every score (count)."""
     output_dir: str = "runs/bench-algorithms"
-    """Where the runs are kept; finished ones are not run again (folder)."""
+    """Where the runs are cached_result; finished ones are not run again (folder)."""
     jobs: Annotated[int, Field(ge=1)] = 1
     """Runs at once, each on one core (count)."""

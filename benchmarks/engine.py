@@ -1,10 +1,10 @@
 """The embedded engine against transformers' generate: same weights, dtype, threads and requests.
 
 Lengths are forced: no stop, no end token. Equal: every request has the same lengths. Ragged: prompts
-and completions differ, the baseline pads prompts on the left and runs until the longest is done, as it
-does; only the tokens that were asked for count. Both sides sample at temperature 1, except where a
-workload says greedy; the engine returns logprobs as well, the baseline does not. Sides take turns, and
-the order is swapped in every other repeat.
+and completions differ, the baseline pads prompts on the left and runs until the longest is done;
+only requested tokens count. Both sides sample at temperature 1, except where a
+workload is greedy; the engine returns logprobs as well, the baseline does not. Sides take turns, and
+the order is reversed in every other repeat.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from benchmarks.machine import machine
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class GenerationWorkload:
     """Requests that are sent together. Ranges are inclusive; lengths in tokens.
 
-    turns: how often each session asks again, with `world` new tokens after each completion.
+    turns: requests of each session, with `world` new tokens after each completion.
     """
 
     name: str
@@ -49,34 +49,34 @@ class Workload:
         return self.prompt[1] + self.turns * self.new[1] + (self.turns - 1) * self.world
 
 
-RAGGED = Workload("ragged", prompt=(8, 56), new=(16, 112), is_target=True)
-GREEDY = Workload("equal, greedy", temperature=0.0)
-TURNS = Workload("four short turns", new=(10, 10), turns=4)
-ALONE = Workload("one request alone", concurrency=1)
-"""This one hurts: a batch of one gives batching nothing to gain."""
+RAGGED = GenerationWorkload("ragged", prompt=(8, 56), new=(16, 112), is_target=True)
+GREEDY = GenerationWorkload("equal, greedy", temperature=0.0)
+TURNS = GenerationWorkload("four short turns", new=(10, 10), turns=4)
+SINGLE = GenerationWorkload("one request alone", concurrency=1)
+"""An adverse case: with a batch of one, batching gains nothing."""
 
 TINY_WORKLOADS = (
-    Workload("equal", new=(192, 192), is_target=True),
-    Workload("equal, 64 tokens"),
+    GenerationWorkload("equal", new=(192, 192), is_target=True),
+    GenerationWorkload("equal, 64 tokens"),
     RAGGED,
     GREEDY,
     TURNS,
-    ALONE,
+    SINGLE,
 )
-"""Frozen. `equal` fills the context that the quickstart's episodes have."""
+"""Frozen. `equal` fills the context of the quickstart's episodes."""
 
-SMALL_WORKLOADS = (Workload("equal", is_target=True), RAGGED, GREEDY, TURNS, ALONE)
+SMALL_WORKLOADS = (GenerationWorkload("equal", is_target=True), RAGGED, GREEDY, TURNS, SINGLE)
 """Frozen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ModelUnderTest:
     """A model under test. target: the ratio to reach in the workloads that are targets."""
 
     name: str
     dtype: torch.dtype
     make: Callable[[], PreTrainedModel]
-    workloads: tuple[Workload, ...]
+    workloads: tuple[GenerationWorkload, ...]
     target: float
 
 
@@ -117,43 +117,47 @@ def small_model() -> PreTrainedModel:
     )
 
 
-SERVED = (
-    Served("tiny", torch.float32, tiny_model, TINY_WORKLOADS, 2.0),
-    Served("135M", torch.bfloat16, small_model, SMALL_WORKLOADS, 1.8),
-    Served("135M", torch.float32, small_model, SMALL_WORKLOADS[:2], 1.8),
+MODELS = (
+    ModelUnderTest("tiny", torch.float32, tiny_model, TINY_WORKLOADS, 2.0),
+    ModelUnderTest("135M", torch.bfloat16, small_model, SMALL_WORKLOADS, 1.8),
+    ModelUnderTest("135M", torch.float32, small_model, SMALL_WORKLOADS[:2], 1.8),
 )
 
 
-def bench_engine(*, served: Sequence[Served] = SERVED, repeats: int = 5, threads: int = 1) -> dict[str, JSON]:
+def bench_engine(
+    *, models: Sequence[ModelUnderTest] = MODELS, repeats: int = 5, threads: int = 1
+) -> dict[str, JSON]:
     """Tokens per second of both sides for every model and workload.
 
     Returns:
         summary: one line per row with the ratio of medians and the target, where there is one.
-        rows: all repeats, medians, spread (max - min, over the median). settings: what was run, on what.
+        rows: all repeats, medians, spread (max - min, over the median). settings: of runs and machine.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rows = [row for one in served for row in _bench_model(one, repeats)]
+        rows = [row for model in models for row in _bench_model(model, repeats)]
     finally:
         torch.set_num_threads(before)
     return {
         "summary": {str(row["name"]): row["line"] for row in rows},
         "rows": list(rows),
-        "settings": _settings(served, repeats, threads),
+        "settings": _settings(models, repeats, threads),
     }
 
 
-def _bench_model(served: Served, repeats: int) -> list[dict[str, JSON]]:
+def _bench_model(under_test: ModelUnderTest, repeats: int) -> list[dict[str, JSON]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = served.make().eval()
+        model = under_test.make().eval()
         # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
-        nn.Module.to(model, served.dtype)
-        return [_bench_row(served, model, workload, repeats) for workload in served.workloads]
+        nn.Module.to(model, under_test.dtype)
+        return [_bench_row(under_test, model, workload, repeats) for workload in under_test.workloads]
 
 
-def _bench_row(served: Served, model: PreTrainedModel, workload: Workload, repeats: int) -> dict[str, JSON]:
+def _bench_row(
+    under_test: ModelUnderTest, model: PreTrainedModel, workload: GenerationWorkload, repeats: int
+) -> dict[str, JSON]:
     requests = _Requests.draw(workload, model.config.vocab_size)
     engine = EmbeddedEngine.from_model(
         model, max_slots=workload.concurrency, max_context_len=workload.context_len, eos_token_ids=()
@@ -173,15 +177,15 @@ def _bench_row(served: Served, model: PreTrainedModel, workload: Workload, repea
             rates[side].append(requests.num_tokens / (time.perf_counter() - wall))
             cpu_rates[side].append(requests.num_tokens / (time.process_time() - cpu))
     asyncio.run(engine.close())
-    dtype = str(served.dtype).removeprefix("torch.")
-    target = served.target if workload.is_target else None
-    return {"name": f"{served.name} {dtype}, {workload.name}"} | _figures(target, rates, cpu_rates)
+    dtype = str(under_test.dtype).removeprefix("torch.")
+    target = under_test.target if workload.is_target else None
+    return {"name": f"{under_test.name} {dtype}, {workload.name}"} | _figures(target, rates, cpu_rates)
 
 
 def _figures(
     target: float | None, rates: dict[str, list[float]], cpu_rates: dict[str, list[float]]
 ) -> dict[str, JSON]:
-    medians = {side: statistics.median(of) for side, of in rates.items()}
+    medians = {side: statistics.median(values) for side, values in rates.items()}
     ratio = medians["embedded"] / medians["transformers"]
     cpu_medians = [statistics.median(cpu_rates[side]) for side in ("embedded", "transformers")]
     line = f"{ratio:.2f}x ({medians['embedded']:.0f} against {medians['transformers']:.0f} tokens/s)"
@@ -192,27 +196,27 @@ def _figures(
         "target": target,
         "sides": {
             side: {
-                "tokens_per_s": [*of],
+                "tokens_per_s": [*values],
                 "median": medians[side],
-                "spread": (max(of) - min(of)) / medians[side],
+                "spread": (max(values) - min(values)) / medians[side],
                 "tokens_per_cpu_s": [*cpu_rates[side]],
             }
-            for side, of in rates.items()
+            for side, values in rates.items()
         },
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """What one run of a workload asks for."""
+    """The requests of one run of a workload."""
 
     prompts: tuple[list[int], ...]
     new: tuple[int, ...]
     world: list[int]
-    workload: Workload
+    workload: GenerationWorkload
 
     @classmethod
-    def draw(cls, workload: Workload, vocab_size: int) -> _Requests:
+    def draw(cls, workload: GenerationWorkload, vocab_size: int) -> _Requests:
         rng = np.random.default_rng(0)
 
         def length(bounds: tuple[int, int]) -> int:
@@ -231,7 +235,7 @@ class _Requests:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens asked for, over all turns."""
+        """Requested tokens, over all turns."""
         return sum(self.new) * self.workload.turns
 
 
@@ -239,9 +243,9 @@ async def _embedded(engine: EmbeddedEngine, requests: _Requests) -> None:
     async def converse(number: int) -> None:
         prefix = list(requests.prompts[number])
         for turn in range(requests.workload.turns):
-            rule = Sampling(requests.new[number], temperature=requests.workload.temperature, seed=turn)
-            got = await engine.generate(prefix, rule, session=str(number))
-            prefix += [*got.token_ids.tolist(), *requests.world]
+            sampling = Sampling(requests.new[number], temperature=requests.workload.temperature, seed=turn)
+            completion = await engine.generate(prefix, sampling, session=str(number))
+            prefix += [*completion.token_ids.tolist(), *requests.world]
         await engine.close_session(str(number))
 
     await asyncio.gather(*(converse(number) for number in range(len(requests.prompts))))
@@ -273,7 +277,7 @@ def _generate_settings(requests: _Requests) -> dict[str, int | float | bool | No
     return common | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def _settings(served: Sequence[Served], repeats: int, threads: int) -> dict[str, JSON]:
+def _settings(models: Sequence[ModelUnderTest], repeats: int, threads: int) -> dict[str, JSON]:
     return {
         "repeats": repeats,
         "threads": threads,
@@ -281,11 +285,11 @@ def _settings(served: Sequence[Served], repeats: int, threads: int) -> dict[str,
         "machine": machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "baseline": "generate() with its dynamic cache and default attention (sdpa), under inference_mode",
-        "workloads": {one.name: [_described(workload) for workload in one.workloads] for one in served},
+        "workloads": {model.name: [_described(workload) for workload in model.workloads] for model in models},
     }
 
 
-def _described(workload: Workload) -> dict[str, JSON]:
+def _described(workload: GenerationWorkload) -> dict[str, JSON]:
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in asdict(workload).items()
     }

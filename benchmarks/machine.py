@@ -1,4 +1,4 @@
-"""What a benchmark ran on, for its JSON."""
+"""A description of the machine, for the JSON of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES = ("agentrl", "torch", "transformers", "numpy")
 
 
 def machine() -> dict[str, JSON]:
-    """Python, processor architecture, cores, and the versions of the packages that count."""
+    """Python, processor architecture, cores, and the versions of the main packages."""
     versions: dict[str, JSON] = {name: version(name) for name in _PACKAGES}
     return {
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""A seeded generator of passages and queries whose words are about as common as those of a language."""
+"""A seeded generator of passages and queries with about the word frequencies of a language."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OFFSET = 2.7
 
 
 class Passages:
-    """Passages of some words each, the first two the title, and queries made of words of a passage.
+    """Passages of some words each, the first two the title, and queries of words from one passage.
 
     The same seed gives the same texts.
     """
@@ -34,15 +34,15 @@ class Passages:
         ]
 
     def queries(self, count: int, words: int = 6) -> list[str]:
-        """So many queries of some words each, every one drawn from one passage."""
+        """`count` queries of `words` words each, every query drawn from one passage."""
         rows = self._rng.integers(len(self._ranks), size=count)
         chosen = [self._rng.choice(self._ranks[row], words) for row in rows]
         return [" ".join(self._vocabulary[ranks].tolist()) for ranks in chosen]
 
     def _words(self) -> npt.NDArray[np.str_]:
-        """Different words of two to four syllables."""
+        """Distinct words of two to four syllables."""
         tries = 4 * _VOCABULARY
         lengths = self._rng.integers(2, 5, tries).tolist()
-        drawn = self._rng.choice(_SYLLABLES, (tries, 4)).tolist()
-        made = dict.fromkeys("".join(row[:length]) for row, length in zip(drawn, lengths, strict=True))
-        return np.array(list(made)[:_VOCABULARY])
+        syllables = self._rng.choice(_SYLLABLES, (tries, 4)).tolist()
+        words = dict.fromkeys("".join(row[:length]) for row, length in zip(syllables, lengths, strict=True))
+        return np.array(list(words)[:_VOCABULARY])

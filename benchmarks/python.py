@@ -1,7 +1,7 @@
-"""What the sandbox costs: calls of the Python tool against a process for every call.
+"""The cost of the sandbox: calls of the Python tool against a process for every call.
 
-The baseline starts `python -I -S` for every call, with a pipe and no protection at all: what a tool does that
-was written in five lines. Both sides run as many calls at a time.
+The baseline starts `python -I -S` for every call, with a pipe and without any protection, as the simplest
+possible tool would. Both sides run the same number of calls at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from benchmarks.machine import machine
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """So many callers, each of which calls again as soon as it has its answer."""
+class ClosedLoop:
+    """A closed loop: each of `callers` callers sends its next call as soon as it has its result."""
 
     name: str
     code: str
@@ -35,28 +35,28 @@ class Closed:
 
 
 CLOSED = (
-    Closed("64 callers of print(1+1)", "print(1+1)", 64, 640),
-    Closed("one caller of print(1+1)", "print(1+1)", 1, 100),
-    # This one hurts: computing costs both sides the same, and what is printed goes through one process more.
-    Closed("8 callers that print 4 MB", "for _ in range(40): print('x' * 10**5)", 8, 48),
+    ClosedLoop("64 callers of print(1+1)", "print(1+1)", 64, 640),
+    ClosedLoop("one caller of print(1+1)", "print(1+1)", 1, 100),
+    # An adverse case: both sides compute the same, and the tool's output passes through one more process.
+    ClosedLoop("8 callers that print 4 MB", "for _ in range(40): print('x' * 10**5)", 8, 48),
 )
 """Frozen."""
 ARRIVALS_PER_S = 60
 ARRIVALS_S = 10
-MOST_IN_FLIGHT = 64
+MAX_IN_FLIGHT = 64
 
 
-def bench_python(*, closed: Sequence[Closed] = CLOSED, repeats: int = 5) -> dict[str, JSON]:
-    """Calls a second in a closed loop, and latencies where calls arrive by themselves.
+def bench_python(*, closed: Sequence[ClosedLoop] = CLOSED, repeats: int = 5) -> dict[str, JSON]:
+    """Calls a second in a closed loop, and latencies where calls arrive in an open loop.
 
     Returns:
         summary: one line per workload. rows: every repeat, medians and spreads (max - min, over the median),
-        latencies in milliseconds. settings: what was run, on what.
+        latencies in milliseconds. settings: of runs and machine.
     """
     return asyncio.run(_bench(closed, repeats))
 
 
-async def _bench(closed: Sequence[Closed], repeats: int) -> dict[str, JSON]:
+async def _bench(closed: Sequence[ClosedLoop], repeats: int) -> dict[str, JSON]:
     tool = PythonTool(output_bytes=2000)
     async with tool.episode() as (python,):
         rows = [await _closed(python, workload, repeats) for workload in closed]
@@ -68,35 +68,36 @@ async def _bench(closed: Sequence[Closed], repeats: int) -> dict[str, JSON]:
         "tool": repr(tool),
         "baseline": f"{interpreter()} -I -S -c CODE ({sys.version.split()[0]}), output through one pipe",
         "workloads": [
-            {"name": one.name, "code": one.code, "callers": one.callers, "calls": one.calls} for one in closed
+            {"name": loop.name, "code": loop.code, "callers": loop.callers, "calls": loop.calls}
+            for loop in closed
         ],
     }
     return {"summary": {str(row["name"]): row["line"] for row in rows}, "rows": [*rows], "settings": settings}
 
 
-async def _closed(python: Tool, workload: Closed, repeats: int) -> dict[str, JSON]:
-    each = workload.calls // workload.callers
+async def _closed(python: Tool, workload: ClosedLoop, repeats: int) -> dict[str, JSON]:
+    calls_each = workload.calls // workload.callers
 
-    async def ours() -> None:
+    async def tool() -> None:
         await python.invoke({"code": workload.code})
 
-    async def theirs() -> None:
+    async def process() -> None:
         await _process(workload.code)
 
     sides = {
-        "tool": lambda: _loop(ours, workload.callers, each),
-        "a process per call": lambda: _loop(theirs, workload.callers, each),
+        "tool": lambda: _loop(tool, workload.callers, calls_each),
+        "a process per call": lambda: _loop(process, workload.callers, calls_each),
     }
-    found = await rates(sides, each * workload.callers, "calls_per_s", repeats=repeats)
-    ours_per_s, theirs_per_s = found.medians["tool"], found.medians["a process per call"]
-    ratio = ours_per_s / theirs_per_s
-    line = f"{ratio:.2f}x ({ours_per_s:.0f} against {theirs_per_s:.0f} calls/s)"
-    return {"name": workload.name, "line": line, "ratio": ratio, "sides": found.told}
+    result = await rates(sides, calls_each * workload.callers, "calls_per_s", repeats=repeats)
+    tool_per_s, process_per_s = result.medians["tool"], result.medians["a process per call"]
+    ratio = tool_per_s / process_per_s
+    line = f"{ratio:.2f}x ({tool_per_s:.0f} against {process_per_s:.0f} calls/s)"
+    return {"name": workload.name, "line": line, "ratio": ratio, "sides": result.figures}
 
 
-async def _loop(call: Side, callers: int, each: int) -> None:
+async def _loop(call: Side, callers: int, calls_each: int) -> None:
     async def caller() -> None:
-        for _ in range(each):
+        for _ in range(calls_each):
             await call()
 
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -110,31 +111,31 @@ async def _process(code: str) -> None:
 
 
 async def _open(python: Tool, repeats: int) -> dict[str, JSON]:
-    """Poisson arrivals; beyond the most in flight an arrival waits, and its wait counts."""
+    """Poisson arrivals; above MAX_IN_FLIGHT an arrival waits, and its wait counts."""
     p50s, p99s = [], []
     for repeat in range(repeats):
         seconds = await _arrivals(python, random.Random(repeat))
         p50s.append(1e3 * statistics.median(seconds))
         p99s.append(1e3 * sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1])
     p50, p99 = statistics.median(p50s), statistics.median(p99s)
-    name = f"{ARRIVALS_PER_S} arrivals a second for {ARRIVALS_S} s, at most {MOST_IN_FLIGHT} in flight"
+    name = f"{ARRIVALS_PER_S} arrivals a second for {ARRIVALS_S} s, at most {MAX_IN_FLIGHT} in flight"
     line = f"p50 {p50:.0f} ms, p99 {p99:.0f} ms"
     return {"name": name, "line": line, "p50_ms": [*p50s], "p99_ms": [*p99s]}
 
 
 async def _arrivals(python: Tool, rng: random.Random) -> list[float]:
-    room = asyncio.Semaphore(MOST_IN_FLIGHT)
+    slots = asyncio.Semaphore(MAX_IN_FLIGHT)
     seconds: list[float] = []
 
-    async def arrive(at: float) -> None:
-        await asyncio.sleep(at - time.perf_counter())
-        async with room:
+    async def arrive(arrival_s: float) -> None:
+        await asyncio.sleep(arrival_s - time.perf_counter())
+        async with slots:
             await python.invoke({"code": "print(1+1)"})
-        seconds.append(time.perf_counter() - at)
+        seconds.append(time.perf_counter() - arrival_s)
 
-    at, several = time.perf_counter(), []
-    end = at + ARRIVALS_S
-    while (at := at + rng.expovariate(ARRIVALS_PER_S)) < end:
-        several.append(arrive(at))
-    await asyncio.gather(*several)
+    arrival_s, arrivals = time.perf_counter(), []
+    end_s = arrival_s + ARRIVALS_S
+    while (arrival_s := arrival_s + rng.expovariate(ARRIVALS_PER_S)) < end_s:
+        arrivals.append(arrive(arrival_s))
+    await asyncio.gather(*arrivals)
     return seconds

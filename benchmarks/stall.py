@@ -1,8 +1,8 @@
-"""What an optimizer step costs everything else: the longest stall of the event loop while a model is updated.
+"""The cost of an optimizer step for other tasks: the longest stall of the event loop during an update.
 
 Two trainers make the same step of the same model, repeat by repeat in turns: one in the process of the loop
 (`inline`, the baseline), one in a rank of its own, as runs do. Meanwhile a task of the loop wakes up every
-10 ms: how late it woke at worst is the stall.
+10 ms; its greatest delay is the stall.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import Ranks, RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON, Credit, RolloutId, Sample, Scores, TrainBatch
-from benchmarks.engines.place import save, seeded
+from benchmarks.engines.context import save, seeded
 from benchmarks.machine import machine
 
 INLINE, RANK = "inline", "in a rank"
@@ -36,7 +36,7 @@ INLINE, RANK = "inline", "in a rank"
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What is updated. samples, tokens: of the batch (count). threads: that torch computes with (count)."""
+    """The model and the batch. samples: of the batch; tokens: of a sample; threads: of torch (counts)."""
 
     layers: int = 7
     width: int = 512
@@ -52,7 +52,7 @@ def bench_stall(stall: Stall | None = None) -> dict[str, JSON]:
 
     Returns:
         summary: longest_stall_ms of a rank, and of the baseline. rows: the stall and the seconds of every
-        step. settings: what was run, on what.
+        step. settings: of runs and machine.
     """
     return asyncio.run(_bench(stall or Stall()))
 
@@ -82,7 +82,7 @@ async def _bench(stall: Stall) -> dict[str, JSON]:
             "step_s": statistics.median(row["step_s"] for row in rows[RANK]),
             "parameters": parameters,
         },
-        "rows": {side: [dict(row) for row in found] for side, found in rows.items()},
+        "rows": {side: [dict(row) for row in side_rows] for side, side_rows in rows.items()},
         "settings": {**asdict(stall), "parameters": parameters, "baseline": INLINE, **machine()},
     }
 
@@ -98,7 +98,7 @@ async def _measured(trainers: dict[str, RankTrainer], stall: Stall) -> dict[str,
                 began = time.perf_counter()
                 await trainers[side].update(batch)
                 step_s = time.perf_counter() - began
-                # The meter wakes up first, however late.
+                # The meter wakes up first, even if it is late.
                 await asyncio.sleep(0.02)
                 row = {"stall_ms": 1000 * meter.take(), "step_s": step_s}
             # The first step of a process is slower than any other.
@@ -128,9 +128,9 @@ def _model(stall: Stall) -> PreTrainedModel:
 def _batch(stall: Stall) -> TrainBatch:
     rng = np.random.default_rng(0)
     samples = tuple(_sample(rng, stall, number) for number in range(stall.samples))
-    ones = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
+    advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)
     weights = tuple((s.loss_mask / (stall.samples * stall.tokens)).astype(np.float32) for s in samples)
-    return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(ones, weights))
+    return TrainBatch(samples, Scores(tuple(s.logprobs for s in samples)), Credit(advantages, weights))
 
 
 def _sample(rng: np.random.Generator, stall: Stall, number: int) -> Sample:

@@ -1,1 +1,1 @@
-"""`python -m benchmarks algorithms`: what every estimator gains, and what late weights cost."""
+"""`python -m benchmarks algorithms`: the gain of every estimator, and the cost of delayed weights."""

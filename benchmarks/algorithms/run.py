@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agentrl.types import JSON
-from benchmarks.algorithms.late import LateSink
-from benchmarks.algorithms.settings import WARM_START, Arm
+from benchmarks.algorithms.delayed import DelayedSink
+from benchmarks.algorithms.settings import WARM_START, AlgorithmArm
+from benchmarks.cache import cached_result
 from benchmarks.config import AlgorithmsBench
-from benchmarks.kept import kept
 
 _QUIET: dict[str, JSON] = {"use_tensorboard": False, "eval_episodes": 1, "eval_interval": 1_000_000}
 
@@ -22,12 +22,12 @@ class Job:
     """An arm with a seed."""
 
     bench: AlgorithmsBench
-    arm: Arm
+    arm: AlgorithmArm
     seed: int
 
     @property
     def folder(self) -> Path:
-        """Where it is kept."""
+        """The folder of the run."""
         return Path(self.bench.output_dir) / self.name
 
     @property
@@ -39,35 +39,35 @@ class Job:
 
     @property
     def warm_start(self) -> Job:
-        """What it begins from."""
-        return Job(self.bench, Arm(WARM_START), self.seed)
+        """The job whose checkpoint this one starts from."""
+        return Job(self.bench, AlgorithmArm(WARM_START), self.seed)
 
     @property
     def checkpoint(self) -> Path:
-        """What it leaves."""
+        """The trained checkpoint."""
         return self.folder / "checkpoint"
 
 
 def run_job(job: Job) -> dict[str, JSON]:
-    """Train and score, or read what an earlier call left behind.
+    """Train and score, or read the result of an earlier call.
 
     Returns:
         score: of the trained policy, sampled. metrics: the means over the iterations.
 
     Raises:
-        UserError: the run file is wrong, or the folder holds something else.
+        UserError: the run file is wrong, or the folder holds other files.
     """
     scored: dict[str, JSON] = job.bench.model_dump(
         mode="json", include={"run_file", "split", "episodes", "num_rollout"}
     )
     arm: dict[str, JSON] = asdict(job.arm)
-    return kept(job.folder, {**scored, "seed": job.seed, "arm": arm}, lambda: _trained(job))
+    return cached_result(job.folder, {**scored, "seed": job.seed, "arm": arm}, lambda: _trained(job))
 
 
 def _trained(job: Job) -> dict[str, JSON]:
     from agentrl.evaluation.model import evaluate
 
-    env_id = _warmed(job) if job.arm.name == WARM_START else asyncio.run(_reinforced(job))
+    env_id = _warm_start(job) if job.arm.name == WARM_START else asyncio.run(_reinforce(job))
     report = evaluate(
         env_id,
         str(job.checkpoint),
@@ -79,15 +79,15 @@ def _trained(job: Job) -> dict[str, JSON]:
     return {"score": report.as_json(), "metrics": _means(job.folder / "metrics.jsonl")}
 
 
-def _warmed(job: Job) -> str:
+def _warm_start(job: Job) -> str:
     from agentrl.run import train
 
     own: dict[str, JSON] = {"name": job.name, "output_dir": job.bench.output_dir, "seed": job.seed}
     return train(job.bench.run_file, quiet=True, num_rollout=0, **_QUIET, **own).env_id
 
 
-async def _reinforced(job: Job) -> str:
-    """RL alone, with weights that come as late as the arm says; gives the environment's id."""
+async def _reinforce(job: Job) -> str:
+    """RL without a warm start, with weights delayed by the arm's lag; returns the environment's id."""
     from agentrl.assembly.load import load_config
     from agentrl.assembly.processes import run_processes
     from agentrl.run.folder import RunFolder
@@ -107,7 +107,7 @@ async def _reinforced(job: Job) -> str:
     folder = RunFolder.create(config)
     async with run_processes(config, folder.engine, folder.trainer) as processes:
         run = await TrainingRun.build(config, folder, RunConsole(quiet=True), {}, processes)
-        run = replace(run, sink=LateSink(run.sink, job.arm.lag))
+        run = replace(run, sink=DelayedSink(run.sink, job.arm.lag))
         try:
             await run.reinforce()
         finally:
@@ -116,15 +116,15 @@ async def _reinforced(job: Job) -> str:
 
 
 def _means(path: Path) -> dict[str, JSON]:
-    """Over the iterations that have the metric."""
+    """The mean of each metric over the iterations that have it."""
     from agentrl.observe import read_metrics
 
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for record in read_metrics(path):
         for name, value in record.items():
             if value is not None and name.startswith(("train/", "rollout/raw_reward")):
-                found.setdefault(name, []).append(value)
-    return {name: statistics.fmean(values) for name, values in found.items()}
+                by_name.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in by_name.items()}
 
 
 def mean_of(row: Mapping[str, JSON]) -> float:

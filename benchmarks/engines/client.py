@@ -1,9 +1,8 @@
-"""What our client costs: CPU time of a request, and throughput over a bare httpx2 that sends the same bodies.
+"""The cost of the client: CPU time of a request, and throughput against plain httpx2 with the same bodies.
 
-The bare client keeps a connection for every request that runs, reads the reply, parses its JSON, and nothing
-else. The first server answers at once, with the same tokens: this one hurts, for all that is measured is the
-client (and the server's little, on another core). The second is a real SGLang, which has every prompt in its
-cache.
+The plain client keeps a connection for every concurrent request, reads the reply and parses its JSON, and
+does nothing else. The first server is a stub, an adverse case: only the client is measured (and the stub, on
+another core). The second is a real SGLang, which has every prompt in its cache.
 """
 
 from __future__ import annotations
@@ -19,42 +18,52 @@ from agentrl.engine.sglang import SGLangPolicy, wire
 from agentrl.errors import EngineError
 from agentrl.protocols import Sampling
 from agentrl.types import JSON
-from benchmarks.compare import Spent, rates_of, timed
+from benchmarks.compare import Duration, rates_of, timed
 from benchmarks.engine import tiny_model
-from benchmarks.engines.place import Canned, Place, Row, at_once, listed, save, seeded, up, vocab_size
-from benchmarks.engines.settings import Client
+from benchmarks.engines.context import (
+    EngineContext,
+    ResultRow,
+    StubServer,
+    at_once,
+    listed,
+    save,
+    seeded,
+    up,
+    vocab_size,
+)
+from benchmarks.engines.settings import ClientLoad
 
-OURS, BARE = "client", "bare"
+CLIENT, PLAIN = "client", "plain"
 _OK = 200
 
 
-async def bench(place: Place) -> list[Row]:
-    """A row for the server that costs little, and one for SGLang."""
-    work, network = place.settings.client, seeded(tiny_model)
-    folder = save(network, place.folder / "client" / "model")
-    async with up(Canned(folder.parent, work.new)) as url:
-        place.on_event(f"a server that costs little is up at {url}")
-        rows = [await measured("a server that costs little", url, work.requests, place)]
-    async with place.sglang(folder, max_total_tokens=work.cache) as servers:
-        rows.append(await measured("SGLang", servers.url, work.real_requests, place))
+async def bench(context: EngineContext) -> list[ResultRow]:
+    """A row for the stub server, and one for SGLang."""
+    load, netload = context.settings.client, seeded(tiny_model)
+    folder = save(netload, context.folder / "client" / "model")
+    async with up(StubServer(folder.parent, load.new)) as url:
+        context.on_event(f"the stub server is up at {url}")
+        rows = [await measured("a stub server", url, load.requests, context)]
+    async with context.sglang(folder, max_total_tokens=load.cache) as servers:
+        rows.append(await measured("SGLang", servers.url, load.real_requests, context))
     return rows
 
 
-async def measured(server: str, url: str, requests: int, place: Place) -> Row:
+async def measured(server: str, url: str, requests: int, context: EngineContext) -> ResultRow:
     """The row of one server."""
-    work = place.settings.client
-    size, rule = vocab_size(seeded(tiny_model)), Sampling(work.new)
-    drawn = np.random.default_rng(0).integers(1, size, (work.concurrency, work.prompt)).tolist()
-    prompts = [drawn[number % len(drawn)] for number in range(requests)]
-    policy = SGLangPolicy(url, max_concurrency=work.concurrency, vocab_size=size)
-    limits = httpx2.Limits(max_connections=work.concurrency, max_keepalive_connections=work.concurrency)
+    load = context.settings.client
+    size, sampling = vocab_size(seeded(tiny_model)), Sampling(load.new)
+    token_ids = np.random.default_rng(0).integers(1, size, (load.concurrency, load.prompt)).tolist()
+    prompts = [token_ids[number % len(token_ids)] for number in range(requests)]
+    policy = SGLangPolicy(url, max_concurrency=load.concurrency, vocab_size=size)
+    limits = httpx2.Limits(max_connections=load.concurrency, max_keepalive_connections=load.concurrency)
     async with httpx2.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
-        bodies = [wire.generate_body(uuid.uuid4().hex, prompt, rule) for prompt in prompts]
+        bodies = [wire.generate_body(uuid.uuid4().hex, prompt, sampling) for prompt in prompts]
 
-        async def ours(number: int) -> None:
-            await policy.generate(prompts[number], rule, session=str(number))
+        async def client_request(number: int) -> None:
+            await policy.generate(prompts[number], sampling, session=str(number))
 
-        async def bare(number: int) -> None:
+        async def plain_request(number: int) -> None:
             headers = {"content-type": "application/json", wire.ROUTING_KEY: str(number)}
             reply = await http.post(f"{url}/generate", content=bodies[number], headers=headers)
             if reply.status_code != _OK:
@@ -64,38 +73,38 @@ async def measured(server: str, url: str, requests: int, place: Place) -> Row:
         try:
             spent = await timed(
                 {
-                    OURS: lambda: at_once(ours, requests, work.concurrency),
-                    BARE: lambda: at_once(bare, requests, work.concurrency),
+                    CLIENT: lambda: at_once(client_request, requests, load.concurrency),
+                    PLAIN: lambda: at_once(plain_request, requests, load.concurrency),
                 },
-                repeats=place.settings.repeats,
+                repeats=context.settings.repeats,
             )
         finally:
             await policy.close()
-    row = _told(f"client, {work.concurrency} at once, {server}", spent, requests, work)
-    place.on_event(f"{row.name}: {row.line}")
+    row = _result_row(f"client, {load.concurrency} at once, {server}", spent, requests, load)
+    context.on_event(f"{row.name}: {row.line}")
     return row
 
 
-def _told(name: str, spent: dict[str, list[Spent]], requests: int, work: Client) -> Row:
-    found = rates_of(spent, requests, "requests_per_s")
-    cpu_ms = {side: [1e3 * one.cpu_s / requests for one in of] for side, of in spent.items()}
-    ours_ms, bare_ms = (statistics.median(cpu_ms[side]) for side in (OURS, BARE))
-    ratio = found.medians[OURS] / found.medians[BARE]
+def _result_row(name: str, spent: dict[str, list[Duration]], requests: int, load: ClientLoad) -> ResultRow:
+    throughput = rates_of(spent, requests, "requests_per_s")
+    cpu_ms = {side: [1e3 * run.cpu_s / requests for run in runs] for side, runs in spent.items()}
+    client_ms, plain_ms = (statistics.median(cpu_ms[side]) for side in (CLIENT, PLAIN))
+    ratio = throughput.medians[CLIENT] / throughput.medians[PLAIN]
     line = (
-        f"{ours_ms:.2f} ms of CPU a request (bare {bare_ms:.2f}, target {work.cpu_ms}), {ratio:.2f}x the "
-        f"bare throughput ({found.medians[OURS]:.0f} against {found.medians[BARE]:.0f} requests/s, target "
-        f"{work.ratio}x)"
+        f"{client_ms:.2f} ms of CPU a request (plain {plain_ms:.2f}, target {load.cpu_ms}), {ratio:.2f}x the "
+        f"plain throughput ({throughput.medians[CLIENT]:.0f} against {throughput.medians[PLAIN]:.0f} "
+        f"requests/s, target {load.ratio}x)"
     )
     figures: dict[str, JSON] = {
         "ratio": ratio,
-        "target_ratio": work.ratio,
-        "cpu_ms": ours_ms,
-        "target_cpu_ms": work.cpu_ms,
-        "sides": found.told,
+        "target_ratio": load.ratio,
+        "cpu_ms": client_ms,
+        "target_cpu_ms": load.cpu_ms,
+        "sides": throughput.figures,
         "cpu_ms_a_request": _by_side(cpu_ms),
     }
-    return Row(name, line, figures)
+    return ResultRow(name, line, figures)
 
 
 def _by_side(figures: dict[str, list[float]]) -> dict[str, JSON]:
-    return {side: listed(of) for side, of in figures.items()}
+    return {side: listed(values) for side, values in figures.items()}

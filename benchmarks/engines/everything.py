@@ -1,4 +1,4 @@
-"""`python -m benchmarks engines`: its sections, one after the other, and what they ran on."""
+"""`python -m benchmarks engines`: its sections, run in order, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 from agentrl.errors import UserError, did_you_mean
 from agentrl.types import JSON
 from benchmarks.engines import client, killed, throughput, turns, weights
-from benchmarks.engines.place import Place, Row
-from benchmarks.engines.settings import SETTINGS, Settings
+from benchmarks.engines.context import EngineContext, ResultRow
+from benchmarks.engines.settings import SETTINGS, EngineSettings
 from benchmarks.machine import machine
 
-SECTIONS: Mapping[str, Callable[[Place], Awaitable[list[Row]]]] = {
+SECTIONS: Mapping[str, Callable[[EngineContext], Awaitable[list[ResultRow]]]] = {
     "throughput": throughput.bench,
     "client": client.bench,
     "turns": turns.bench,
@@ -34,20 +34,20 @@ def bench_engines(
     python: Path,
     *,
     only: Sequence[str] = (),
-    settings: Settings = SETTINGS,
+    settings: EngineSettings = SETTINGS,
     on_event: Callable[[str], None] = print,
 ) -> dict[str, JSON]:
-    """Run the sections; every server that they start is gone at the end, and after Ctrl-C.
+    """Run the sections; every server that they start is stopped at the end, and after Ctrl-C.
 
     python: the interpreter that SGLang is installed for. only: names of sections; none = all.
-    on_event: gets a sentence for each step, and each line of the summary as soon as it is known.
+    on_event: called with a message for each step, and with each line of the summary.
 
     Returns:
-        summary: one line per row. rows: every repeat, medians and spreads. settings: what was run, on what.
+        summary: one line per row. rows: every repeat, medians and spreads. settings: of runs and machine.
 
     Raises:
         UserError: no such section, or the interpreter has no SGLang.
-        EngineError: a server did not come up, or failed.
+        EngineError: a server did not start, or failed.
     """
     if unknown := [name for name in only if name not in SECTIONS]:
         raise UserError(
@@ -58,26 +58,26 @@ def bench_engines(
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
-            place = Place(python.absolute(), Path(folder), settings, on_event)
-            return asyncio.run(_bench(place, [name for name in SECTIONS if name in only or not only]))
+            context = EngineContext(python.absolute(), Path(folder), settings, on_event)
+            return asyncio.run(_bench(context, [name for name in SECTIONS if name in only or not only]))
     finally:
         torch.set_num_threads(before)
 
 
-async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
-    sglang = await place.versions()
+async def _bench(context: EngineContext, names: Sequence[str]) -> dict[str, JSON]:
+    sglang = await context.versions()
     rows, seconds = [], dict[str, JSON]()
     for number, name in enumerate(names, 1):
-        place.on_event(f"{name} ({number} of {len(names)})")
+        context.on_event(f"{name} ({number} of {len(names)})")
         began = time.monotonic()
-        rows += [(name, row) for row in await SECTIONS[name](place)]
+        rows += [(name, row) for row in await SECTIONS[name](context)]
         seconds[name] = time.monotonic() - began
     return {
         "summary": {row.name: row.line for _, row in rows},
         "rows": [{"section": name, "name": row.name, "line": row.line, **row.figures} for name, row in rows],
         "settings": {
-            # Through JSON and back: its tuples are lists then, as a reader of the JSON finds them.
-            **cast(dict[str, JSON], json.loads(json.dumps(asdict(place.settings)))),
+            # A round trip through JSON turns tuples into lists, as in the printed JSON.
+            **cast(dict[str, JSON], json.loads(json.dumps(asdict(context.settings)))),
             "sections": [*names],
             "seconds": seconds,
             "threads": 1,

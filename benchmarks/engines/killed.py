@@ -1,9 +1,9 @@
-"""What the loss of a server costs: two SGLang servers under steady requests, one of them killed with SIGKILL.
+"""The cost of losing a server: two SGLang servers under a steady load, one of them killed with SIGKILL.
 
-The servers, their router and their watchers are those that a run starts (`engine = "sglang"`), and have been
-given weights, which a server that comes back has to get before it takes requests. Requests are asked all the
-time, so that it strikes in mid-generation; what had been sent to the dead server is asked for again elsewhere
-(`sampled_again`), so that nobody who asked is told of it. One that fails all the same is `lost`.
+The servers, their router and their watchers are those that a run starts (`engine = "sglang"`). They have
+received a version of weights, which a restarted server must load before it accepts requests. The load never
+pauses, so that the kill hits requests in mid-generation; these are sent to the other server again
+(`sampled_again`), and their callers see no error. A request that fails all the same is `lost`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedModel
 
-from agentrl.assembly.policy import Place as Whereabouts
+from agentrl.assembly.policy import Place as EnginePlace
 from agentrl.assembly.policy import build_engine
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.config import EngineConfig
@@ -32,11 +32,11 @@ from agentrl.protocols import Sampling
 from agentrl.types import JSON, Limits
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets
 from benchmarks.engine import tiny_model
-from benchmarks.engines.place import Place, Row, listed, save, seeded, vocab_size
-from benchmarks.engines.settings import Killed
+from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, vocab_size
+from benchmarks.engines.settings import KillLoad
 
 _BUCKET_BYTES = 64 << 20
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _GUARD = b"guard.py"
 
 
@@ -44,37 +44,37 @@ _GUARD = b"guard.py"
 class Tally:
     """Requests of one repeat (counts)."""
 
-    asked: int = 0
+    sent: int = 0
     answered: int = 0
     lost: int = 0
 
 
-async def bench(place: Place) -> list[Row]:
+async def bench(context: EngineContext) -> list[ResultRow]:
     """One row, over two servers that are started for it.
 
     Raises:
-        ConfigError: the interpreter has no SGLang, or a server does not come up.
+        ConfigError: the interpreter has no SGLang, or a server does not start.
     """
-    work, network = place.settings.killed, seeded(tiny_model)
+    load, network = context.settings.killed, seeded(tiny_model)
     config = EngineConfig(
         engine="sglang",
         rollout_num_engines=2,
-        sglang_python=str(place.python),
-        max_slots=work.concurrency,
+        sglang_python=str(context.python),
+        max_slots=load.concurrency,
     )
-    model = open_source(save(network, place.folder / "killed-model"))
-    where = Whereabouts(place.folder / "killed", place.on_event)
-    fleet = await build_engine(model, config, Limits(), where)
+    model = open_source(save(network, context.folder / "killed-model"))
+    place = EnginePlace(context.folder / "killed", context.on_event)
+    fleet = await build_engine(model, config, Limits(), place)
     try:
-        assert isinstance(fleet, Fleet), "servers of our own are one"
+        assert isinstance(fleet, Fleet), "servers that a run starts are a Fleet"
         await publish(fleet, network)
-        return await measured(fleet, vocab_size(network), place)
+        return await measured(fleet, vocab_size(network), context)
     finally:
         await fleet.close()
 
 
 async def publish(fleet: Fleet, network: PreTrainedModel) -> None:
-    """Give all servers the model's weights as version 1."""
+    """Publish the model's weights as version 1 to all servers."""
     weights = list(named_weights(network))
     async with fleet.sink.begin(manifest_of(weights), 1) as transaction:
         for bucket in pack_buckets(weights, _BUCKET_BYTES):
@@ -82,19 +82,19 @@ async def publish(fleet: Fleet, network: PreTrainedModel) -> None:
         await transaction.commit(checksum(weights))
 
 
-async def measured(fleet: Fleet, size: int, place: Place) -> list[Row]:
+async def measured(fleet: Fleet, size: int, context: EngineContext) -> list[ResultRow]:
     """One row. size: of the vocabulary (tokens).
 
     Raises:
-        EngineUnavailableError: a server did not come back in time.
+        EngineUnavailableError: a server did not recover in time.
     """
-    work = place.settings.killed
-    repeats = [await _repeat(fleet, size, number, work) for number in range(work.repeats)]
-    back_s = [cast(float, one["back_s"]) for one in repeats]
+    load = context.settings.killed
+    repeats = [await _repeat(fleet, size, number, load) for number in range(load.repeats)]
+    back_s = [cast(float, repeat["back_s"]) for repeat in repeats]
     median = statistics.median(back_s)
     asked, answered, lost, again = (
-        sum(cast(int, one[what]) for one in repeats)
-        for what in ("asked", "answered", "lost", "sampled_again")
+        sum(cast(int, repeat[key]) for repeat in repeats)
+        for key in ("asked", "answered", "lost", "sampled_again")
     )
     line = (
         f"back after {median:.1f} s ({min(back_s):.1f} to {max(back_s):.1f}); of {asked} requests {answered} "
@@ -104,41 +104,41 @@ async def measured(fleet: Fleet, size: int, place: Place) -> list[Row]:
         "back_s": {"seconds": listed(back_s), "median": median},
         "repeats": [*repeats],
     }
-    row = Row(f"one of {len(fleet.processes)} servers killed", line, figures)
-    place.on_event(f"{row.name}: {row.line}")
+    row = ResultRow(f"one of {len(fleet.processes)} servers killed", line, figures)
+    context.on_event(f"{row.name}: {row.line}")
     return [row]
 
 
-async def _repeat(fleet: Fleet, size: int, number: int, work: Killed) -> dict[str, JSON]:
-    """Strike once, under steady requests; what it came to."""
+async def _repeat(fleet: Fleet, size: int, number: int, load: KillLoad) -> dict[str, JSON]:
+    """Kill a server once under a steady load; returns the figures."""
     tally, before = Tally(), dict(fleet.counts)
-    over = asyncio.Event()
-    prompt = np.random.default_rng(number).integers(1, size, work.prompt).tolist()
+    stopped = asyncio.Event()
+    prompt = np.random.default_rng(number).integers(1, size, load.prompt).tolist()
 
-    async def ask(caller: int) -> None:
-        while not over.is_set():
-            tally.asked += 1
-            # A new session each: one that was moved to the other server would stay there.
-            session = f"{number}-{caller}-{tally.asked}"
+    async def send_requests(caller: int) -> None:
+        while not stopped.is_set():
+            tally.sent += 1
+            # Every request has a new session: one that moved to the other server would stay there.
+            session = f"{number}-{caller}-{tally.sent}"
             try:
-                await fleet.generate(prompt, Sampling(work.new), session=session)
+                await fleet.generate(prompt, Sampling(load.new), session=session)
             except EngineError:
                 tally.lost += 1
             else:
                 tally.answered += 1
 
-    callers = [asyncio.create_task(ask(caller)) for caller in range(work.concurrency)]
+    callers = [asyncio.create_task(send_requests(caller)) for caller in range(load.concurrency)]
     try:
-        async with asyncio.timeout(work.within_s):
-            await _until(lambda: tally.answered >= work.steady)
-            back_s = await _struck(fleet, number % len(fleet.processes))
-            enough = tally.answered + work.steady
-            await _until(lambda: tally.answered >= enough)
-            over.set()
+        async with asyncio.timeout(load.within_s):
+            await _until(lambda: tally.answered >= load.steady)
+            back_s = await _kill(fleet, number % len(fleet.processes))
+            target = tally.answered + load.steady
+            await _until(lambda: tally.answered >= target)
+            stopped.set()
             await asyncio.gather(*callers)
     except TimeoutError:
         raise EngineUnavailableError(
-            f"a server that was killed, or what was asked meanwhile, was not back in {work.within_s:g} s; "
+            f"a killed server, or the requests meanwhile, did not recover in {load.within_s:g} s; "
             "see the logs of the servers."
         ) from None
     finally:
@@ -148,7 +148,7 @@ async def _repeat(fleet: Fleet, size: int, number: int, work: Killed) -> dict[st
     counts = fleet.counts
     return {
         "back_s": back_s,
-        "asked": tally.asked,
+        "asked": tally.sent,
         "answered": tally.answered,
         "lost": tally.lost,
         "sampled_again": counts["lost"] - before["lost"],
@@ -156,29 +156,29 @@ async def _repeat(fleet: Fleet, size: int, number: int, work: Killed) -> dict[st
     }
 
 
-async def _struck(fleet: Fleet, number: int) -> float:
-    """Kill a server; gives the seconds until it takes requests again, with its weights."""
+async def _kill(fleet: Fleet, number: int) -> float:
+    """Kill a server; returns the seconds until it accepts requests again, with its weights."""
     before, process = len(fleet.incidents), fleet.processes[number]
-    victim, began = server_at(int(process.url.rpartition(":")[2])), time.perf_counter()
-    os.kill(victim, signal.SIGKILL)
-    await _until(lambda: any(one.server == process.name for one in fleet.incidents[before:]))
+    pid, began = server_at(int(process.url.rpartition(":")[2])), time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    await _until(lambda: any(incident.server == process.name for incident in fleet.incidents[before:]))
     return time.perf_counter() - began
 
 
 def server_at(port: int) -> int:
-    """The process that was started to listen at a port: the one that names it, and is not its guard.
+    """The process of the server at a port: its command line contains the port, and it is not the guard.
 
     Raises:
         EngineUnavailableError: there is none.
     """
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if str(port).encode() in words and not any(word.endswith(_GUARD) for word in words):
+            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if str(port).encode() in command and not any(part.endswith(_GUARD) for part in command):
                 return int(entry.name)
     raise EngineUnavailableError(f"no server that listens at port {port} runs.")
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(_LOOK_S)
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(_POLL_S)

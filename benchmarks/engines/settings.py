@@ -1,4 +1,4 @@
-"""What the benchmark of the engines runs: frozen, so that figures of different days can be compared."""
+"""The loads of the benchmark of engines: frozen, so that figures of different days are comparable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Requests of forced lengths, so many at a time (counts); lengths in tokens."""
+class GenerationLoad:
+    """Requests of forced lengths, `concurrency` at a time (counts); lengths in tokens."""
 
     concurrency: int
     requests: int
@@ -15,17 +15,17 @@ class Load:
     new: int = 128
 
 
-ALONE = Load(1, 4)
-"""This one hurts: a request alone pays for every layer between it and the model, and shares with nobody."""
+SINGLE = GenerationLoad(1, 4)
+"""An adverse case: no other request shares the cost of the layers between a request and the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """Requests that our client sends, and a bare client after it; lengths in tokens.
+class ClientLoad:
+    """Requests of this package's client and of a plain httpx2 client; lengths in tokens.
 
-    requests: to the server that costs little, and (real_requests) to SGLang, in one repeat; there are as many
-    prompts as run at a time. cache: how many tokens SGLang keeps: all of them.
-    cpu_ms, ratio: the targets: CPU time of a request (milliseconds), throughput over the bare client's.
+    requests: to the stub server, and (real_requests) to SGLang, in one repeat; there are `concurrency`
+    different prompts. cache: the size of SGLang's cache, which holds all of them (tokens).
+    cpu_ms, ratio: the targets: CPU time of a request (milliseconds), throughput over the plain client's.
     """
 
     concurrency: int = 64
@@ -39,10 +39,10 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
-    """Sessions that all play at once, on two servers (counts); lengths in tokens.
+class SessionLoad:
+    """Concurrent sessions on two servers (counts); lengths in tokens.
 
-    cache: how many tokens each server keeps: less than all sessions come to, more than half of them do.
+    cache: the size of each server's cache: below the total of all sessions, above that of half of them.
     """
 
     sessions: int = 32
@@ -54,10 +54,10 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class UpdateLoad:
     """Updates of a model. changed: the share of values in which neighbouring versions differ.
 
-    bucket_bytes: at most so many at once, as the trainer sends them.
+    bucket_bytes: the largest bucket, as the trainer sends them.
     """
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
@@ -67,11 +67,11 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Killed:
-    """Requests that never cease, at two servers, of which one is killed (counts; lengths in tokens).
+class KillLoad:
+    """A steady load on two servers, of which one is killed (counts; lengths in tokens).
 
-    steady: how many requests are answered before it strikes, and again after the server is back.
-    within_s: the benchmark fails where the server takes longer to come back (seconds).
+    steady: the number of completed requests before the kill, and again after the server's recovery.
+    within_s: the benchmark fails where the recovery takes longer (seconds).
     """
 
     concurrency: int = 8
@@ -83,16 +83,21 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """All of it. repeats: of throughput, client and weights; the others have their own."""
+class EngineSettings:
+    """All loads. repeats: of throughput, client and weights; the others have their own."""
 
-    loads: tuple[Load, ...] = (ALONE, Load(8, 8), Load(32, 32), Load(64, 64))
-    client: Client = field(default_factory=Client)
-    turns: Turns = field(default_factory=Turns)
-    weights: Weights = field(default_factory=Weights)
-    killed: Killed = field(default_factory=Killed)
+    loads: tuple[GenerationLoad, ...] = (
+        SINGLE,
+        GenerationLoad(8, 8),
+        GenerationLoad(32, 32),
+        GenerationLoad(64, 64),
+    )
+    client: ClientLoad = field(default_factory=ClientLoad)
+    turns: SessionLoad = field(default_factory=SessionLoad)
+    weights: UpdateLoad = field(default_factory=UpdateLoad)
+    killed: KillLoad = field(default_factory=KillLoad)
     repeats: int = 5
 
 
-SETTINGS = Settings()
+SETTINGS = EngineSettings()
 """Frozen."""

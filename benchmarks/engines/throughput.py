@@ -23,91 +23,107 @@ from agentrl.protocols import RunningPolicy, Sampling
 from agentrl.types import JSON
 from benchmarks.compare import Side, rates
 from benchmarks.engine import tiny_model
-from benchmarks.engines.place import Place, Row, Served, at_once, save, seeded, up, vocab_size
-from benchmarks.engines.settings import Load, Settings
+from benchmarks.engines.context import (
+    EmbeddedServer,
+    EngineContext,
+    ResultRow,
+    at_once,
+    save,
+    seeded,
+    up,
+    vocab_size,
+)
+from benchmarks.engines.settings import EngineSettings, GenerationLoad
 
 BASE = "transformers"
 EMBEDDED = "embedded"
-SERVED = "embedded over HTTP"
+EMBEDDED_HTTP = "embedded over HTTP"
 SGLANG = "SGLang"
 
 
-async def bench(place: Place) -> list[Row]:
+async def bench(context: EngineContext) -> list[ResultRow]:
     """A row for each load, over servers that are started for it."""
     network = seeded(tiny_model)
-    folder = save(network, place.folder / "throughput" / "model")
-    most, context_len = _sizes(place.settings)
-    served = Served(folder, slots=most, context_len=context_len)
-    async with place.sglang(folder) as servers, up(served) as url:
-        return await measured(network, {SGLANG: servers.url, SERVED: url}, place)
+    folder = save(network, context.folder / "throughput" / "model")
+    max_concurrency, context_len = _sizes(context.settings)
+    embedded = EmbeddedServer(folder, slots=max_concurrency, context_len=context_len)
+    async with context.sglang(folder) as servers, up(embedded) as url:
+        return await measured(network, {SGLANG: servers.url, EMBEDDED_HTTP: url}, context)
 
 
-async def measured(network: PreTrainedModel, urls: Mapping[str, str], place: Place) -> list[Row]:
+async def measured(
+    network: PreTrainedModel, urls: Mapping[str, str], context: EngineContext
+) -> list[ResultRow]:
     """A row for each load. urls: of servers that serve the same model, by side."""
-    most, context_len = _sizes(place.settings)
+    max_concurrency, context_len = _sizes(context.settings)
     policies: dict[str, RunningPolicy] = {
-        side: SGLangPolicy(url, max_concurrency=most, vocab_size=vocab_size(network))
+        side: SGLangPolicy(url, max_concurrency=max_concurrency, vocab_size=vocab_size(network))
         for side, url in urls.items()
     }
     policies[EMBEDDED] = EmbeddedEngine.from_model(
-        network, max_slots=most, max_context_len=context_len, eos_token_ids=()
+        network, max_slots=max_concurrency, max_context_len=context_len, eos_token_ids=()
     )
     try:
-        return [await _row(network, policies, load, place) for load in place.settings.loads]
+        return [await _row(network, policies, load, context) for load in context.settings.loads]
     finally:
         for policy in policies.values():
             await policy.close()
 
 
 async def _row(
-    network: PreTrainedModel, policies: Mapping[str, RunningPolicy], load: Load, place: Place
-) -> Row:
+    network: PreTrainedModel,
+    policies: Mapping[str, RunningPolicy],
+    load: GenerationLoad,
+    context: EngineContext,
+) -> ResultRow:
     size = vocab_size(network)
     sides: dict[str, Side] = {
-        name: _anew(load, size, partial(_asked, policy, load)) for name, policy in policies.items()
+        name: _with_new_prompts(load, size, partial(_policy_side, policy, load))
+        for name, policy in policies.items()
     }
-    sides[BASE] = _anew(load, size, partial(_generated, network, load))
-    found = await rates(sides, load.requests * load.new, "tokens_per_s", repeats=place.settings.repeats)
-    line = ", ".join(f"{side} {found.medians[side]:.0f}" for side in sides) + " tokens/s"
-    ratios: dict[str, JSON] = {side: found.medians[side] / found.medians[BASE] for side in sides}
+    sides[BASE] = _with_new_prompts(load, size, partial(_generate_side, network, load))
+    result = await rates(sides, load.requests * load.new, "tokens_per_s", repeats=context.settings.repeats)
+    line = ", ".join(f"{side} {result.medians[side]:.0f}" for side in sides) + " tokens/s"
+    ratios: dict[str, JSON] = {side: result.medians[side] / result.medians[BASE] for side in sides}
     name = f"throughput, {load.concurrency} at once"
-    place.on_event(f"{name}: {line}")
-    return Row(name, line, {"sides": found.told, f"ratios_to_{BASE}": ratios})
+    context.on_event(f"{name}: {line}")
+    return ResultRow(name, line, {"sides": result.figures, f"ratios_to_{BASE}": ratios})
 
 
-def _sizes(settings: Settings) -> tuple[int, int]:
-    """How many requests run at once at most, and how long the longest is."""
+def _sizes(settings: EngineSettings) -> tuple[int, int]:
+    """The greatest concurrency, and the length of the longest request."""
     loads = settings.loads
     return max(load.concurrency for load in loads), max(load.prompt + load.new for load in loads)
 
 
-Ask = Callable[[int, list[list[int]]], "Side"]
-
-
-def _anew(load: Load, size: int, run: Callable[[int, list[list[int]]], Side]) -> Side:
-    """A side whose runs have new prompts each: the first of every side the same, the second, and so on."""
+def _with_new_prompts(load: GenerationLoad, size: int, run: Callable[[int, list[list[int]]], Side]) -> Side:
+    """A side with new prompts in every run; the n-th run of every side has the same prompts."""
     runs = itertools.count()
 
     async def side() -> None:
         number = next(runs)
-        drawn = np.random.default_rng(number).integers(1, size, (load.requests, load.prompt))
-        await run(number, drawn.tolist())()
+        token_ids = np.random.default_rng(number).integers(1, size, (load.requests, load.prompt))
+        await run(number, token_ids.tolist())()
 
     return side
 
 
-def _asked(policy: RunningPolicy, load: Load, run: int, prompts: list[list[int]]) -> Side:
-    async def ask(number: int) -> None:
+def _policy_side(policy: RunningPolicy, load: GenerationLoad, run: int, prompts: list[list[int]]) -> Side:
+    async def send(number: int) -> None:
         session = f"{run}-{number}"
-        done = await policy.generate(prompts[number], Sampling(load.new, seed=number), session=session)
-        if len(done.token_ids) != load.new:
-            raise EngineError(f"{len(done.token_ids)} tokens came where {load.new} were asked for.")
+        completion = await policy.generate(prompts[number], Sampling(load.new, seed=number), session=session)
+        if len(completion.token_ids) != load.new:
+            raise EngineError(
+                f"{len(completion.token_ids)} tokens were returned where {load.new} were requested."
+            )
         await policy.close_session(session)
 
-    return lambda: at_once(ask, load.requests, load.concurrency)
+    return lambda: at_once(send, load.requests, load.concurrency)
 
 
-def _generated(network: PreTrainedModel, load: Load, run: int, prompts: list[list[int]]) -> Side:
+def _generate_side(
+    network: PreTrainedModel, load: GenerationLoad, run: int, prompts: list[list[int]]
+) -> Side:
     del run
     generate = cast("Callable[..., torch.Tensor]", network.generate)
 

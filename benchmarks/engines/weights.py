@@ -1,9 +1,9 @@
-"""What an update of weights costs: seconds through the sink, by transport, against one copy of the bytes.
+"""The cost of an update of weights: seconds through the sink, by transport, against one copy of the bytes.
 
-One SGLang server on the CPU, whose dtype is the weights'. Two versions take turns that differ in the lowest
-bit of some values, so that an update as a delta has that much to tell. Timed is a whole update: checksums of
-what is staged, pause, transfer, loading, reading back, flush, resume. The copy is numpy's, bucket by bucket,
-into memory that has been touched before.
+One SGLang server on the CPU, with the dtype of the weights. Two versions alternate that differ in the lowest
+bit of some values, so that a delta is not empty. The time of the complete update is measured: checksums of
+the staged weights, pause, transfer, loading, reading back, flush, resume. The copy is numpy's, bucket by
+bucket, into memory that is already mapped.
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ from agentrl.weights.checksum import digests_of, sum_digests
 from agentrl.weights.codec import torch_dtype
 from benchmarks.compare import Side, timed
 from benchmarks.engine import small_model
-from benchmarks.engines.place import Place, Row, listed, save, seeded, spread
+from benchmarks.engines.context import EngineContext, ResultRow, listed, save, seeded, spread
 
 UPDATE, COPY = "update", "copy"
-_NEVER_FULL_AGAIN = 1000
+_NO_FULL_UPDATE = 1000
 _WORDS: Mapping[int, type[np.uint16 | np.uint32]] = {2: np.uint16, 4: np.uint32}
 
 
 class Version(NamedTuple):
-    """Weights as they are sent."""
+    """A version of the weights, in buckets."""
 
     buckets: Sequence[Bucket]
     checksum: int
 
     @property
     def num_bytes(self) -> int:
-        """What there is to send."""
+        """The size of all buckets."""
         return sum(bucket.data.nbytes for bucket in self.buckets)
 
 
-async def bench(place: Place) -> list[Row]:
+async def bench(context: EngineContext) -> list[ResultRow]:
     """A row for each dtype and transport, over a server that is started for each dtype."""
-    work, rows = place.settings.weights, list[Row]()
+    work, rows = context.settings.weights, list[ResultRow]()
     for dtype in work.dtypes:
         network = seeded(small_model, torch_dtype(dtype))
-        folder = save(network, place.folder / f"weights-{dtype}" / "model")
-        ways = transports(work.transports, folder)
-        async with place.sglang(folder, dtype=dtype) as servers:
-            rows += await measured(dtype, servers.url, versions(network, place), ways, place)
+        folder = save(network, context.folder / f"weights-{dtype}" / "model")
+        by_name = transports(work.transports, folder)
+        async with context.sglang(folder, dtype=dtype) as servers:
+            rows += await measured(dtype, servers.url, versions(network, context), by_name, context)
     return rows
 
 
 def transports(names: Sequence[str], model: Path) -> dict[str, Transport]:
-    """The ways of weights by the names that a run's configuration has for them."""
-    written = model.parent
-    known: dict[str, Transport] = {
+    """The transports by their names in a run's configuration."""
+    folder = model.parent
+    by_name: dict[str, Transport] = {
         "tensor": SharedMemory(),
         "distributed": Distributed(),
-        "disk": Disk(written / "disk", model=model),
+        "disk": Disk(folder / "disk", model=model),
         "delta": Disk(
-            written / "delta", model=model, full_every=_NEVER_FULL_AGAIN, mirror=written / "delta-whole"
+            folder / "delta", model=model, full_every=_NO_FULL_UPDATE, mirror=folder / "delta-mirror"
         ),
     }
-    return {name: known[name] for name in names}
+    return {name: by_name[name] for name in names}
 
 
-def versions(network: PreTrainedModel, place: Place) -> tuple[Version, Version]:
-    """The model's own weights, and others that differ from them in as many values as the settings say."""
-    work = place.settings.weights
+def versions(network: PreTrainedModel, context: EngineContext) -> tuple[Version, Version]:
+    """The model's own weights, and a version that differs from them in a share of the values."""
+    work = context.settings.weights
     buckets = list(pack_buckets(named_weights(network), work.bucket_bytes))
     rng = np.random.default_rng(0)
-    changed = [Bucket(one.tensors, _changed(one, work.changed, rng)) for one in buckets]
-    first, second = (Version(of, sum_digests(_digests(of))) for of in (buckets, changed))
+    changed = [Bucket(bucket.tensors, _changed(bucket, work.changed, rng)) for bucket in buckets]
+    first, second = (Version(version, sum_digests(_digests(version))) for version in (buckets, changed))
     return first, second
 
 
@@ -92,40 +92,40 @@ async def measured(
     model: str,
     url: str,
     both: tuple[Version, Version],
-    ways: Mapping[str, Transport],
-    place: Place,
-) -> list[Row]:
-    """A row for each way into the server at this address."""
+    by_name: Mapping[str, Transport],
+    context: EngineContext,
+) -> list[ResultRow]:
+    """A row for each transport to the server at this address."""
     rows = []
-    for name, transport in ways.items():
+    for name, transport in by_name.items():
         server = Server(url)
         try:
-            row = await _row(f"weights, {model}, {name}", server, both, transport, place)
+            row = await _row(f"weights, {model}, {name}", server, both, transport, context)
         finally:
             await server.close()
         rows.append(row)
-        place.on_event(f"{row.name}: {row.line}")
+        context.on_event(f"{row.name}: {row.line}")
     return rows
 
 
 async def _row(
-    name: str, server: Server, both: tuple[Version, Version], transport: Transport, place: Place
-) -> Row:
+    name: str, server: Server, both: tuple[Version, Version], transport: Transport, context: EngineContext
+) -> ResultRow:
     sink = SGLangSink(transport, lambda: [server], nullcontext, _lost)
     try:
         sides = {UPDATE: _updating(sink, both), COPY: _copying(both[0])}
-        spent = await timed(sides, repeats=place.settings.repeats)
+        spent = await timed(sides, repeats=context.settings.repeats)
     finally:
         await sink.close()
-    seconds = {side: [one.wall_s for one in of] for side, of in spent.items()}
-    medians = {side: statistics.median(of) for side, of in seconds.items()}
+    seconds = {side: [run.wall_s for run in runs] for side, runs in spent.items()}
+    medians = {side: statistics.median(values) for side, values in seconds.items()}
     ratio, size = medians[UPDATE] / medians[COPY], both[0].num_bytes
     line = f"{medians[UPDATE]:.2f} s for {size / 1e6:.0f} MB, {ratio:.0f}x a copy ({medians[COPY]:.3f} s)"
-    told: dict[str, JSON] = {
-        side: {"seconds": listed(of), "median": medians[side], "spread": spread(of, medians[side])}
-        for side, of in seconds.items()
+    figures: dict[str, JSON] = {
+        side: {"seconds": listed(values), "median": medians[side], "spread": spread(values, medians[side])}
+        for side, values in seconds.items()
     }
-    return Row(name, line, {"ratio": ratio, "num_bytes": size, "sides": told})
+    return ResultRow(name, line, {"ratio": ratio, "num_bytes": size, "sides": figures})
 
 
 def _updating(sink: SGLangSink, both: tuple[Version, Version]) -> Side:
@@ -144,22 +144,22 @@ def _updating(sink: SGLangSink, both: tuple[Version, Version]) -> Side:
 
 
 def _copying(version: Version) -> Side:
-    rooms = [np.zeros_like(bucket.data) for bucket in version.buckets]
+    buffers = [np.zeros_like(bucket.data) for bucket in version.buckets]
 
     async def copy() -> None:
-        for room, bucket in zip(rooms, version.buckets, strict=True):
-            np.copyto(room, bucket.data)
+        for buffer, bucket in zip(buffers, version.buckets, strict=True):
+            np.copyto(buffer, bucket.data)
 
     return copy
 
 
 def _lost(server: Server, error: EngineError) -> None:
-    # A failed update raises by itself; one that did not resume afterwards would not.
-    raise EngineError(f"{server.url} is of no use any more: {error}")
+    # A failed update raises by itself; a failure to resume afterwards does not.
+    raise EngineError(f"{server.url} was lost: {error}")
 
 
 def _changed(bucket: Bucket, share: float, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """The bytes of a bucket of one dtype, with the lowest bit of a share of its values turned."""
+    """The bytes of a bucket of one dtype, with the lowest bit of a share of its values flipped."""
     data = bucket.data.copy()
     words = data.view(_WORDS[torch_dtype(bucket.tensors[0].dtype).itemsize])
     np.bitwise_xor(words, 1, out=words, where=rng.random(words.size) < share)

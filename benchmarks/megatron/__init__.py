@@ -1,1 +1,1 @@
-"""The Megatron trainer against the torch trainer, side by side."""
+"""`python -m benchmarks megatron`: the Megatron trainer against the torch trainer."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks megatron`: its sections, one after the other, and what they ran on."""
+"""`python -m benchmarks megatron`: its sections, run in order, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from agentrl.errors import UserError, did_you_mean
 from agentrl.extras import require
 from agentrl.types import JSON
-from benchmarks.engines.place import Row
+from benchmarks.engines.context import ResultRow
 from benchmarks.machine import machine
 from benchmarks.megatron import gpu, publish, step
-from benchmarks.megatron.place import PAIRS, Place
-from benchmarks.megatron.settings import SETTINGS, GpuSettings, Settings
+from benchmarks.megatron.context import TWO_RANK_LAYOUTS, MegatronContext
+from benchmarks.megatron.settings import SETTINGS, GpuSettings, MegatronSettings
 
-SECTIONS: Mapping[str, Callable[[Place], Awaitable[list[Row]]]] = {
+SECTIONS: Mapping[str, Callable[[MegatronContext], Awaitable[list[ResultRow]]]] = {
     "step": step.bench,
     "publish": publish.bench,
     "layouts": step.bench_layouts,
@@ -32,15 +32,15 @@ _ON_GPUS = ("gpu",)
 def bench_megatron(
     *,
     only: Sequence[str] = (),
-    settings: Settings = SETTINGS,
+    settings: MegatronSettings = SETTINGS,
     on_event: Callable[[str], None] = print,
 ) -> dict[str, JSON]:
-    """Run the sections; every rank that they start is gone at the end.
+    """Run the sections; every rank that they start is stopped at the end.
 
-    only: names of sections; none = all. on_event: gets each line of the summary as soon as it is known.
+    only: names of sections; none = all. on_event: called with each line of the summary.
 
     Returns:
-        summary: one line per row. rows: every repeat, medians and spreads. settings: what was run, on what.
+        summary: one line per row. rows: every repeat, medians and spreads. settings: of runs and machine.
 
     Raises:
         UserError: no such section, or Megatron-Core is not installed.
@@ -55,13 +55,13 @@ def bench_megatron(
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
-            place = Place(Path(folder), settings, on_event)
-            return asyncio.run(_bench(place, _chosen(only, on_event)))
+            context = MegatronContext(Path(folder), settings, on_event)
+            return asyncio.run(_bench(context, _selected_sections(only, on_event)))
     finally:
         torch.set_num_threads(before)
 
 
-def _chosen(only: Sequence[str], on_event: Callable[[str], None]) -> list[str]:
+def _selected_sections(only: Sequence[str], on_event: Callable[[str], None]) -> list[str]:
     if only:
         return [name for name in SECTIONS if name in only]
     if torch.cuda.is_available():
@@ -70,9 +70,9 @@ def _chosen(only: Sequence[str], on_event: Callable[[str], None]) -> list[str]:
     return [name for name in SECTIONS if name not in _ON_GPUS]
 
 
-async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
-    rows = [(name, row) for name in names for row in await SECTIONS[name](place)]
-    settings = place.settings
+async def _bench(context: MegatronContext, names: Sequence[str]) -> dict[str, JSON]:
+    rows = [(name, row) for name in names for row in await SECTIONS[name](context)]
+    settings = context.settings
     return {
         "summary": {row.name: row.line for _, row in rows},
         "rows": [{"section": name, "name": row.name, "line": row.line, **row.figures} for name, row in rows],
@@ -81,20 +81,20 @@ async def _bench(place: Place, names: Sequence[str]) -> dict[str, JSON]:
             "repeats": settings.repeats,
             "threads": 1,
             "warm_up": "one run of each side per row",
-            "workloads": [{**asdict(one), "lengths": [*one.lengths]} for one in settings.workloads],
+            "workloads": [{**asdict(load), "lengths": [*load.lengths]} for load in settings.workloads],
             "models": {"step": settings.trained.__name__, "publish": settings.published.__name__},
             "row_tokens": settings.row_tokens,
             "layout_row_tokens": settings.layout_row_tokens,
-            "layouts": {name: {**sizes} for name, sizes in PAIRS.items()},
+            "layouts": {name: {**sizes} for name, sizes in TWO_RANK_LAYOUTS.items()},
             "loss": "PolicyLoss(), AdamW, fp32",
-            "gpu": _told(settings.gpu),
+            "gpu": _gpu_settings(settings.gpu),
             "machine": {**machine(), "megatron-core": version("megatron-core")},
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
     }
 
 
-def _told(gpu: GpuSettings) -> JSON:
+def _gpu_settings(gpu: GpuSettings) -> JSON:
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else gpu.device,
         "models": {model.name: model.make_config().to_diff_dict() for model in gpu.models},

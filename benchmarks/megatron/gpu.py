@@ -1,8 +1,8 @@
-"""What a step costs on a GPU: tokens a second, the share of what the card could do, and its memory.
+"""The cost of a step on a GPU: tokens a second, model FLOP utilisation, and memory.
 
-Both trainers compute in bf16 and step in fp32, with the same attention inside the sequences. They would not
-fit beside each other, so in every round one is built, warmed up, timed and let go of, and then the other.
-Each has a process of its own: all of its memory goes with it, and none of it is counted for the other.
+Both trainers compute in bf16 and step in fp32, with the same attention inside the sequences. They do not fit
+on the GPU together, so in every round one is built, warmed up, timed and released, and then the other.
+Each has a process of its own: all of its memory is freed with it, and none of it is counted for the other.
 """
 
 from __future__ import annotations
@@ -20,54 +20,56 @@ import torch
 from agentrl.errors import UserError
 from agentrl.protocols import Trainer
 from agentrl.types import JSON, TrainBatch
-from benchmarks.engines.place import Row, listed, spread
+from benchmarks.engines.context import ResultRow, listed, spread
+from benchmarks.megatron.context import MegatronContext, TrainerSetup, batch_of, torch_trainer
 from benchmarks.megatron.flops import H100_BF16, forward_flops
-from benchmarks.megatron.place import Place, Work, batch_of, plain
-from benchmarks.megatron.settings import GpuModel, Workload
+from benchmarks.megatron.settings import BatchWorkload, GpuModel
 
-_BACKWARD_TOO = 3
+_FORWARD_AND_BACKWARD = 3
 _GIB = 1 << 30
 
 
 class _Round(NamedTuple):
-    """tokens_per_s of the timed updates together; used: bytes of the card after them."""
+    """tokens_per_s: over all timed updates. used: bytes of GPU memory after them."""
 
     tokens_per_s: float
     used: int
 
 
 _Side = Callable[[], Awaitable[_Round]]
-"""Builds a trainer, times it, and ends it. It counts all that anybody has of the card."""
+"""Builds a trainer, times it, and stops it. `used` counts the memory of all processes on the GPU."""
 
 
-async def bench(place: Place) -> list[Row]:
+async def bench(context: MegatronContext) -> list[ResultRow]:
     """A row for each model.
 
     Raises:
         UserError: there is no GPU.
     """
-    if place.settings.gpu.device == "cuda" and not torch.cuda.is_available():
+    if context.settings.gpu.device == "cuda" and not torch.cuda.is_available():
         raise UserError("Section gpu needs a GPU, and torch sees none; leave it out, or run it where one is.")
-    return [await _row(model, place) for model in place.settings.gpu.models]
+    return [await _row(model, context) for model in context.settings.gpu.models]
 
 
-async def _row(model: GpuModel, place: Place) -> Row:
-    gpu = place.settings.gpu
+async def _row(model: GpuModel, context: MegatronContext) -> ResultRow:
+    gpu = context.settings.gpu
     config = model.make_config()
-    batch = batch_of(Workload(model.name, gpu.lengths), int(config.vocab_size))
-    work = Work(model.name, model.make, gpu.row_tokens, bf16=True, device=gpu.device)
+    batch = batch_of(BatchWorkload(model.name, gpu.lengths), int(config.vocab_size))
+    setup = TrainerSetup(model.name, model.make, gpu.row_tokens, bf16=True, device=gpu.device)
     sides: dict[str, _Side] = {
-        "megatron": lambda: _over_ranks(work, place, batch),
-        "torch": lambda: _by_itself(work, batch, gpu.updates),
+        "megatron": lambda: _megatron_round(setup, context, batch),
+        "torch": lambda: _torch_round(setup, batch, gpu.updates),
     }
     rounds: dict[str, list[_Round]] = {side: [] for side in sides}
     for number in range(gpu.rounds):
         for side in sorted(sides, reverse=number % 2 == 1):
             rounds[side].append(await _round(sides[side], gpu.device))
-    rates = {side: [one.tokens_per_s for one in of] for side, of in rounds.items()}
-    medians = {side: statistics.median(of) for side, of in rates.items()}
-    memory = {side: max(one.used for one in of) for side, of in rounds.items()}
-    flops = _BACKWARD_TOO * forward_flops(config, gpu.lengths, batch.num_loss_tokens) / sum(gpu.lengths)
+    rates = {side: [r.tokens_per_s for r in side_rounds] for side, side_rounds in rounds.items()}
+    medians = {side: statistics.median(values) for side, values in rates.items()}
+    memory = {side: max(r.used for r in side_rounds) for side, side_rounds in rounds.items()}
+    flops = (
+        _FORWARD_AND_BACKWARD * forward_flops(config, gpu.lengths, batch.num_loss_tokens) / sum(gpu.lengths)
+    )
     utilisation = {side: median * flops / H100_BF16 for side, median in medians.items()}
     ratio = medians["megatron"] / medians["torch"]
     line = (
@@ -75,19 +77,19 @@ async def _row(model: GpuModel, place: Place) -> Row:
         f"{utilisation['megatron']:.0%} of {H100_BF16:.3g} FLOP/s{_target(model)}; "
         f"{memory['megatron'] / _GIB:.1f} GiB against {memory['torch'] / _GIB:.1f}"
     )
-    place.on_event(f"gpu, {model.name}: {line}")
-    told: dict[str, JSON] = {
+    context.on_event(f"gpu, {model.name}: {line}")
+    sides_json: dict[str, JSON] = {
         side: {
-            "tokens_per_s": listed(of),
+            "tokens_per_s": listed(values),
             "median": medians[side],
-            "spread": spread(of, medians[side]),
+            "spread": spread(values, medians[side]),
             "model_flop_utilisation": utilisation[side],
             "memory_bytes": memory[side],
         }
-        for side, of in rates.items()
+        for side, values in rates.items()
     }
     figures: dict[str, JSON] = {"device": gpu.device, "ratio": ratio, "flops_per_token": flops}
-    return Row(f"gpu, {model.name}", line, {**figures, "sides": told})
+    return ResultRow(f"gpu, {model.name}", line, {**figures, "sides": sides_json})
 
 
 def _target(model: GpuModel) -> str:
@@ -95,28 +97,28 @@ def _target(model: GpuModel) -> str:
 
 
 async def _round(side: _Side, device: str) -> _Round:
-    """used: what it took of the card, beside what others have, this process with its context among them."""
+    """used: GPU memory of this side, without that of other processes and of this one's CUDA context."""
     before = _used(device)
-    found = await side()
-    return found._replace(used=found.used - before)
+    measured = await side()
+    return measured._replace(used=measured.used - before)
 
 
-async def _over_ranks(work: Work, place: Place, batch: TrainBatch) -> _Round:
-    with place.spread(work) as trainer:
-        return await _timed(trainer, batch, work.device, place.settings.gpu.updates)
+async def _megatron_round(setup: TrainerSetup, context: MegatronContext, batch: TrainBatch) -> _Round:
+    with context.megatron_trainer(setup) as trainer:
+        return await _timed(trainer, batch, setup.device, context.settings.gpu.updates)
 
 
-async def _by_itself(work: Work, batch: TrainBatch, updates: int) -> _Round:
+async def _torch_round(setup: TrainerSetup, batch: TrainBatch, updates: int) -> _Round:
     """The torch trainer, in a process that ends with it."""
     # CUDA cannot be used after a fork.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        running = process.submit(_plainly, work, batch, updates)
-        return await asyncio.wrap_future(running)
+        future = process.submit(_torch_round_inline, setup, batch, updates)
+        return await asyncio.wrap_future(future)
 
 
-def _plainly(work: Work, batch: TrainBatch, updates: int) -> _Round:
+def _torch_round_inline(setup: TrainerSetup, batch: TrainBatch, updates: int) -> _Round:
     torch.set_num_threads(1)
-    return asyncio.run(_timed(plain(work), batch, work.device, updates))
+    return asyncio.run(_timed(torch_trainer(setup), batch, setup.device, updates))
 
 
 async def _timed(trainer: Trainer, batch: TrainBatch, device: str, updates: int) -> _Round:
@@ -130,7 +132,7 @@ async def _timed(trainer: Trainer, batch: TrainBatch, device: str, updates: int)
 
 
 def _used(device: str) -> int:
-    """Bytes of the card that anybody has; both trainers keep what they once needed."""
+    """Bytes of GPU memory in use by all processes; both trainers keep the memory that they have allocated."""
     if device != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info()

@@ -1,9 +1,9 @@
-"""What it costs to publish: seconds into the embedded engine, against one copy of the same bytes.
+"""The cost of publishing: seconds into the embedded engine, against one copy of the same bytes.
 
-Timed is a whole publish: gathering from the ranks, checksums, buckets, loading beside the weights that serve,
-reading back what was loaded, the swap. The torch trainer does the same without processes. The copy is
-numpy's, tensor by tensor, into memory that has been touched before. Weights are on the CPU, also where there
-are GPUs: the ranks do not see them.
+The time of a complete publish is measured: gathering from the ranks, checksums, buckets, staging next to the
+served weights, reading back, the swap. The torch trainer does the same without processes. The copy is
+numpy's, tensor by tensor, into memory that is already mapped. Weights are on the CPU, also where there are
+GPUs: these are hidden from the ranks.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from agentrl.types import JSON
 from agentrl.weights import named_weights
 from agentrl.weights.codec import bytes_of
 from benchmarks.compare import Side, timed
-from benchmarks.engines.place import Row, listed, seeded, spread
-from benchmarks.megatron.place import PAIRS, Place, Work, plain
+from benchmarks.engines.context import ResultRow, listed, seeded, spread
+from benchmarks.megatron.context import TWO_RANK_LAYOUTS, MegatronContext, TrainerSetup, torch_trainer
 from benchmarks.megatron.settings import PUBLISH_TARGET
 
 _COPY, _TORCH, _MEGATRON = "copy", "torch", "megatron"
 
 
-async def bench(place: Place) -> list[Row]:
+async def bench(context: MegatronContext) -> list[ResultRow]:
     """A row for one rank, and one for two that share every matrix."""
-    settings, rows = place.settings, list[Row]()
+    settings, rows = context.settings, list[ResultRow]()
     engine = EmbeddedEngine.from_model(seeded(settings.published), max_slots=1, max_context_len=16)
-    work = Work("published", settings.published, settings.row_tokens)
-    alone = plain(work)
-    copying, num_bytes = _copying(place)
-    for name, ranks, sizes in (("one rank", 1, {}), ("TP2", 2, PAIRS["TP2"])):
-        with place.spread(work, ranks=ranks, **sizes) as trainer:
+    setup = TrainerSetup("published", settings.published, settings.row_tokens)
+    baseline = torch_trainer(setup)
+    copying, num_bytes = _copying(context)
+    for name, ranks, sizes in (("one rank", 1, {}), ("TP2", 2, TWO_RANK_LAYOUTS["TP2"])):
+        with context.megatron_trainer(setup, ranks=ranks, **sizes) as trainer:
             sides = {
                 _MEGATRON: _publishing(trainer, engine.sink),
-                _TORCH: _publishing(alone, engine.sink),
+                _TORCH: _publishing(baseline, engine.sink),
                 _COPY: copying,
             }
-            rows.append(await _row(f"publish, {name}", sides, num_bytes, place))
+            rows.append(await _row(f"publish, {name}", sides, num_bytes, context))
     await engine.close()
     return rows
 
 
-async def _row(name: str, sides: dict[str, Side], num_bytes: int, place: Place) -> Row:
-    spent = await timed(sides, repeats=place.settings.repeats)
-    seconds = {side: [one.wall_s for one in of] for side, of in spent.items()}
-    medians = {side: statistics.median(of) for side, of in seconds.items()}
+async def _row(name: str, sides: dict[str, Side], num_bytes: int, context: MegatronContext) -> ResultRow:
+    spent = await timed(sides, repeats=context.settings.repeats)
+    seconds = {side: [run.wall_s for run in runs] for side, runs in spent.items()}
+    medians = {side: statistics.median(values) for side, values in seconds.items()}
     to_copy, to_torch = (medians[_MEGATRON] / medians[side] for side in (_COPY, _TORCH))
     line = (
         f"{medians[_MEGATRON]:.2f} s for {num_bytes / 1e6:.0f} MB, {to_copy:.1f}x a copy "
         f"({medians[_COPY]:.3f} s), {to_torch:.2f}x the torch trainer, target {PUBLISH_TARGET}x a copy"
     )
-    place.on_event(f"{name}: {line}")
-    told: dict[str, JSON] = {
-        side: {"seconds": listed(of), "median": medians[side], "spread": spread(of, medians[side])}
-        for side, of in seconds.items()
+    context.on_event(f"{name}: {line}")
+    sides_json: dict[str, JSON] = {
+        side: {"seconds": listed(values), "median": medians[side], "spread": spread(values, medians[side])}
+        for side, values in seconds.items()
     }
     figures: dict[str, JSON] = {"ratio_to_copy": to_copy, "ratio_to_torch": to_torch, "num_bytes": num_bytes}
-    return Row(name, line, {"device": "cpu", **figures, "target": PUBLISH_TARGET, "sides": told})
+    return ResultRow(name, line, {"device": "cpu", **figures, "target": PUBLISH_TARGET, "sides": sides_json})
 
 
 def _publishing(trainer: Trainer, sink: WeightSink) -> Side:
@@ -72,13 +72,13 @@ def _publishing(trainer: Trainer, sink: WeightSink) -> Side:
     return publish
 
 
-def _copying(place: Place) -> tuple[Side, int]:
-    """The copy, and how many bytes it moves."""
-    arrays = [bytes_of(tensor) for _, tensor in named_weights(seeded(place.settings.published))]
-    rooms = [np.zeros_like(array) for array in arrays]
+def _copying(context: MegatronContext) -> tuple[Side, int]:
+    """The copy, and its number of bytes."""
+    arrays = [bytes_of(tensor) for _, tensor in named_weights(seeded(context.settings.published))]
+    buffers = [np.zeros_like(array) for array in arrays]
 
     async def copy() -> None:
-        for room, array in zip(rooms, arrays, strict=True):
-            np.copyto(room, array)
+        for buffer, array in zip(buffers, arrays, strict=True):
+            np.copyto(buffer, array)
 
     return copy, sum(array.nbytes for array in arrays)

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks megatron` runs. Frozen: it changes together with docs/benchmarks.md alone."""
+"""The workloads of `python -m benchmarks megatron`. Frozen: they change only with docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLISH_TARGET = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class BatchWorkload:
     """Samples of one batch, by their lengths (tokens). target: the share of the torch trainer's speed."""
 
     name: str
@@ -31,12 +31,12 @@ class Workload:
     target: float | None = STEP_TARGET
 
 
-SHORT = Workload("very short", tuple(np.random.default_rng(0).integers(8, 17, 84).tolist()), target=None)
-"""This one hurts: 84 sequences in a row of 1,024 tokens, of nine lengths."""
+SHORT = BatchWorkload("very short", tuple(np.random.default_rng(0).integers(8, 17, 84).tolist()), target=None)
+"""An adverse case: 84 sequences of nine lengths in a row of 1,024 tokens."""
 
 WORKLOADS = (
-    Workload("four of 256", (256,) * 4),
-    Workload("ragged", (17, 256, 96, 198, 64, 33, 141, 219)),
+    BatchWorkload("four of 256", (256,) * 4),
+    BatchWorkload("ragged", (17, 256, 96, 198, 64, 33, 141, 219)),
     SHORT,
 )
 
@@ -82,24 +82,24 @@ def small_even() -> PreTrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A model under test on a GPU. utilisation: the share of the card's operations to reach."""
+    """A model under test on a GPU. utilisation: the target for model FLOP utilisation."""
 
     name: str
     make_config: Callable[[], PretrainedConfig]
     utilisation: float | None = None
 
     def make(self) -> PreTrainedModel:
-        """With random weights."""
+        """The model with random weights."""
         model: PreTrainedModel = AutoModelForCausalLM.from_config(self.make_config(), dtype=torch.float32)
         return model
 
 
-def qwen3(hidden: int, wide: int, layers: int, heads: int) -> Qwen3Config:
-    """The shape of a dense Qwen3 whose head is its embedding, as its config.json has it."""
+def qwen3(hidden: int, intermediate: int, layers: int, heads: int) -> Qwen3Config:
+    """The configuration of a dense Qwen3 with tied embeddings, as in its config.json."""
     return Qwen3Config(
         vocab_size=151_936,
         hidden_size=hidden,
-        intermediate_size=wide,
+        intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=8,
@@ -113,7 +113,7 @@ def qwen3(hidden: int, wide: int, layers: int, heads: int) -> Qwen3Config:
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """lengths: of a batch's samples (tokens). rounds: how often each side is built, for so many updates."""
+    """lengths: of a batch's samples (tokens). rounds: builds of each side; updates: of each round."""
 
     device: str = "cuda"
     models: tuple[GpuModel, ...] = (
@@ -127,17 +127,17 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """row_tokens: that go through the model at once; layout_row_tokens: the same for `layouts`."""
+class MegatronSettings:
+    """row_tokens: of a micro-batch; layout_row_tokens: the same for `layouts`."""
 
     trained: Callable[[], PreTrainedModel] = ten_million
     published: Callable[[], PreTrainedModel] = small_even
-    workloads: tuple[Workload, ...] = WORKLOADS
+    workloads: tuple[BatchWorkload, ...] = WORKLOADS
     row_tokens: int = 1024
     layout_row_tokens: int = 256
     repeats: int = 9
     gpu: GpuSettings = GpuSettings()
 
 
-SETTINGS = Settings()
+SETTINGS = MegatronSettings()
 """Frozen."""

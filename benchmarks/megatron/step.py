@@ -1,8 +1,8 @@
-"""What a step costs: tokens a second of one rank against the torch trainer, and of two ranks against one.
+"""The cost of a step: tokens a second of one rank against the torch trainer, and of two ranks against one.
 
-Timed is the whole call: rows, forward and backward passes, clipping, AdamW, and for Megatron the way to its
-process and back. Both train the same weights on the same batch, again and again, with the same loss.
-All of it is on the CPU, also where there are GPUs: the ranks do not see them.
+The time of the complete call is measured: rows, forward and backward passes, clipping, AdamW, and for
+Megatron the transfer to its process and back. Both train the same weights on the same batch in every repeat,
+with the same loss. Everything runs on the CPU, also where there are GPUs: these are hidden from the ranks.
 """
 
 from __future__ import annotations
@@ -10,52 +10,60 @@ from __future__ import annotations
 from agentrl.protocols import Trainer
 from agentrl.types import JSON, TrainBatch
 from benchmarks.compare import Side, rates
-from benchmarks.engines.place import Row
-from benchmarks.megatron.place import PAIRS, Place, Work, batch_of, plain
-from benchmarks.megatron.settings import Workload
+from benchmarks.engines.context import ResultRow
+from benchmarks.megatron.context import (
+    TWO_RANK_LAYOUTS,
+    MegatronContext,
+    TrainerSetup,
+    batch_of,
+    torch_trainer,
+)
+from benchmarks.megatron.settings import BatchWorkload
 
-_ONE = "one rank"
+_ONE_RANK = "one rank"
 
 
-async def bench(place: Place) -> list[Row]:
+async def bench(context: MegatronContext) -> list[ResultRow]:
     """A row for an update and one for scoring of every workload."""
-    settings, rows = place.settings, list[Row]()
-    work = Work("trained", settings.trained, settings.row_tokens)
-    alone = plain(work)
-    with place.spread(work) as spread:
+    settings, rows = context.settings, list[ResultRow]()
+    setup = TrainerSetup("trained", settings.trained, settings.row_tokens)
+    baseline = torch_trainer(setup)
+    with context.megatron_trainer(setup) as megatron:
         for workload in settings.workloads:
-            batch = batch_of(workload, _vocab(place))
-            for what, does in (("update", _updating), ("score", _scoring)):
-                sides = {"megatron": does(spread, batch), "torch": does(alone, batch)}
-                rows.append(await _row(f"{what}, {workload.name}", workload, sides, place))
+            batch = batch_of(workload, _vocab(context))
+            for label, side in (("update", _updating), ("score", _scoring)):
+                sides = {"megatron": side(megatron, batch), "torch": side(baseline, batch)}
+                rows.append(await _row(f"{label}, {workload.name}", workload, sides, context))
     return rows
 
 
-async def bench_layouts(place: Place) -> list[Row]:
-    """A row for each layout of two ranks: how fast it updates, by one rank alone."""
-    settings, rows = place.settings, list[Row]()
+async def bench_layouts(context: MegatronContext) -> list[ResultRow]:
+    """A row for each layout of two ranks: the rate of its updates, relative to one rank."""
+    settings, rows = context.settings, list[ResultRow]()
     workload = settings.workloads[0]
-    batch = batch_of(workload, _vocab(place))
-    work = Work("trained", settings.trained, settings.layout_row_tokens)
-    with place.spread(work) as alone:
-        for name, sizes in PAIRS.items():
-            with place.spread(work, ranks=2, **sizes) as pair:
-                sides = {name: _updating(pair, batch), _ONE: _updating(alone, batch)}
-                found = Workload(f"{name} by one rank", workload.lengths, None)
-                rows.append(await _row(f"update, {found.name}", found, sides, place))
+    batch = batch_of(workload, _vocab(context))
+    setup = TrainerSetup("trained", settings.trained, settings.layout_row_tokens)
+    with context.megatron_trainer(setup) as single:
+        for name, sizes in TWO_RANK_LAYOUTS.items():
+            with context.megatron_trainer(setup, ranks=2, **sizes) as pair:
+                sides = {name: _updating(pair, batch), _ONE_RANK: _updating(single, batch)}
+                layout = BatchWorkload(f"{name} by one rank", workload.lengths, None)
+                rows.append(await _row(f"update, {layout.name}", layout, sides, context))
     return rows
 
 
-async def _row(name: str, workload: Workload, sides: dict[str, Side], place: Place) -> Row:
+async def _row(
+    name: str, workload: BatchWorkload, sides: dict[str, Side], context: MegatronContext
+) -> ResultRow:
     first, second = sides
-    found = await rates(sides, sum(workload.lengths), "tokens_per_s", repeats=place.settings.repeats)
-    ratio = found.medians[first] / found.medians[second]
-    line = f"{ratio:.2f}x ({found.medians[first]:.0f} against {found.medians[second]:.0f} tokens/s)"
+    result = await rates(sides, sum(workload.lengths), "tokens_per_s", repeats=context.settings.repeats)
+    ratio = result.medians[first] / result.medians[second]
+    line = f"{ratio:.2f}x ({result.medians[first]:.0f} against {result.medians[second]:.0f} tokens/s)"
     if workload.target is not None:
         line += f", target {workload.target}x"
-    place.on_event(f"{name}: {line}")
-    told: dict[str, JSON] = {"device": "cpu", "ratio": ratio, "target": workload.target}
-    return Row(name, line, {**told, "sides": found.told})
+    context.on_event(f"{name}: {line}")
+    figures: dict[str, JSON] = {"device": "cpu", "ratio": ratio, "target": workload.target}
+    return ResultRow(name, line, {**figures, "sides": result.figures})
 
 
 def _updating(trainer: Trainer, batch: TrainBatch) -> Side:
@@ -72,5 +80,5 @@ def _scoring(trainer: Trainer, batch: TrainBatch) -> Side:
     return score
 
 
-def _vocab(place: Place) -> int:
-    return int(place.settings.trained().config.vocab_size)
+def _vocab(context: MegatronContext) -> int:
+    return int(context.settings.trained().config.vocab_size)

@@ -1,4 +1,4 @@
-"""The benchmark of the algorithms: weights come as late as it says, and gains are those of paired seeds."""
+"""The benchmark of the algorithms: weights are delayed by the lag, and gains are of paired seeds."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from agentrl.assembly.load import load_config
 from agentrl.errors import EngineError, RunExistsError, UserError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.view.console import RunConsole
-from benchmarks.algorithms.everything import bench_algorithms, compared, gain
-from benchmarks.algorithms.late import LateSink
+from benchmarks.algorithms.delayed import DelayedSink
+from benchmarks.algorithms.everything import bench_algorithms, compare, gain
 from benchmarks.algorithms.run import Job, run_job
-from benchmarks.algorithms.settings import LAGS, Arm, control, estimators, lags
+from benchmarks.algorithms.settings import LAGS, AlgorithmArm, control, estimators, lags
+from benchmarks.cache import cached_result
 from benchmarks.config import AlgorithmsBench
-from benchmarks.kept import kept
 from tests.flow.runs import TINY, WARM, journal_of
 
 MANIFEST = (TensorSpec("w", (2,), "uint8"),)
 
 
-class Kept:
-    """A sink that writes down what came whole."""
+class RecordingSink:
+    """A sink that records complete versions."""
 
     def __init__(self):
-        self.served = []
+        self.versions = []
 
     @asynccontextmanager
     async def begin(self, manifest, version):
@@ -49,7 +49,7 @@ class Kept:
             sent.checksum = checksum
 
         yield SimpleNamespace(put=put, commit=commit)
-        self.served.append((version, tuple(manifest), tuple(data), sent.checksum))
+        self.versions.append((version, tuple(manifest), tuple(data), sent.checksum))
 
 
 async def send(sink, version, checksum=None):
@@ -60,39 +60,39 @@ async def send(sink, version, checksum=None):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-async def test_every_version_is_passed_on_whole_when_it_is_due(lag):
-    inner = Kept()
-    late = LateSink(inner, lag)
+async def test_every_version_is_forwarded_complete_after_the_lag(lag):
+    inner = RecordingSink()
+    delayed = DelayedSink(inner, lag)
     for version in range(1, 6):
-        await send(late, version)
-        assert [number for number, *_ in inner.served] == list(range(1, version - lag + 1))
-    for version, manifest, data, checksum in inner.served:
+        await send(delayed, version)
+        assert [number for number, *_ in inner.versions] == list(range(1, version - lag + 1))
+    for version, manifest, data, checksum in inner.versions:
         assert (manifest, checksum) == (MANIFEST, 7 * version)
         assert data == (bytes([version, 0]), bytes([version + 100, 0]))
 
 
-async def test_weights_that_were_left_without_commit_are_never_passed_on():
-    inner = Kept()
-    late = LateSink(inner, 1)
-    async with late.begin(MANIFEST, 1):
+async def test_weights_without_a_commit_are_never_forwarded():
+    inner = RecordingSink()
+    delayed = DelayedSink(inner, 1)
+    async with delayed.begin(MANIFEST, 1):
         pass
     for version in (2, 3):
-        await send(late, version)
-    assert [number for number, *_ in inner.served] == [2]
+        await send(delayed, version)
+    assert [number for number, *_ in inner.versions] == [2]
 
 
-async def test_damaged_weights_are_told_when_they_are_due():
-    late = LateSink(Kept(), 1)
-    await send(late, 1, checksum=-1)
+async def test_damaged_weights_raise_when_they_are_forwarded():
+    delayed = DelayedSink(RecordingSink(), 1)
+    await send(delayed, 1, checksum=-1)
     with pytest.raises(EngineError, match="damaged"):
-        await send(late, 2)
+        await send(delayed, 2)
 
 
 def test_intervals_are_those_of_student():
     for n in range(2, 11):
         differences = np.random.default_rng(n).normal(0.5, 0.1, n)
-        told = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-        assert gain(differences) == pytest.approx((differences.mean(), *told), abs=1e-3)
+        interval = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+        assert gain(differences) == pytest.approx((differences.mean(), *interval), abs=1e-3)
 
 
 def row(mean, **metrics):
@@ -100,10 +100,10 @@ def row(mean, **metrics):
 
 
 def test_an_arm_is_compared_with_the_warm_start_of_the_same_seed():
-    found = compared([row(0.1), row(0.5)], [row(0.4, x=1.0, y=2.0), row(0.8, x=3.0)])
+    comparison = compare([row(0.1), row(0.5)], [row(0.4, x=1.0, y=2.0), row(0.8, x=3.0)])
     # Pairs: without them the seeds' own difference would widen the interval.
-    assert found.gain == pytest.approx((0.3, 0.3, 0.3))
-    assert found.as_json() == {
+    assert comparison.gain == pytest.approx((0.3, 0.3, 0.3))
+    assert comparison.as_json() == {
         "before": [0.1, 0.5],
         "after": [0.4, 0.8],
         "gain": pytest.approx({"mean": 0.3, "low": 0.3, "high": 0.3}),
@@ -117,15 +117,15 @@ def test_the_arms_are_all_estimators_a_control_and_every_correction_at_every_lag
     }
     assert {name: config.advantage_estimator for name, config in configs.items()} == {n: n for n in RECIPES}
     assert load_config("examples/hop_search/run.toml", control().settings).rollout.shuffle_rewards
-    late = {(arm.lag, arm.name.split(" ", 2)[2]): AlgorithmConfig(**arm.settings) for arm in lags()}
-    assert {lag for lag, _ in late} == {0, 1, 4} == set(LAGS)
+    lagged = {(arm.lag, arm.name.split(" ", 2)[2]): AlgorithmConfig(**arm.settings) for arm in lags()}
+    assert {lag for lag, _ in lagged} == {0, 1, 4} == set(LAGS)
     for lag in (1, 4):
-        corrections = {name: config.correction for (at, name), config in late.items() if at == lag}
+        corrections = {name: config.correction for (at, name), config in lagged.items() if at == lag}
         assert corrections == {
             **{"none": "none", "TIS": "tis", "MIS": "mis", "icepop": "icepop", "OPSM": "opsm"},
             "engine's logprobs": "none",
         }
-        assert [name for (at, name), config in late.items() if at == lag and not config.rescores] == [
+        assert [name for (at, name), config in lagged.items() if at == lag and not config.rescores] == [
             "engine's logprobs"
         ]
     assert len({arm.name for arm in (*estimators(), control(), *lags())}) == len(RECIPES) + 1 + 1 + 12
@@ -133,7 +133,7 @@ def test_the_arms_are_all_estimators_a_control_and_every_correction_at_every_lag
 
 @pytest.fixture
 def bench(tmp_path):
-    """Tiny runs in a tiny world."""
+    """Tiny runs in a tiny environment."""
     settings = {**TINY, **WARM, "env": "tests.flow.worlds:Bandit"}
     sections = {}
     config = load_config(None, settings).model_dump(mode="json")
@@ -152,10 +152,10 @@ def bench(tmp_path):
     )
 
 
-def test_a_late_run_plays_with_the_weights_of_so_many_updates_ago(bench):
-    job = Job(bench, Arm("lag 2 here", {"use_tis": True}, lag=2), seed=1)
+def test_a_lagged_run_plays_with_the_weights_of_lag_updates_ago(bench):
+    job = Job(bench, AlgorithmArm("lag 2", {"use_tis": True}, lag=2), seed=1)
     warm = run_job(job.warm_start)
-    late = run_job(job)
+    lagged = run_job(job)
     for step in range(4):
         entries = journal_of(job.folder, f"step_{step + 1:0>6}")
         turns = [
@@ -163,15 +163,15 @@ def test_a_late_run_plays_with_the_weights_of_so_many_updates_ago(bench):
         ]
         versions = {version for turn in turns for version in turn["tokens"]["completion"]["versions"]}
         assert versions == {max(0, step - 2)}
-    assert late["metrics"]["train/train_rollout_kl_k3"] > 1e-4, "the policy had moved away"
+    assert lagged["metrics"]["train/train_rollout_kl_k3"] > 1e-4, "the policy has changed since"
     assert set(warm["metrics"]) == set(), "no iterations"
-    assert late["score"]["n"] == 64
-    assert late["settings"]["arm"] == {"name": "lag 2 here", "settings": {"use_tis": True}, "lag": 2}
-    assert run_job(job) == late, "read, not run again"
+    assert lagged["score"]["n"] == 64
+    assert lagged["settings"]["arm"] == {"name": "lag 2", "settings": {"use_tis": True}, "lag": 2}
+    assert run_job(job) == lagged, "read, not run again"
 
 
 @pytest.mark.full
-def test_every_arm_runs_over_every_seed_and_none_twice(bench):
+def test_every_arm_runs_over_every_seed_once(bench):
     result = bench_algorithms(bench, RunConsole(quiet=True))
     assert json.loads(json.dumps(result)) == result
     assert list(result["summary"]) == ["grpo"]
@@ -184,25 +184,25 @@ def killed(_job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_run_that_is_killed_is_told_of_in_a_sentence(bench, monkeypatch):
+def test_a_killed_run_is_an_error_message(bench, monkeypatch):
     monkeypatch.setattr("benchmarks.algorithms.everything.run_job", killed)
     with pytest.raises(
-        UserError, match=r"warm-start-seed., or of one beside it, was killed; call the command"
+        UserError, match=r"warm-start-seed., or of a concurrent job, was killed; call the command"
     ):
         bench_algorithms(bench, RunConsole(quiet=True))
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"only": "grpoo"}, "no arm `grpoo`; there are grpo, .* mean `grpo`"),
         ({"seeds": "3"}, "needs 2 to 10 seeds; mend --seeds"),
     ],
 )
-def test_what_cannot_be_compared_is_told_before_anything_runs(tmp_path, settings, says):
-    wrong = AlgorithmsBench.model_validate({"output_dir": str(tmp_path / "runs"), **settings})
-    with pytest.raises(UserError, match=says):
-        bench_algorithms(wrong, RunConsole(quiet=True))
+def test_an_invalid_comparison_is_refused_before_anything_runs(tmp_path, settings, message):
+    invalid = AlgorithmsBench.model_validate({"output_dir": str(tmp_path / "runs"), **settings})
+    with pytest.raises(UserError, match=message):
+        bench_algorithms(invalid, RunConsole(quiet=True))
     assert not (tmp_path / "runs").exists()
 
 
@@ -210,16 +210,16 @@ def never():
     raise AssertionError("it ran")
 
 
-def test_a_result_is_worked_for_once(tmp_path):
+def test_a_result_is_measured_once(tmp_path):
     folder = tmp_path / "arm"
-    first = kept(folder, {"seed": 1}, lambda: {"score": 0.5})
+    first = cached_result(folder, {"seed": 1}, lambda: {"score": 0.5})
     assert first == {"settings": {"seed": 1}, "score": 0.5}
-    assert kept(folder, {"seed": 1}, never) == first
+    assert cached_result(folder, {"seed": 1}, never) == first
     with pytest.raises(RunExistsError, match="measured with other settings; choose another --output-dir"):
-        kept(folder, {"seed": 2}, never)
+        cached_result(folder, {"seed": 2}, never)
 
 
-def test_a_run_that_was_interrupted_begins_anew(tmp_path):
+def test_an_interrupted_run_starts_over(tmp_path):
     folder = tmp_path / "arm"
 
     def interrupted():
@@ -227,13 +227,15 @@ def test_a_run_that_was_interrupted_begins_anew(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept(folder, {}, interrupted)
+        cached_result(folder, {}, interrupted)
     assert (folder / "half").exists()
-    assert kept(folder, {}, lambda: {"left": (folder / "half").exists()})["left"] is False
+    assert (
+        cached_result(folder, {}, lambda: {"is_leftover": (folder / "half").exists()})["is_leftover"] is False
+    )
 
 
-def test_what_is_not_a_benchmarks_is_left_alone(tmp_path):
+def test_a_folder_without_results_of_a_benchmark_is_not_touched(tmp_path):
     (tmp_path / "mine").touch()
     with pytest.raises(RunExistsError, match="not a benchmark's"):
-        kept(tmp_path, {}, never)
+        cached_result(tmp_path, {}, never)
     assert (tmp_path / "mine").exists()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, as a person meets it."""
+"""The command line of `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.house.source import ROOT
 NAMES = {"algorithms", "engine", "engines", "envs", "megatron", "python", "quickstart", "search", "stall"}
 
 
-def test_help_names_every_benchmark_and_says_where_to_start_it():
+def test_help_names_every_benchmark_and_the_folder_to_start_it_in():
     command = [sys.executable, "-m", "benchmarks", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert set(cli.commands) == NAMES
@@ -39,17 +39,17 @@ def test_no_benchmark_is_a_command_of_the_package():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["engin"], "No such command 'engin'"),
         (["engines", "--only", "turnz"], "mean `turns`"),
         (["quickstart", "--episodes", "0"], "episodes"),
     ],
 )
-def test_a_mistake_is_one_sentence(capsys, arguments, says):
-    with pytest.raises(SystemExit) as left:
+def test_a_mistake_is_a_one_line_error(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exited:
         main(arguments)
-    assert left.value.code == 2
+    assert exited.value.code == 2
     err = capsys.readouterr().err
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The comparison counts only what was asked for, and leaves torch's threads as they were."""
+"""The comparison counts only requested tokens, and restores torch's number of threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.engine import Served, Workload, bench_engine, tiny_model
+from benchmarks.engine import GenerationWorkload, ModelUnderTest, bench_engine, tiny_model
 
 SMALL = {"concurrency": 3, "prompt": (4, 4), "new": (5, 5)}
 
@@ -15,17 +15,17 @@ SMALL = {"concurrency": 3, "prompt": (4, 4), "new": (5, 5)}
 @pytest.mark.parametrize(
     "workload",
     [
-        Workload("equal", **SMALL),
-        Workload("ragged", concurrency=3, prompt=(2, 6), new=(1, 9)),
-        Workload("greedy", **SMALL, temperature=0.0),
-        Workload("turns", **SMALL, turns=2, world=3),
+        GenerationWorkload("equal", **SMALL),
+        GenerationWorkload("ragged", concurrency=3, prompt=(2, 6), new=(1, 9)),
+        GenerationWorkload("greedy", **SMALL, temperature=0.0),
+        GenerationWorkload("turns", **SMALL, turns=2, world=3),
     ],
     ids=lambda workload: workload.name,
 )
-def test_both_sides_are_timed_on_the_same_requests(workload: Workload) -> None:
+def test_both_sides_are_timed_on_the_same_requests(workload: GenerationWorkload) -> None:
     threads = torch.get_num_threads()
-    served = Served("tiny", torch.float32, tiny_model, (workload,), 2.0)
-    result = bench_engine(served=[served], repeats=2)
+    under_test = ModelUnderTest("tiny", torch.float32, tiny_model, (workload,), 2.0)
+    result = bench_engine(models=[under_test], repeats=2)
     assert torch.get_num_threads() == threads
     assert json.loads(json.dumps(result)) == result
     (row,) = result["rows"]

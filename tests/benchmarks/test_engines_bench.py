@@ -1,4 +1,4 @@
-"""The benchmark of the engines asks all sides the same, counts what it asked, and leaves nothing behind."""
+"""The benchmark of the engines: equal requests on all sides, correct counts, no leftover servers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,36 @@ from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError, UserError
 from agentrl.protocols import Sampling
 from agentrl.weights import checksum, pack_buckets, unpack
-from benchmarks.compare import Spent, rates_of
+from benchmarks.compare import Duration, rates_of
 from benchmarks.engine import tiny_model
 from benchmarks.engines import client, killed, throughput, turns, weights
+from benchmarks.engines.context import EngineContext, StubServer, save, seeded, up
 from benchmarks.engines.everything import SECTIONS, bench_engines
-from benchmarks.engines.place import Canned, Place, save, seeded, up
-from benchmarks.engines.settings import SETTINGS, Client, Killed, Load, Settings, Turns, Weights
+from benchmarks.engines.settings import (
+    SETTINGS,
+    ClientLoad,
+    EngineSettings,
+    GenerationLoad,
+    KillLoad,
+    SessionLoad,
+    UpdateLoad,
+)
 from tests.engine.fleets import EAGER, pids_at, served_fleet
 from tests.engine.scheduling import Scheduler, checkpoint
 from tests.engine.serving import WORDS, Said, generated, listening, sglang_python
 from tests.engine.subjects import VOCAB, text_of
 
-SMALL = Settings(
-    loads=(Load(1, 1, 5, 4), Load(3, 5, 6, 4)),
-    client=Client(concurrency=3, requests=7, real_requests=7, prompt=5, new=4),
-    turns=Turns(sessions=3, turns=3, world=8, new=2, cache=4000, repeats=2),
-    weights=Weights(dtypes=("bfloat16",)),
-    killed=Killed(concurrency=2, prompt=4, new=64, steady=3, repeats=1),
+SMALL = EngineSettings(
+    loads=(GenerationLoad(1, 1, 5, 4), GenerationLoad(3, 5, 6, 4)),
+    client=ClientLoad(concurrency=3, requests=7, real_requests=7, prompt=5, new=4),
+    turns=SessionLoad(sessions=3, turns=3, world=8, new=2, cache=4000, repeats=2),
+    weights=UpdateLoad(dtypes=("bfloat16",)),
+    killed=KillLoad(concurrency=2, prompt=4, new=64, steady=3, repeats=1),
     repeats=2,
 )
 RUNS = 1 + SMALL.repeats
-# A process started in the background inherits that SIGINT is ignored; this one hears it.
-HEARING = """
+# A process started in the background ignores SIGINT by inheritance; this one handles it.
+HANDLING_SIGINT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from benchmarks.__main__ import main
@@ -54,54 +62,54 @@ main(sys.argv[1:])
 """
 
 
-class Watched(EmbeddedEngine):
-    """Keeps what it was asked for."""
+class Recording(EmbeddedEngine):
+    """Records its requests."""
 
     @classmethod
-    def serving(cls) -> Watched:
+    def serving(cls) -> Recording:
         engine = cls.from_model(seeded(tiny_model), max_slots=4, max_context_len=64, decode=text_of)
-        engine.asked: list[tuple[tuple[int, ...], int, float]] = []
+        engine.requests: list[tuple[tuple[int, ...], int, float]] = []
         return engine
 
     async def generate(self, prompt_ids, sampling, *, session):
-        asked = (tuple(prompt_ids), sampling.max_new_tokens, sampling.temperature)
-        self.asked.append(asked)
+        request = (tuple(prompt_ids), sampling.max_new_tokens, sampling.temperature)
+        self.requests.append(request)
         return await super().generate(prompt_ids, sampling, session=session)
 
 
 @asynccontextmanager
-async def watched():
+async def recording_server():
     """A server over HTTP, and its engine."""
-    engine = Watched.serving()
+    engine = Recording.serving()
     async with listening(EngineApp(engine, WORDS, name="tiny").app) as url:
         yield url, engine
 
 
-def place(folder: Path, settings: Settings = SMALL) -> Place:
-    return Place(Path(sys.executable), folder, settings, lambda sentence: None)
+def context(folder: Path, settings: EngineSettings = SMALL) -> EngineContext:
+    return EngineContext(Path(sys.executable), folder, settings, lambda sentence: None)
 
 
-def test_rates_are_amounts_over_the_time_on_the_wall():
-    found = rates_of({"a": [Spent(2.0, 9.0), Spent(1.0, 9.0), Spent(4.0, 9.0)]}, 8, "per_s")
-    assert found.medians == {"a": 4.0}
-    assert found.told == {"a": {"per_s": [4.0, 8.0, 2.0], "median": 4.0, "spread": 1.5}}
+def test_rates_are_amounts_over_wall_time():
+    result = rates_of({"a": [Duration(2.0, 9.0), Duration(1.0, 9.0), Duration(4.0, 9.0)]}, 8, "per_s")
+    assert result.medians == {"a": 4.0}
+    assert result.figures == {"a": {"per_s": [4.0, 8.0, 2.0], "median": 4.0, "spread": 1.5}}
 
 
-def test_the_caches_are_as_large_as_they_are_said_to_be():
-    played, asked = SETTINGS.turns, SETTINGS.client
-    whole = played.sessions * played.turns * (played.world + played.new)
-    assert whole / 2 < played.cache < whole == 18_432
-    assert asked.concurrency * (asked.prompt + asked.new) < asked.cache
+def test_the_cache_sizes_match_their_descriptions():
+    turns, client = SETTINGS.turns, SETTINGS.client
+    total = turns.sessions * turns.turns * (turns.world + turns.new)
+    assert total / 2 < turns.cache < total == 18_432
+    assert client.concurrency * (client.prompt + client.new) < client.cache
 
 
-async def test_all_sides_are_asked_the_same_and_never_the_same_again(tmp_path):
-    async with watched() as (one, first), watched() as (other, second):
+async def test_all_sides_get_equal_requests_with_new_prompts_in_every_run(tmp_path):
+    async with recording_server() as (first_url, first), recording_server() as (second_url, second):
         rows = await throughput.measured(
-            seeded(tiny_model), {"SGLang": one, "over HTTP": other}, place(tmp_path)
+            seeded(tiny_model), {"SGLang": first_url, "over HTTP": second_url}, context(tmp_path)
         )
-    assert sorted(first.asked) == sorted(second.asked)
-    assert len({prompt for prompt, _, _ in first.asked}) == len(first.asked) == RUNS * (1 + 5)
-    assert {(len(prompt), new, t) for prompt, new, t in first.asked} == {(5, 4, 1.0), (6, 4, 1.0)}
+    assert sorted(first.requests) == sorted(second.requests)
+    assert len({prompt for prompt, _, _ in first.requests}) == len(first.requests) == RUNS * (1 + 5)
+    assert {(len(prompt), new, t) for prompt, new, t in first.requests} == {(5, 4, 1.0), (6, 4, 1.0)}
     assert [row.name for row in rows] == ["throughput, 1 at once", "throughput, 3 at once"]
     for row in rows:
         sides = row.figures["sides"]
@@ -112,43 +120,44 @@ async def test_all_sides_are_asked_the_same_and_never_the_same_again(tmp_path):
 
 
 async def test_both_clients_send_the_same_bodies(tmp_path):
-    said = Said(generated([1, 2, 3, 4]))
-    async with said.listening() as url:
-        row = await client.measured("said", url, 7, place(tmp_path))
-    names = [one.pop("rid") for one in said.seen]
-    bodies = [json.dumps(one) for one in said.seen]
+    server = Said(generated([1, 2, 3, 4]))
+    async with server.listening() as url:
+        row = await client.measured("recording server", url, 7, context(tmp_path))
+    request_ids = [body.pop("rid") for body in server.seen]
+    bodies = [json.dumps(body) for body in server.seen]
     assert len(bodies) == RUNS * 2 * 7
     assert {bodies.count(body) for body in bodies} == {RUNS * 2 * 3, RUNS * 2 * 2}, "three prompts in turn"
-    # The bare client says the same names in every run, ours a new one for each request.
-    assert sorted({names.count(name) for name in names}) == [1, RUNS]
+    # The plain client repeats its request ids in every run, the other has a new one for each request.
+    assert sorted({request_ids.count(id) for id in request_ids}) == [1, RUNS]
     assert len(row.figures["cpu_ms_a_request"]["client"]) == 2
-    medians = [row.figures["sides"][side]["median"] for side in ("client", "bare")]
+    medians = [row.figures["sides"][side]["median"] for side in ("client", "plain")]
     assert row.figures["ratio"] == pytest.approx(medians[0] / medians[1])
     assert 0 < row.figures["cpu_ms"] < 1000
 
 
-async def test_the_server_that_costs_little_keeps_the_protocol_and_is_gone_at_the_end(tmp_path):
-    server = Canned(tmp_path, 3)
+async def test_the_stub_server_follows_the_protocol_and_is_stopped_at_the_end(tmp_path):
+    server = StubServer(tmp_path, 3)
     async with up(server) as url:
-        words = Path(f"/proc/{killed.server_at(server.port)}/cmdline").read_bytes().split(b"\0")
-        assert words[:3] == [sys.executable.encode(), b"-I", b"-S"]
-        assert words[3].endswith(b"canned.py")
+        command = Path(f"/proc/{killed.server_at(server.port)}/cmdline").read_bytes().split(b"\0")
+        assert command[:3] == [sys.executable.encode(), b"-I", b"-S"]
+        assert command[3].endswith(b"canned.py")
         policy = SGLangPolicy(url)
-        done = await asyncio.gather(*(policy.generate([1], Sampling(3), session=str(i)) for i in range(9)))
-        assert {len(one.token_ids) for one in done} == {3}
+        requests = (policy.generate([1], Sampling(3), session=str(i)) for i in range(9))
+        completions = await asyncio.gather(*requests)
+        assert {len(completion.token_ids) for completion in completions} == {3}
         await policy.close()
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{url}/health", trust_env=False)
 
 
-async def test_sessions_that_keep_their_key_find_their_cache_and_others_none(tmp_path):
-    async with watched() as (url, engine):
-        (row,) = await turns.measured(url, [url], place(tmp_path))
-    assert len(engine.asked) == RUNS * 2 * 9
+async def test_only_sessions_that_keep_their_key_hit_the_cache(tmp_path):
+    async with recording_server() as (url, engine):
+        (row,) = await turns.measured(url, [url], context(tmp_path))
+    assert len(engine.requests) == RUNS * 2 * 9
     lengths = [8, 18, 28]
-    assert {len(prompt) for prompt, _, _ in engine.asked} == set(lengths)
+    assert {len(prompt) for prompt, _, _ in engine.requests} == set(lengths)
     cached = row.figures["cached"]
-    # All but the new tokens, and the last sampled one, which no model has seen.
+    # All but the new tokens and the last sampled one, which was no input of the model.
     expected = (9 + 19) / sum(lengths)
     assert cached["sticky"]["shares"] == pytest.approx([expected] * 2)
     assert cached["a new key for every turn"]["shares"] == [0, 0]
@@ -160,13 +169,13 @@ def version(seed: int) -> weights.Version:
     return weights.Version(list(pack_buckets(named, 100)), checksum(named))
 
 
-async def test_every_way_of_weights_is_timed_with_whole_updates(tmp_path):
+async def test_every_transport_is_timed_with_complete_updates(tmp_path):
     scheduler = Scheduler()
-    ways = weights.transports(Weights().transports, tmp_path / "model")
+    transports = weights.transports(UpdateLoad().transports, tmp_path / "model")
     async with scheduler.listening() as url:
-        rows = await weights.measured("tiny", url, (version(0), version(1)), ways, place(tmp_path))
-    assert [row.name for row in rows] == [f"weights, tiny, {name}" for name in Weights().transports]
-    assert scheduler.served == [(str(n), n % 2) for n in range(1, RUNS + 1)] * 4, "each version whole"
+        rows = await weights.measured("tiny", url, (version(0), version(1)), transports, context(tmp_path))
+    assert [row.name for row in rows] == [f"weights, tiny, {name}" for name in UpdateLoad().transports]
+    assert scheduler.served == [(str(n), n % 2) for n in range(1, RUNS + 1)] * 4, "each version is complete"
     for row in rows:
         seconds = [row.figures["sides"][side]["seconds"] for side in ("update", "copy")]
         assert list(map(len, seconds)) == [2, 2]
@@ -174,24 +183,25 @@ async def test_every_way_of_weights_is_timed_with_whole_updates(tmp_path):
     assert len(list((tmp_path / "delta").glob("delta-*"))) == SMALL.repeats
 
 
-def test_versions_differ_in_the_share_of_values_that_was_asked_for(tmp_path):
-    settings = replace(SMALL, weights=Weights(changed=0.01, bucket_bytes=1 << 20))
+def test_versions_differ_in_the_configured_share_of_values(tmp_path):
+    settings = replace(SMALL, weights=UpdateLoad(changed=0.01, bucket_bytes=1 << 20))
     model = seeded(tiny_model)
-    first, second = weights.versions(model, place(tmp_path, settings))
+    first, second = weights.versions(model, context(tmp_path, settings))
     flat = [
-        np.concatenate([bucket.data for bucket in one.buckets]).view(np.float32) for one in (first, second)
+        np.concatenate([bucket.data for bucket in version.buckets]).view(np.float32)
+        for version in (first, second)
     ]
     assert np.mean(flat[0] != flat[1]) == pytest.approx(0.01, abs=0.001)
     assert np.abs(flat[0] - flat[1]).max() < 1e-6
-    for one in (first, second):
-        assert one.checksum == checksum([named for bucket in one.buckets for named in unpack(bucket)])
+    for version in (first, second):
+        assert version.checksum == checksum([named for b in version.buckets for named in unpack(b)])
     assert first.num_bytes == flat[0].nbytes == 4 * sum(p.numel() for p in model.parameters())
 
 
 @asynccontextmanager
 async def canned_fleet(folder: Path, **habits):
-    """A fleet whose only server costs little. habits: of the policy before it."""
-    process = Canned(folder, SMALL.killed.new)
+    """A fleet whose only server is a stub. habits: arguments of its policy."""
+    process = StubServer(folder, SMALL.killed.new)
     await process.start()
     policy = SGLangPolicy(process.url, **habits)
     fleet = Fleet([process], None, policy, SharedMemory(folder), process.stop, EAGER).watch()
@@ -201,16 +211,16 @@ async def canned_fleet(folder: Path, **habits):
         await fleet.close()
 
 
-async def test_a_killed_server_is_timed_until_it_is_back(tmp_path):
+async def test_a_killed_server_is_timed_until_its_recovery(tmp_path):
     async with canned_fleet(tmp_path, resend_lost=True, attempts=10) as fleet:
-        (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
-        (one,), (incident,) = row.figures["repeats"], fleet.incidents
+        (row,) = await killed.measured(fleet, VOCAB, context(tmp_path))
+        (repeat,), (incident,) = row.figures["repeats"], fleet.incidents
         assert incident.server == "canned"
-        assert one["back_s"] >= incident.down_s > 0
-        assert row.figures["back_s"] == {"seconds": [one["back_s"]], "median": one["back_s"]}
-        assert one["asked"] == one["answered"] >= 2 * SMALL.killed.steady
-        assert one["lost"] == 0
-        assert one["sampled_again"] + one["sent_again_untouched"] >= 1, "it struck while requests ran"
+        assert repeat["back_s"] >= incident.down_s > 0
+        assert row.figures["back_s"] == {"seconds": [repeat["back_s"]], "median": repeat["back_s"]}
+        assert repeat["asked"] == repeat["answered"] >= 2 * SMALL.killed.steady
+        assert repeat["lost"] == 0
+        assert repeat["sampled_again"] + repeat["sent_again_untouched"] >= 1, "the kill hit running requests"
         port = fleet.processes[0].port
     with pytest.raises(EngineUnavailableError, match="no server"):
         killed.server_at(port)
@@ -218,47 +228,47 @@ async def test_a_killed_server_is_timed_until_it_is_back(tmp_path):
 
 async def test_a_request_that_fails_is_lost(tmp_path):
     async with canned_fleet(tmp_path, attempts=1) as fleet:
-        (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
-    (one,) = row.figures["repeats"]
-    assert one["lost"] >= 1
-    assert one["asked"] == one["answered"] + one["lost"]
+        (row,) = await killed.measured(fleet, VOCAB, context(tmp_path))
+    (repeat,) = row.figures["repeats"]
+    assert repeat["lost"] >= 1
+    assert repeat["asked"] == repeat["answered"] + repeat["lost"]
 
 
-async def test_a_server_that_does_not_come_back_is_no_figure(tmp_path):
-    late = replace(SMALL, killed=replace(SMALL.killed, steady=10**9, within_s=0.2))
+async def test_a_server_that_does_not_recover_is_an_error(tmp_path):
+    slow = replace(SMALL, killed=replace(SMALL.killed, steady=10**9, within_s=0.2))
     async with canned_fleet(tmp_path) as fleet:
-        with pytest.raises(EngineUnavailableError, match=r"not back in 0\.2 s"):
-            await killed.measured(fleet, VOCAB, place(tmp_path, late))
-        assert not fleet.policy._pending, "nobody asks any longer"
+        with pytest.raises(EngineUnavailableError, match=r"did not recover in 0\.2 s"):
+            await killed.measured(fleet, VOCAB, context(tmp_path, slow))
+        assert not fleet.policy._pending, "no request is pending"
 
 
 @pytest.mark.full
 async def test_every_request_to_a_killed_engine_is_accounted_for(tmp_path):
     async with served_fleet(tmp_path) as fleet:
-        (row,) = await killed.measured(fleet, VOCAB, place(tmp_path))
+        (row,) = await killed.measured(fleet, VOCAB, context(tmp_path))
         assert [incident.server for incident in fleet.incidents] == ["server-0"]
-        (one,) = row.figures["repeats"]
-        assert one["asked"] == one["answered"] >= 2 * SMALL.killed.steady
-        assert one["lost"] == 0
-        assert one["sampled_again"] >= 1, "it struck while requests ran"
+        (repeat,) = row.figures["repeats"]
+        assert repeat["asked"] == repeat["answered"] >= 2 * SMALL.killed.steady
+        assert repeat["lost"] == 0
+        assert repeat["sampled_again"] >= 1, "the kill hit running requests"
 
 
 @pytest.mark.parametrize(
-    ("python", "only", "says"),
+    ("python", "only", "message"),
     [
         (sys.executable, ["turnz"], "no section `turnz`; there are throughput, .* mean `turns`"),
         (sys.executable, [], "does not run SGLang .it lacks sglang, sglang-router.; name the interpreter"),
         ("no-such-python", [], "does not run SGLang .No such file"),
     ],
 )
-def test_bad_input_is_a_sentence_before_anything_starts(python, only, says):
-    with pytest.raises(UserError, match=says):
+def test_bad_input_is_an_error_message_before_anything_starts(python, only, message):
+    with pytest.raises(UserError, match=message):
         bench_engines(Path(python), only=only)
 
 
 @pytest.fixture
 def versions(tmp_path) -> Iterator[Path]:
-    """What stands for an interpreter that has SGLang, as far as its versions go."""
+    """A fake interpreter that reports versions of SGLang's packages."""
     script = tmp_path / "python"
     names = ("python", "sglang", "sglang-router", "torch", "transformers")
     script.write_text(f"#!/bin/sh\necho '{json.dumps(dict.fromkeys(names, '0'))}'\n")
@@ -270,7 +280,7 @@ def versions(tmp_path) -> Iterator[Path]:
 def test_ctrl_c_leaves_no_server_and_no_file(versions, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-c", HEARING, "engines", "--only", "client"]
+    command = [sys.executable, "-c", HANDLING_SIGINT, "engines", "--only", "client"]
     environment = {**os.environ, "TMPDIR": str(scratch), "AGENTRL_SGLANG_PYTHON": str(versions)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
@@ -288,16 +298,16 @@ def test_ctrl_c_leaves_no_server_and_no_file(versions, tmp_path):
     assert list(scratch.iterdir()) == []
 
 
-def test_models_are_the_same_every_time(tmp_path):
-    one, same = (save(seeded(tiny_model), tmp_path / name) for name in "ab")
-    assert (one / "model.safetensors").read_bytes() == (same / "model.safetensors").read_bytes()
+def test_models_are_reproducible(tmp_path):
+    first, second = (save(seeded(tiny_model), tmp_path / name) for name in "ab")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
 
 @pytest.mark.full
-def test_all_sections_run_to_their_end_on_real_servers():
-    said: list[str] = []
+def test_all_sections_complete_on_real_servers():
+    events: list[str] = []
     settings = replace(SMALL, repeats=1, turns=replace(SMALL.turns, sessions=6, turns=4))
-    result = bench_engines(sglang_python(), settings=settings, on_event=said.append)
+    result = bench_engines(sglang_python(), settings=settings, on_event=events.append)
     assert json.loads(json.dumps(result)) == result
     rows = {row["name"]: row for row in result["rows"]}
     assert list(result["summary"]) == list(rows)
@@ -311,6 +321,6 @@ def test_all_sections_run_to_their_end_on_real_servers():
     assert result["settings"]["sections"] == list(result["settings"]["seconds"]) == list(SECTIONS)
     cached = rows["turns on two servers"]["cached"]
     assert cached["sticky"]["median"] > 0.5
-    (one,) = rows["one of 2 servers killed"]["repeats"]
-    assert (one["lost"], one["asked"]) == (0, one["answered"])
-    assert said[0] == "throughput (1 of 5)"
+    (repeat,) = rows["one of 2 servers killed"]["repeats"]
+    assert (repeat["lost"], repeat["asked"]) == (0, repeat["answered"])
+    assert events[0] == "throughput (1 of 5)"

@@ -1,4 +1,4 @@
-"""The benchmark of the Megatron trainer runs all sides on the same work, and tells of every row."""
+"""The benchmark of the Megatron trainer: equal work on all sides, and a figure for every repeat."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from transformers import (
 
 from agentrl.errors import UserError
 from benchmarks.megatron import everything, gpu
+from benchmarks.megatron.context import batch_of, starting_on
 from benchmarks.megatron.everything import bench_megatron
 from benchmarks.megatron.flops import forward_flops
-from benchmarks.megatron.place import batch_of, starting_on
-from benchmarks.megatron.settings import SETTINGS, GpuModel, GpuSettings, Settings, Workload
+from benchmarks.megatron.settings import SETTINGS, BatchWorkload, GpuModel, GpuSettings, MegatronSettings
 
 
 def tiny() -> PreTrainedModel:
@@ -48,10 +48,10 @@ def tiny_config() -> PretrainedConfig:
     return tiny().config
 
 
-SMALL = Settings(
+SMALL = MegatronSettings(
     trained=tiny,
     published=tiny,
-    workloads=(Workload("equal", (16, 16)), Workload("short", (3, 2), target=None)),
+    workloads=(BatchWorkload("equal", (16, 16)), BatchWorkload("short", (3, 2), target=None)),
     row_tokens=32,
     layout_row_tokens=16,
     repeats=2,
@@ -74,13 +74,13 @@ ROWS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("section", ROWS)
-def test_every_row_is_told_with_all_its_repeats(section):
-    threads, said = torch.get_num_threads(), []
-    result = bench_megatron(only=[section], settings=SMALL, on_event=said.append)
+def test_every_row_has_all_its_repeats(section):
+    threads, events = torch.get_num_threads(), []
+    result = bench_megatron(only=[section], settings=SMALL, on_event=events.append)
     assert torch.get_num_threads() == threads
     assert json.loads(json.dumps(result)) == result
     assert set(result["summary"]) == ROWS[section] == {row["name"] for row in result["rows"]}
-    assert len(said) == len(result["rows"])
+    assert len(events) == len(result["rows"])
     for row in result["rows"]:
         assert row["device"] == "cpu"
         medians = [side["median"] for side in row["sides"].values()]
@@ -102,38 +102,38 @@ def test_a_batch_fills_one_row_and_half_of_it_is_trained_on():
     assert {8 <= length <= 16 for length in SETTINGS.workloads[-1].lengths} == {True}
 
 
-def test_without_a_gpu_its_section_is_left_out_or_refused(monkeypatch):
-    ran, said = [], []
+def test_without_a_gpu_its_section_is_skipped_or_refused(monkeypatch):
+    ran, events = [], []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in everything.SECTIONS:
         monkeypatch.setitem(everything.SECTIONS, name, partial(nothing, ran, name))
-    bench_megatron(settings=SETTINGS, on_event=said.append)
+    bench_megatron(settings=SETTINGS, on_event=events.append)
     assert ran == ["step", "publish", "layouts"]
-    assert said == ["left out: gpu (torch sees no GPU)"]
+    assert events == ["left out: gpu (torch sees no GPU)"]
     monkeypatch.setitem(everything.SECTIONS, "gpu", gpu.bench)
     with pytest.raises(UserError, match="Section gpu needs a GPU"):
         bench_megatron(only=["gpu"])
 
 
 @pytest.mark.parametrize("before", [None, "1"])
-@pytest.mark.parametrize(("device", "seen"), [("cpu", ""), ("cuda", None)])
-def test_what_starts_for_the_cpu_sees_no_gpu_and_this_process_does(monkeypatch, before, device, seen):
+@pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", None)])
+def test_gpus_are_hidden_from_processes_for_the_cpu_only(monkeypatch, before, device, visible):
     name = "CUDA_VISIBLE_DEVICES"
     monkeypatch.delenv(name, raising=False)
     if before is not None:
         monkeypatch.setenv(name, before)
     with starting_on(device):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", f"import os; print(repr(os.environ.get({name!r})))"],
             capture_output=True,
             text=True,
             check=True,
         ).stdout.strip()
-    assert told == repr(before if seen is None else seen)
+    assert output == repr(before if visible is None else visible)
     assert os.environ.get(name) == before
 
 
-async def test_a_round_counts_what_it_took_of_the_card_and_nothing_that_was_there(monkeypatch):
+async def test_a_round_counts_only_its_own_gpu_memory(monkeypatch):
     used = iter([100, 250])
     monkeypatch.setattr(gpu, "_used", lambda device: next(used))
 
@@ -143,14 +143,14 @@ async def test_a_round_counts_what_it_took_of_the_card_and_nothing_that_was_ther
     assert await gpu._round(side, "cuda") == (7.0, 150)
 
 
-async def nothing(ran, name, _place):
+async def nothing(ran, name, _context):
     ran.append(name)
     return []
 
 
-@pytest.mark.parametrize("make", [*(one.make_config for one in SETTINGS.gpu.models), tiny_config])
+@pytest.mark.parametrize("make", [*(model.make_config for model in SETTINGS.gpu.models), tiny_config])
 def test_operations_are_those_that_torch_counts(make):
-    """One layer, a small vocabulary: torch counts a look at every token, also at later ones."""
+    """One layer, a small vocabulary: torch counts attention to all tokens, also to later ones."""
     config = make()
     config.num_hidden_layers, config.vocab_size = 1, 512
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
@@ -160,16 +160,16 @@ def test_operations_are_those_that_torch_counts(make):
     assert forward_flops(config, [48], 48, causal=False) == pytest.approx(counted, rel=1e-3)
 
 
-def test_half_of_the_looks_are_at_later_tokens():
-    looks = [
+def test_causal_attention_needs_half_of_the_operations():
+    attention = [
         forward_flops(tiny().config, [1000], 0, causal=causal)
         - forward_flops(tiny().config, [1] * 1000, 0, causal=causal)
         for causal in (True, False)
     ]
-    assert looks[0] == pytest.approx(looks[1] / 2, rel=0.01)
+    assert attention[0] == pytest.approx(attention[1] / 2, rel=0.01)
 
 
-def test_an_unknown_section_is_one_sentence():
+def test_an_unknown_section_is_an_error_message():
     with pytest.raises(UserError, match="no section `stop`; there are step, publish, layouts, gpu"):
         bench_megatron(only=["stop"])
     assert set(everything.SECTIONS) == set(ROWS)

@@ -7,25 +7,25 @@ import pytest
 
 from agentrl.types import JSON
 from benchmarks.config import QuickstartBench
-from benchmarks.quickstart import Arm, _same_cpu, _summary, run_arm
+from benchmarks.quickstart import QuickstartRun, _same_cpu, _summary, run_arm
 
 
 def score(mean: float, **by: float) -> dict[str, JSON]:
     return {"mean": mean, "by": dict(by)}
 
 
-def test_each_arm_lays_its_own_settings_over_the_run_file() -> None:
+def test_each_arm_overrides_the_run_file_with_its_own_settings() -> None:
     bench = QuickstartBench(run_file="examples/calculator/run.toml", output_dir="somewhere")
     shared = {"seed": 3, "output_dir": "somewhere"}
-    assert Arm(bench, "rl", 3).settings == {**shared, "name": "calculator-rl-seed3"}
-    shuffled = Arm(bench, "shuffled", 3).settings
+    assert QuickstartRun(bench, "rl", 3).settings == {**shared, "name": "calculator-rl-seed3"}
+    shuffled = QuickstartRun(bench, "shuffled", 3).settings
     assert shuffled == {**shared, "name": "calculator-shuffled-seed3", "shuffle_rewards": True}
-    continued = Arm(bench, "continued", 3, 960).settings
+    continued = QuickstartRun(bench, "continued", 3, 960).settings
     name = "calculator-continued-seed3"
     assert continued == {**shared, "name": name, "num_rollout": 0, "warm_start_steps": 960}
 
 
-def test_the_continued_warm_start_takes_as_long_as_both_stages_did() -> None:
+def test_the_continued_warm_start_takes_the_cpu_time_of_both_stages() -> None:
     stages: list[JSON] = [
         {"name": "warm start", "steps": 250, "cpu_s": 20.0},
         {"name": "RL", "steps": 30, "cpu_s": 60.0},
@@ -45,11 +45,11 @@ def test_the_summary_holds_mean_worst_and_best_of_every_score() -> None:
 
 
 def test_a_finished_arm_is_read_and_not_run_again(tmp_path: Path) -> None:
-    arm = Arm(QuickstartBench(output_dir=str(tmp_path)), "rl", 0)
-    scored = {"run_file": "examples/hop_search/run.toml", "split": "test", "episodes": 2048}
+    arm = QuickstartRun(QuickstartBench(output_dir=str(tmp_path)), "rl", 0)
+    scoring = {"run_file": "examples/hop_search/run.toml", "split": "test", "episodes": 2048}
     folder = tmp_path / arm.name
     folder.mkdir()
-    result = {"settings": {**scored, **arm.settings}, "seed": 0, "cpu_s": 1.5}
+    result = {"settings": {**scoring, **arm.settings}, "seed": 0, "cpu_s": 1.5}
     (folder / "bench.json").write_text(json.dumps(result))
     assert run_arm(arm) == result
 

@@ -9,7 +9,7 @@ from benchmarks.stall import INLINE, RANK, Stall, bench_stall
 SMALL = Stall(layers=2, width=64, vocab=256, samples=64, tokens=64, repeats=2)
 
 
-def test_a_rank_hardly_stalls_the_loop_and_inline_a_step_is_the_stall():
+def test_an_inline_step_stalls_the_loop_for_its_whole_duration():
     result = bench_stall(SMALL)
     assert json.loads(json.dumps(result)) == result
     assert {side: len(rows) for side, rows in result["rows"].items()} == {INLINE: 2, RANK: 2}

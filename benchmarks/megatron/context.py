@@ -1,4 +1,4 @@
-"""The trainers under test, and what they are given."""
+"""The trainers under test, and their batches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import RankTrainer
 from agentrl.trainer.torch import TorchTrainer
 from agentrl.types import Credit, RolloutId, Sample, Scores, TrainBatch
-from benchmarks.engines.place import save, seeded, tokenizer_of
-from benchmarks.megatron.settings import Settings, Workload
+from benchmarks.engines.context import save, seeded, tokenizer_of
+from benchmarks.megatron.settings import BatchWorkload, MegatronSettings
 
 _STEPS = 1_000_000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-PAIRS: dict[str, dict[str, int]] = {
+TWO_RANK_LAYOUTS: dict[str, dict[str, int]] = {
     "TP2": {"tensor_model_parallel_size": 2},
     "PP2": {"pipeline_model_parallel_size": 2},
     "CP2": {"context_parallel_size": 2},
@@ -35,8 +35,8 @@ PAIRS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A model to train. row_tokens: that go through it at once. device: where both sides compute."""
+class TrainerSetup:
+    """A model and the settings of both trainers. row_tokens: of a micro-batch. device: of both sides."""
 
     name: str
     make: Callable[[], PreTrainedModel]
@@ -46,30 +46,30 @@ class Work:
 
     @property
     def config(self) -> TrainerConfig:
-        """The same for both trainers."""
+        """The settings of both trainers."""
         return TrainerConfig(lr=1e-5, max_tokens_per_gpu=self.row_tokens, bf16=self.bf16)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """folder: for models and logs. on_event: gets a sentence for each step."""
+class MegatronContext:
+    """folder: for models and logs. on_event: called with a message for each step."""
 
     folder: Path
-    settings: Settings
+    settings: MegatronSettings
     on_event: Callable[[str], None]
 
     @contextmanager
-    def spread(self, work: Work, *, ranks: int = 1, **sizes: int) -> Iterator[RankTrainer]:
-        """The Megatron trainer over as many processes, one thread each."""
-        model = self.folder / work.name
+    def megatron_trainer(self, setup: TrainerSetup, *, ranks: int = 1, **sizes: int) -> Iterator[RankTrainer]:
+        """The Megatron trainer over `ranks` processes, one thread each."""
+        model = self.folder / setup.name
         if not model.exists():
-            save(seeded(work.make), model)
+            save(seeded(setup.make), model)
         plan = MegatronPlan(
             layout=MegatronConfig.model_validate({"actor_num_gpus_per_node": ranks, **sizes}),
-            policy=Learning(PolicyLoss(), work.config, _STEPS),
+            policy=Learning(PolicyLoss(), setup.config, _STEPS),
             models={"old": str(model)},
         )
-        with starting_on(work.device):
+        with starting_on(setup.device):
             processes = Processes(plan.world_size, self.folder / "ranks", preloaded=WORKER)
         try:
             yield RankTrainer(processes, plan)
@@ -77,21 +77,21 @@ class Place:
             processes.close()
 
 
-def plain(work: Work) -> TorchTrainer:
+def torch_trainer(setup: TrainerSetup) -> TorchTrainer:
     """The torch trainer, in this process."""
-    network = seeded(work.make)
+    network = seeded(setup.make)
     # Module.to is wrapped by transformers in a way that hides its signature from type checkers.
-    nn.Module.to(network, work.device)
+    nn.Module.to(network, setup.device)
     return TorchTrainer(
-        network, PolicyLoss(), work.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
+        network, PolicyLoss(), setup.config, tokenizer=tokenizer_of(network), total_steps=_STEPS
     )
 
 
 @contextmanager
 def starting_on(device: str) -> Iterator[None]:
-    """Processes that start inside see no GPU where they are to compute on the CPU: a rank takes what it sees.
+    """Hide all GPUs from processes that are started in the block for the CPU: a rank uses any visible GPU.
 
-    This process, which may have asked CUDA before, sees what it saw.
+    This process may have initialized CUDA before; its view does not change.
     """
     before = os.environ.get(_VISIBLE)
     if device == "cpu":
@@ -104,7 +104,7 @@ def starting_on(device: str) -> Iterator[None]:
             os.environ[_VISIBLE] = before
 
 
-def batch_of(workload: Workload, vocab: int) -> TrainBatch:
+def batch_of(workload: BatchWorkload, vocab: int) -> TrainBatch:
     """Random tokens; the second half of every sample is trained on."""
     rng = np.random.default_rng(0)
     samples = tuple(_sample(rng, length, vocab) for length in workload.lengths)

@@ -1,8 +1,8 @@
-"""What the episode loop costs: `play` against a bare loop over the same world, and against the clock.
+"""The cost of the episode loop: `play` against a minimal loop over the same environment.
 
-`play` adds to a world its deadlines, its limits, the record of every turn and the care for failures. The
-bare loop calls reset, step and close and nothing else. Slow tools measure something else: how much of the
-waiting of many episodes `play` does at once; there the baseline plays them one after another.
+`play` adds deadlines, limits, the record of every turn and the handling of failures. The minimal loop calls
+reset, step and close and nothing else. With slow tools another property is measured: the concurrency of
+episodes that wait; there the baseline plays them sequentially.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Waiting(ToolEnv):
 
     @inline
     def reward(self, task: Task, answer: str) -> float:
-        """Anything will do."""
+        """Every answer is correct."""
         del task, answer
         return 1.0
 
@@ -52,7 +52,7 @@ class Waiting(ToolEnv):
 
 
 class Instant(SingleTurnEnv):
-    """One turn that costs nothing. This one hurts: all that is left to measure is the loop."""
+    """One turn that costs nothing. An adverse case: only the loop is measured."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         """One task."""
@@ -60,45 +60,46 @@ class Instant(SingleTurnEnv):
 
     @inline
     def grade(self, task: Task, answer: str) -> float:
-        """Anything will do."""
+        """Every answer is correct."""
         del task, answer
         return 1.0
 
 
-def _made(id: str) -> Env:
+def _env(id: str) -> Env:
     return cast(Env, find(id).make())
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Episodes of an expert's. baseline: `bare` loop, or `play` for one episode `after` another."""
+class EpisodeWorkload:
+    """Episodes of the expert. baseline: the `minimal` loop, or `sequential` calls of `play`."""
 
     name: str
     make: Callable[[], Env]
     episodes: int
-    baseline: str = "bare"
+    baseline: str = "minimal"
 
 
 WORKLOADS = (
-    Workload("HopSearch-v0", partial(_made, "HopSearch-v0"), 1000),
-    Workload("Calculator-v0", partial(_made, "Calculator-v0"), 1000),
-    Workload("instant, one turn", Instant, 4000),
-    Workload("32 episodes of 4 calls of 50 ms", Waiting, 32, "after"),
+    EpisodeWorkload("HopSearch-v0", partial(_env, "HopSearch-v0"), 1000),
+    EpisodeWorkload("Calculator-v0", partial(_env, "Calculator-v0"), 1000),
+    EpisodeWorkload("instant, one turn", Instant, 4000),
+    EpisodeWorkload("32 episodes of 4 calls of 50 ms", Waiting, 32, "sequential"),
 )
 """Frozen."""
 
 
-def bench_envs(*, workloads: Sequence[Workload] = WORKLOADS, repeats: int = 5) -> dict[str, JSON]:
+def bench_envs(*, workloads: Sequence[EpisodeWorkload] = WORKLOADS, repeats: int = 5) -> dict[str, JSON]:
     """Episodes a second through `play` and through the baseline, interleaved.
 
     Returns:
         summary: one line per workload with the ratio of medians. rows: every repeat, medians and spreads
-        (max - min, over the median). settings: what was run, on what.
+        (max - min, over the median). settings: of runs and machine.
     """
     rows = [asyncio.run(_row(workload, repeats)) for workload in workloads]
-    told: dict[str, JSON] = {str(row["name"]): row["line"] for row in rows}
+    summary: dict[str, JSON] = {str(row["name"]): row["line"] for row in rows}
     frozen: list[JSON] = [
-        {"name": one.name, "episodes": one.episodes, "baseline": one.baseline} for one in workloads
+        {"name": workload.name, "episodes": workload.episodes, "baseline": workload.baseline}
+        for workload in workloads
     ]
     settings: dict[str, JSON] = {
         "repeats": repeats,
@@ -106,32 +107,32 @@ def bench_envs(*, workloads: Sequence[Workload] = WORKLOADS, repeats: int = 5) -
         "agent": "the environment's expert",
         "workloads": frozen,
     }
-    return {"summary": told, "rows": list(rows), "settings": settings}
+    return {"summary": summary, "rows": list(rows), "settings": settings}
 
 
-async def _row(workload: Workload, repeats: int) -> dict[str, JSON]:
+async def _row(workload: EpisodeWorkload, repeats: int) -> dict[str, JSON]:
     sides: dict[str, Side] = {
         "play": lambda: _played(workload),
-        "baseline": lambda: _one_by_one(workload, _bare if workload.baseline == "bare" else _play),
+        "baseline": lambda: _sequential(workload, _play_minimal if workload.baseline == "minimal" else _play),
     }
-    found = await rates(sides, workload.episodes, "episodes_per_s", repeats=repeats)
-    medians = found.medians
+    result = await rates(sides, workload.episodes, "episodes_per_s", repeats=repeats)
+    medians = result.medians
     ratio = medians["play"] / medians["baseline"]
     line = f"{ratio:.2f}x ({medians['play']:.0f} against {medians['baseline']:.0f} episodes/s)"
-    return {"name": workload.name, "line": line, "ratio": ratio, "sides": found.told}
+    return {"name": workload.name, "line": line, "ratio": ratio, "sides": result.figures}
 
 
-async def _played(workload: Workload) -> None:
-    """All at once where that saves waiting, else one by one: the baseline is one by one too."""
-    if workload.baseline == "after":
+async def _played(workload: EpisodeWorkload) -> None:
+    """Concurrently where the baseline is sequential, else sequentially, as the baseline."""
+    if workload.baseline == "sequential":
         await asyncio.gather(*(_play(workload.make(), index) for index in range(workload.episodes)))
     else:
-        await _one_by_one(workload, _play)
+        await _sequential(workload, _play)
 
 
-async def _one_by_one(workload: Workload, one: Callable[[Env, int], Awaitable[None]]) -> None:
+async def _sequential(workload: EpisodeWorkload, play_one: Callable[[Env, int], Awaitable[None]]) -> None:
     for index in range(workload.episodes):
-        await one(workload.make(), index)
+        await play_one(workload.make(), index)
 
 
 async def _play(env: Env, index: int) -> None:
@@ -139,7 +140,7 @@ async def _play(env: Env, index: int) -> None:
     await play(env, ScriptedAgent(env.expert(task)), task, seed=index)
 
 
-async def _bare(env: Env, index: int) -> None:
+async def _play_minimal(env: Env, index: int) -> None:
     """reset, step until the end, close: no deadline, no record."""
     task = _task(env, index)
     script = env.expert(task)

@@ -1,4 +1,4 @@
-"""Where and how servers are started for the benchmark: each is gone when its block ends, or we do."""
+"""The servers and models of the benchmark: each server is stopped when its block or this process ends."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from benchmarks.engines import canned
-from benchmarks.engines.settings import Settings
+from benchmarks.engines.settings import EngineSettings
 
 SGLANG_PACKAGES = ("sglang", "sglang-router", "torch", "transformers")
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}
 _SERVED_S = 120.0
 _CANNED_S = 30.0
 
 
-class Row(NamedTuple):
-    """A line of the summary, and what stands behind it."""
+class ResultRow(NamedTuple):
+    """A line of the summary, and its figures."""
 
     name: str
     line: str
@@ -42,24 +42,24 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EngineContext:
     """python: the interpreter that SGLang is installed for. folder: for models and logs.
 
-    on_event: gets a sentence for each step.
+    on_event: called with a message for each step.
     """
 
     python: Path
     folder: Path
-    settings: Settings
+    settings: EngineSettings
     on_event: Callable[[str], None]
 
     @asynccontextmanager
     async def sglang(self, model: Path, *, count: int = 1, **arguments: Value) -> AsyncIterator[Servers]:
-        """SGLang servers on the CPU, one thread each, and a router before several.
+        """SGLang servers on the CPU, one thread each, with a router where there are several.
 
         Raises:
             ConfigError: the interpreter has no SGLang.
-            EngineUnavailableError: a server does not come up.
+            EngineUnavailableError: a server does not start.
         """
         settings = ServerSettings(
             model=model,
@@ -68,21 +68,21 @@ class Place:
             arguments={"custom_weight_loader": [LOADER], **arguments},
             python=self.python,
             python_path=(LOADER_FOLDER,),
-            environment=ONE_THREAD,
+            environment=SINGLE_THREADED,
         )
         async with Servers(ServerReplicas(settings, count=count), on_event=self.on_event) as servers:
             yield servers
 
     async def versions(self) -> dict[str, JSON]:
-        """The versions of what SGLang's interpreter runs.
+        """The versions of SGLang's interpreter and packages.
 
         Raises:
             ConfigError: it cannot be run, or has no SGLang.
         """
         code = (
             "import json, platform; from importlib.metadata import distributions\n"
-            "found = {one.metadata['Name'].lower(): one.version for one in distributions()}\n"
-            "print(json.dumps({**found, 'python': platform.python_version()}))"
+            "versions = {found.metadata['Name'].lower(): found.version for found in distributions()}\n"
+            "print(json.dumps({**versions, 'python': platform.python_version()}))"
         )
         try:
             process = await asyncio.create_subprocess_exec(
@@ -91,10 +91,10 @@ class Place:
         except OSError as error:
             raise ConfigError(_no_sglang(self.python, str(error.strerror))) from error
         out, _ = await process.communicate()
-        found: dict[str, JSON] = json.loads(out) if process.returncode == 0 else {}
-        if missing := [name for name in SGLANG_PACKAGES if name not in found]:
+        versions: dict[str, JSON] = json.loads(out) if process.returncode == 0 else {}
+        if missing := [name for name in SGLANG_PACKAGES if name not in versions]:
             raise ConfigError(_no_sglang(self.python, f"it lacks {', '.join(missing)}"))
-        return {name: found[name] for name in ("python", *SGLANG_PACKAGES)}
+        return {name: versions[name] for name in ("python", *SGLANG_PACKAGES)}
 
 
 def _no_sglang(python: Path, why: str) -> str:
@@ -104,22 +104,22 @@ def _no_sglang(python: Path, why: str) -> str:
     )
 
 
-class Served(Listener):
+class EmbeddedServer(Listener):
     """`agentrl serve` as a process of its own, one thread."""
 
     def __init__(self, model: Path, *, slots: int, context_len: int) -> None:
         super().__init__("agentrl-serve", free_ports(1)[0], model.parent)
-        self._words = [str(model), "--port", str(self.port), "--num-threads", "1"]
-        self._words += ["--max-slots", str(slots), "--max-context-len", str(context_len)]
+        self._arguments = [str(model), "--port", str(self.port), "--num-threads", "1"]
+        self._arguments += ["--max-slots", str(slots), "--max-context-len", str(context_len)]
 
     async def start(self) -> None:
         """See `Listener.start`."""
-        command = [sys.executable, "-m", "agentrl.cli", "serve", *self._words]
-        await self._start_process(command, {**os.environ, **ONE_THREAD}, grace_s=1.0, within_s=_SERVED_S)
+        command = [sys.executable, "-m", "agentrl.cli", "serve", *self._arguments]
+        await self._start_process(command, {**os.environ, **SINGLE_THREADED}, grace_s=1.0, within_s=_SERVED_S)
 
 
-class Canned(Listener):
-    """The server that costs little."""
+class StubServer(Listener):
+    """The stub server of `canned`."""
 
     role = "regular"
 
@@ -135,7 +135,7 @@ class Canned(Listener):
 
 @asynccontextmanager
 async def up(listener: Listener) -> AsyncIterator[str]:
-    """Start a process, and end it with the block; gives its address."""
+    """Run a server during the block; yields its address."""
     try:
         await listener.start()
         yield listener.url
@@ -144,7 +144,7 @@ async def up(listener: Listener) -> AsyncIterator[str]:
 
 
 def seeded(make: Callable[[], PreTrainedModel], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model with the same random weights every time."""
+    """A model with reproducible random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = make()
@@ -169,17 +169,17 @@ def tokenizer_of(network: PreTrainedModel) -> PreTrainedTokenizerFast:
 
 
 def vocab_size(network: PreTrainedModel) -> int:
-    """How many tokens a model knows."""
+    """The size of a model's vocabulary."""
     return int(network.config.vocab_size)
 
 
-async def at_once(ask: Callable[[int], Coroutine[None, None, None]], count: int, concurrency: int) -> None:
-    """Ask `count` times, so many at a time; whoever has an answer asks again at once."""
+async def at_once(send: Callable[[int], Coroutine[None, None, None]], count: int, concurrency: int) -> None:
+    """Send `count` requests, `concurrency` at a time; each caller sends its next one without a pause."""
     numbers = iter(range(count))
 
     async def caller() -> None:
         for number in numbers:
-            await ask(number)
+            await send(number)
 
     await asyncio.gather(*(caller() for _ in range(min(concurrency, count))))
 
