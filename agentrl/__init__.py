@@ -28,7 +28,7 @@ from agentrl.envs import (
 )
 from agentrl.envs.check import check_env
 from agentrl.envs.gym import GymEnv
-from agentrl.envs.registry import tell_gymnasium_of_all
+from agentrl.envs.registry import register_all_with_gymnasium
 from agentrl.errors import AgentRLError, ToolRejected, UserError
 from agentrl.extras import TRAINING, require
 from agentrl.tools import tool
@@ -90,7 +90,7 @@ __all__ = [
     "train",
 ]
 
-tell_gymnasium_of_all()
+register_all_with_gymnasium()
 
 
 def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:

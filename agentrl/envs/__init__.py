@@ -1,4 +1,4 @@
-"""Worlds: what an author writes, the registry that names them, and the one loop that plays them."""
+"""Environments: their base classes, their registry, and the loop that plays episodes."""
 
 from agentrl.envs.agents import ScriptedAgent
 from agentrl.envs.base import BaseEnv, Env, Script, tasks_of

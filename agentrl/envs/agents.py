@@ -1,4 +1,4 @@
-"""Agents that need no model."""
+"""Agents without a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from agentrl.types import Message, Observation
 
 
 class ScriptedAgent:
-    """Plays a script: yields become actions, the text of the world's answers is sent back in.
+    """Plays a script: its yields become actions, and it is sent the text of the world's answers.
 
-    script: or a function that makes one from the text of what the agent is shown first.
+    script: the script, or a function from the text of the first observation to a script.
     """
 
     def __init__(self, script: Script | Callable[[str], Script]) -> None:
@@ -21,14 +21,14 @@ class ScriptedAgent:
         self._started = False
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
-        """The script's next action; a script that has run out gives an empty answer."""
+        """The script's next action; after the end of the script an empty answer."""
         del tools, session
-        heard = "\n".join(message.text for message in observation)
+        text = "\n".join(message.text for message in observation)
         if self._script is None and self._make is not None:
-            self._script = self._make(heard)
+            self._script = self._make(text)
         assert self._script is not None
         try:
-            action = self._script.send(heard) if self._started else next(self._script)
+            action = self._script.send(text) if self._started else next(self._script)
         except StopIteration:
             action = Message("assistant", "")
         self._started = True

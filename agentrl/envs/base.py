@@ -1,4 +1,4 @@
-"""What an environment author subclasses: Gymnasium's five values, async, one instance per episode."""
+"""The base classes of environments: Gymnasium's five values, async, one instance per episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.protocols import ToolSchema
 from agentrl.types import AGENT, JSON, Limits, Message, Observation, Step, Task, ToolStats
 
 Script: TypeAlias = Generator[Message, str, None]
-"""A scripted agent: yields what it does, is sent the text of what the world answered.
+"""A scripted agent: it yields actions, and receives the text of the world's answers.
 
     def expert(self, task):
         city = yield call("lookup", person=task.metadata["person"])
@@ -24,19 +24,20 @@ Script: TypeAlias = Generator[Message, str, None]
 
 
 class BaseEnv(ABC):
-    """What environments of one agent (`Env`) and of several (`MultiAgentEnv`) share.
+    """The common part of environments of one agent (`Env`) and of several (`MultiAgentEnv`).
 
     Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `corpus`, `close`, and
 
-    rewards: what episodes are worth beside the rewards of their steps, see `Reward` and `GroupReward`.
+    rewards: rewards of an episode in addition to those of its steps, see `Reward` and `GroupReward`.
     breakdown: the key of Task.metadata by which reports split the mean.
-    splits: the names that `tasks` knows.
-    expert_score, chance_score: the mean score of the expert, and of a policy that knows nothing: a
-        game of luck has no full marks, multiple choice has a chance level. Checks hold it to both.
+    splits: the names that `tasks` accepts.
+    expert_score, chance_score: the mean score of the expert, and of a policy without any knowledge of the
+        task: in a game of chance the expert's is below 1, in multiple choice the other is above 0. Checks
+        compare measured scores with both.
 
-    All chance comes from `self.rng`, which reset() seeds: siblings of a group share task and
-    seed, and therefore see the same world. What is expensive to build belongs to the module
-    (a cached function), not to the instance: every episode makes one.
+    All randomness comes from `self.rng`, which reset() seeds: siblings of a group share task and
+    seed, and therefore the same world. Data that is expensive to build belongs to the module
+    (a cached function), not to the instance: every episode creates one.
     """
 
     id: str = ""
@@ -68,14 +69,14 @@ class BaseEnv(ABC):
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
-        """What happened to the calls of each tool so far."""
+        """Statistics of the calls of each tool so far."""
         return {}
 
-    async def close(self) -> None:  # noqa: B027 - most worlds hold nothing
-        """Let go of everything the episode held."""
+    async def close(self) -> None:  # noqa: B027 - most worlds hold no resources
+        """Release all resources of the episode."""
 
     def corpus(self) -> Iterable[str]:
-        """Text in this world's words, on which a fresh model's tokenizer is trained."""
+        """Text with the vocabulary of this world, to train the tokenizer of a fresh model on."""
         for task in self.tasks("train"):
             yield from (message.text for message in task.prompt)
             yield task.answer or ""
@@ -86,18 +87,18 @@ class BaseEnv(ABC):
 
 
 class Env(BaseEnv):
-    """One episode of an environment with one agent; what is set in a subclass stands at `BaseEnv`.
+    """One episode of an environment with one agent; `BaseEnv` lists what a subclass sets.
 
     expert, demonstrator: scripts that checks and a warm start play.
     """
 
     @abstractmethod
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Begin `task`. The observation is the whole first prompt. Call seed_rng(seed) here."""
+        """Begin `task`. The observation is the complete first prompt. Call seed_rng(seed) here."""
 
     @abstractmethod
     async def step(self, action: Message) -> Step:
-        """Answer one assistant message; the observation holds only what is new."""
+        """Answer one assistant message; the observation holds only new messages."""
 
     def expert(self, task: Task) -> Script:
         """A script that solves `task`: the gold policy of checks and demonstrations.
@@ -109,7 +110,7 @@ class Env(BaseEnv):
         raise UserError(f"{self.id or type(self).__name__} has no expert; write its `expert(task)` method.")
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
-        """A script whose episodes a warm start imitates: the expert, unless made noisy with `rng`."""
+        """A script whose episodes a warm start imitates: the expert; a subclass may add noise from `rng`."""
         del rng
         return self.expert(task)
 

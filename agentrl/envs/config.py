@@ -1,4 +1,4 @@
-"""What a run may choose of its environment: who plays along, and the limits of an episode."""
+"""Settings of a run for its environment: frozen opponents, and the limits of an episode."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCRIPT = "script"
 
 
 class OpponentChoice(Section):
-    """Frozen agents of an environment that has several."""
+    """Frozen agents of an environment with several agents."""
 
     opponents: dict[str, str] = Field(default_factory=dict)
-    """Who plays agents that are not trained, by name: `script` (the environment's own), a chat endpoint
+    """What plays agents that are not trained, by name: `script` (the environment's own), a chat endpoint
     (http://127.0.0.1:30000/v1), a model of [engine.sglang_models] or a Hugging Face directory; the policy
     plays all others (a table; as a flag: JSON)."""
 
@@ -40,7 +40,7 @@ class LimitChoice(Section):
     """Most characters of one tool's answer (count; 0 = any); left out, the environment's own limit."""
 
     def chosen(self, *, max_turns: int | None, max_tokens: int | None) -> Mapping[str, float | None]:
-        """The fields of `Limits` that are chosen, None = no limit; the two given where they are not None."""
+        """The fields of `Limits` that are chosen, None = no limit; the arguments, where not None."""
         others = {name: getattr(self, name) for name in LimitChoice.model_fields}
         own = {"max_turns": max_turns, "max_tokens": max_tokens}
         return {name: value or None for name, value in {**others, **own}.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Dialects as data: the form that turns take between a model and a world.
+"""Dialects as data: the text format of turns between a model and a world.
 
 Inline tags: the world writes into the assistant's own text, as in Search-R1 (arXiv:2503.09516) and
 ReTool (arXiv:2504.11536). With `Tags(result="information")` and a tool `search` an episode reads
@@ -21,10 +21,10 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The names of the tags around what the world answers and around the final answer.
+    """The names of the tags around an answer of the world and around the final answer.
 
-    A tool's tag is the tool's name: one argument stands in it as plain text, several as JSON.
-    frame: how an answer of the world stands in the text, `{}` for its words; left empty,
+    A tool's tag is the tool's name: it holds one argument as plain text, several as JSON.
+    frame: the format of an answer of the world, with `{}` for its text; left empty,
     `<result> {}</result>` with the name of its tag.
 
     Raises:
@@ -57,7 +57,7 @@ class Tags:
         return cls("interpreter", frame="\n\n<interpreter>\n{}\n</interpreter>\n\n")
 
     def framed(self, text: str) -> str:
-        """An answer of the world as it stands in the assistant's text."""
+        """An answer of the world as a part of the assistant's text."""
         frame = self.frame or f"{opening(self.result)} {{}}{closing(self.result)}"
         return frame.replace("{}", text, 1)
 
@@ -74,16 +74,16 @@ class Chat:
     """
 
     def names(self, tools: Iterable[str]) -> tuple[str, ...]:
-        """Every name that must be told apart: the tools'."""
+        """Every name that must be unique: those of the tools."""
         return tuple(tools)
 
 
 Dialect: TypeAlias = Tags | Chat
-"""The form that turns take."""
+"""The text format of turns."""
 
 
 def tags_of(dialect: Dialect) -> Tags:
-    """The tags by which turns are told where all that there is of them is text."""
+    """The tags to parse turns with where they are plain text."""
     return dialect if isinstance(dialect, Tags) else Tags()
 
 

@@ -1,9 +1,9 @@
-"""The inline dialect in text: what the model wrote becomes a Message, and back.
+"""The inline dialect as text: parses the text of a model into a Message, and writes Messages as text.
 
     <search>Kalor Mendos born</search>    a call: one argument as plain text, several as a JSON object
     <answer>Tirak</answer>                the final answer
 
-Rendering does the same over tokens, and the Gymnasium face over strings; both read and write here.
+Rendering uses it over tokens, and the Gymnasium face over strings.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from agentrl.types import JSON, Message, ToolCall
 
 
 def read(text: str, tools: Sequence[ToolSchema], tags: Tags) -> Message:
-    """The first complete tag of a turn; what stands before it is reasoning. Never raises.
+    """The first complete tag of a turn; text before it is reasoning. Never raises.
 
-    A turn without one comes back as a ToolCall with an error for the model to read.
+    A turn without one becomes a ToolCall with an error for the model to read.
     """
     names = tuple(tool.name for tool in tools)
-    whole = [found for name in (*names, tags.answer) if (found := _first(text, name))]
-    if not whole:
+    complete = [match for name in (*names, tags.answer) if (match := _first(text, name))]
+    if not complete:
         return Message("assistant", tool_calls=(_malformed(text, (*names, tags.answer)),))
-    start, name, inner = min(whole)
+    start, name, inner = min(complete)
     reasoning = text[:start].strip() or None
     if name == tags.answer:
         return Message("assistant", inner.strip(), reasoning=reasoning)
@@ -36,18 +36,18 @@ def read(text: str, tools: Sequence[ToolSchema], tags: Tags) -> Message:
 
 
 def _first(text: str, tag: str) -> tuple[int, str, str] | None:
-    """Where the first whole tag of this name begins, its name, and what stands in it."""
-    # Two searches, where one expression for all would go back from every tag that is never closed.
+    """The start of the first complete tag of this name, its name, and the text in it."""
+    # Two searches: one regular expression would backtrack from every tag that is never closed.
     start = text.find(opening(tag))
     end = text.find(closing(tag), start)
     return None if start < 0 or end < 0 else (start, tag, text[start + len(opening(tag)) : end])
 
 
 def write(message: Message, tools: Sequence[ToolSchema], tags: Tags) -> str:
-    """The text of an action as a policy would have written it, closing tag included.
+    """The text of an action as a policy would write it, closing tag included.
 
     Raises:
-        ValueError: a call whose arguments could not be read has no canonical form.
+        ValueError: the arguments of a call could not be parsed, so it has no canonical form.
     """
     parts = [message.reasoning or ""]
     schemas = {tool.name: tool for tool in tools}
@@ -62,7 +62,7 @@ def write(message: Message, tools: Sequence[ToolSchema], tags: Tags) -> str:
 
 def between(tag: str, text: str) -> str:
     """`<tag> text</tag>`."""
-    # The blank lets most tokenizers write the first word with the token it has in running text.
+    # With the blank, most tokenizers encode the first word as in running text.
     return f"{opening(tag)} {text}{closing(tag)}"
 
 
@@ -105,8 +105,8 @@ def _read_call(schema: ToolSchema, inner: str, raw: str) -> ToolCall:
     value = _json_or_text(inner) if inner.strip() else {}
     if isinstance(value, dict):
         return ToolCall(schema.name, value, raw=raw)
-    wanted = ", ".join(parameters)
-    error = f"<{schema.name}> takes a JSON object with {wanted or 'no fields'}, not {inner.strip()[:80]!r}."
+    fields = ", ".join(parameters)
+    error = f"<{schema.name}> takes a JSON object with {fields or 'no fields'}, not {inner.strip()[:80]!r}."
     return ToolCall(schema.name, None, raw=raw, error=error)
 
 

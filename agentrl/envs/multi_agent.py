@@ -1,5 +1,5 @@
-"""Environments of several agents, who act in turns or at the same time; and one of them as an environment of
-one."""
+"""Environments of several agents, which act in turns or at the same time; and a view of one agent as an
+environment of one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from agentrl.types import (
 
 
 class MultiAgentEnv(BaseEnv):
-    """One episode of an environment with several agents; what else is set in a subclass stands at `BaseEnv`.
+    """One episode of an environment with several agents; `BaseEnv` lists what else a subclass sets.
 
     possible_agents: the names of all agents, in a fixed order; each is a role of its own, and siblings are
         compared within a role.
-    acting: the agents whose turn it is; reset() and step() set it. One alone is a game in turns (PettingZoo's
-        AEC), several move at the same time (its parallel API).
+    acting: the agents whose turn it is; reset() and step() set it. A single one makes a game in turns
+        (PettingZoo's AEC), several act at the same time (its parallel API).
 
         class Guess(MultiAgentEnv):
             possible_agents = ("thinker", "guesser")
@@ -67,14 +67,16 @@ class MultiAgentEnv(BaseEnv):
 
     @abstractmethod
     async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
-        """Begin `task`: the whole first prompt of every agent that acts now. Call seed_rng(seed), set
-        `acting`."""
+        """Begin `task`; return the complete first prompt of every agent that acts now.
+
+        Call seed_rng(seed) and set `acting`.
+        """
 
     @abstractmethod
     async def step(self, actions: Mapping[str, Message]) -> JointStep:
         """Answer one message of each agent whose turn it was, and set `acting`.
 
-        What is shown to an agent whose turn it is not reaches it with its next turn.
+        An observation of an agent whose turn it is not is delivered with its next turn.
         """
 
     def expert_score_of(self, agent: str) -> float:
@@ -83,43 +85,43 @@ class MultiAgentEnv(BaseEnv):
         return self.expert_score
 
     def chance_score_of(self, agent: str) -> float:
-        """That of an agent who knows nothing."""
+        """The mean score of an agent without any knowledge of the task."""
         del agent
         return self.chance_score
 
-    def expert(self, task: Task, agent: str, shown: str) -> Script:
+    def expert(self, task: Task, agent: str, prompt: str) -> Script:
         """A script that plays one agent well: the gold policy of checks and demonstrations.
 
-        shown: the text of what the agent is shown before its first turn.
+        prompt: the text that the agent reads before its first turn.
 
         Raises:
             UserError: this environment has none.
         """
-        del task, shown
+        del task, prompt
         name = self.id or type(self).__name__
-        raise UserError(f"{name} has no expert for {agent}; write its `expert(task, agent, shown)` method.")
+        raise UserError(f"{name} has no expert for {agent}; write its `expert(task, agent, prompt)` method.")
 
-    def demonstrator(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """A script whose turns a warm start imitates: the expert, unless made noisy with `rng`."""
+    def demonstrator(self, task: Task, agent: str, prompt: str, rng: random.Random) -> Script:
+        """A script whose turns a warm start imitates: the expert; a subclass may add noise from `rng`."""
         del rng
-        return self.expert(task, agent, shown)
+        return self.expert(task, agent, prompt)
 
-    def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """A script that plays one agent against, or with, those that a model plays: the demonstrator."""
-        return self.demonstrator(task, agent, shown, rng)
+    def opponent(self, task: Task, agent: str, prompt: str, rng: random.Random) -> Script:
+        """A script that plays one agent against, or with, agents of a model: by default the demonstrator."""
+        return self.demonstrator(task, agent, prompt, rng)
 
     def scripted(self, task: Task, agent: str, rng: random.Random) -> ScriptedAgent:
         """The `opponent` script of an agent as an agent."""
-        return ScriptedAgent(lambda shown: self.opponent(task, agent, shown, rng))
+        return ScriptedAgent(lambda prompt: self.opponent(task, agent, prompt, rng))
 
 
 AnyEnv: TypeAlias = Env | MultiAgentEnv
 
 
 class AgentView(Env):
-    """An environment of several agents as one of them sees it: the others are played by `opponent` scripts.
+    """One agent of an environment of several, as an environment of one: `opponent` scripts play the others.
 
-    Checks, Gymnasium and everything else for one agent then take an environment of several.
+    Checks, Gymnasium and all else that takes one agent then accept an environment of several.
 
     Raises:
         UserError: the environment has no agent of that name.
@@ -134,13 +136,13 @@ class AgentView(Env):
         self.id, self.limits, self.dialect = env.id, env.limits, env.dialect
         self.splits, self.breakdown, self.rewards = env.splits, env.breakdown, env.rewards
         self.expert_score, self.chance_score = env.expert_score_of(agent), env.chance_score_of(agent)
-        self._shown = ""
-        # What the agent got before its first turn is due to that one.
+        self._prompt = ""
+        # A reward from before the agent's first turn, which is added to that of its first step.
         self._early: float | None = None
         self.counts = env.counts
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The environment's."""
+        """Those of the environment."""
         return self._env.tasks(split)
 
     @property
@@ -150,14 +152,14 @@ class AgentView(Env):
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
-        """The environment's."""
+        """Those of the environment."""
         return self._env.tool_stats
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin `task` and let the others act until it is the agent's turn.
 
         Raises:
-            StageError: the others end the episode before it.
+            StageError: the others end the episode before that.
         """
         observations, info = await self._env.reset(task, seed=seed)
         self._others = {
@@ -169,7 +171,7 @@ class AgentView(Env):
         step = await self._until_turn(JointStep.going(observations), {})
         if step.terminated or step.truncated:
             raise StageError("reset", "invalid", f"the episode ends before the first turn of {self._agent}")
-        self._shown = "\n".join(message.text for message in step.observation)
+        self._prompt = "\n".join(message.text for message in step.observation)
         self._early = step.reward
         return step.observation, info
 
@@ -186,31 +188,33 @@ class AgentView(Env):
         await self._env.close()
 
     def expert(self, task: Task) -> Script:
-        """The expert of the agent; it begins after reset().
+        """The expert of the agent; start it after reset().
 
         Raises:
             UserError: the environment has none.
         """
         self._env.expert(task, self._agent, "").close()
-        return self._begun(lambda shown: self._env.expert(task, self._agent, shown))
+        return self._with_prompt(lambda prompt: self._env.expert(task, self._agent, prompt))
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
-        """The demonstrator of the agent; it begins after reset()."""
-        return self._begun(lambda shown: self._env.demonstrator(task, self._agent, shown, rng))
+        """The demonstrator of the agent; start it after reset()."""
+        return self._with_prompt(lambda prompt: self._env.demonstrator(task, self._agent, prompt, rng))
 
-    def _begun(self, script: Callable[[str], Script]) -> Script:
-        yield from script(self._shown)
+    def _with_prompt(self, script: Callable[[str], Script]) -> Script:
+        yield from script(self._prompt)
 
     def corpus(self) -> Sequence[str]:
-        """The environment's."""
+        """Those of the environment."""
         return list(self._env.corpus())
 
     async def _joint(self, actions: dict[str, Message]) -> JointStep:
         for name in self._env.acting:
             if name != self._agent:
                 session = Session(name, 0, None)
-                shown = tuple(self._unseen.pop(name, []))
-                act = await self._others[name].act(shown, tools=self._env.tools_of(name), session=session)
+                observation = tuple(self._unseen.pop(name, []))
+                act = await self._others[name].act(
+                    observation, tools=self._env.tools_of(name), session=session
+                )
                 actions[name] = act.message
         return await self._env.step(actions)
 
@@ -221,13 +225,13 @@ class AgentView(Env):
                 self._unseen.setdefault(name, []).extend(observation)
             rewards.append(step.reward.get(self._agent) if isinstance(step.reward, Mapping) else step.reward)
             if step.terminated or step.truncated or self._agent in self._env.acting:
-                seen = tuple(self._unseen.pop(self._agent, []))
-                return Step(seen, added(rewards), step.terminated, step.truncated, step.info or info)
+                observed = tuple(self._unseen.pop(self._agent, []))
+                return Step(observed, added(rewards), step.terminated, step.truncated, step.info or info)
             step = await self._joint({})
 
 
 def check_agent(env: MultiAgentEnv, agent: str) -> None:
-    """See that an environment has an agent of that name.
+    """Check that an environment has an agent of that name.
 
     Raises:
         UserError: it has none.

@@ -1,4 +1,4 @@
-"""Who plays which agent of an episode: the policy, but for the agents that a frozen opponent plays."""
+"""The agents of an episode by name: frozen opponents for some, the policy for all others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentrl.protocols import Agent
 from agentrl.types import Task
 
 Opponent: TypeAlias = Callable[[MultiAgentEnv, Task, str, int], Agent]
-"""Makes who plays an agent, by name, of an environment in one episode; the number seeds its chance."""
+"""Creates the player of an agent, by name, of an environment in one episode; the number is its seed."""
 
 Opponents: TypeAlias = Mapping[str, Opponent]
-"""Frozen agents by name: they are never trained, whatever plays them."""
+"""Frozen agents by name: they are never trained."""
 
 
 def scripted(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
@@ -27,7 +27,7 @@ def scripted(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
 def agents_of(
     env: AnyEnv, task: Task, make_agent: Callable[[], Agent], opponents: Opponents, *, seed: int
 ) -> Agent | dict[str, Agent]:
-    """What `play` takes: an agent of the policy, or, of several agents, one for each by name."""
+    """The agents for `play`: one of the policy, or, of several agents, one for each by name."""
     if not has_several_agents(env):
         return make_agent()
     assert isinstance(env, MultiAgentEnv)
@@ -38,7 +38,7 @@ def agents_of(
 
 
 def check_opponents(env: AnyEnv, opponents: Mapping[str, object]) -> None:
-    """See that opponents play agents of the environment, and leave one to the policy.
+    """Check that opponents play agents of the environment, and at least one remains for the policy.
 
     Raises:
         UserError: they do not.

@@ -3,7 +3,7 @@
     register("TicTacToe-v0", PettingZooEnv, game="pettingzoo.classic.tictactoe_v3", returns=(-1.0, 1.0))
 
 Agents act in the game's own order (AEC, agent environment cycle). Actions are discrete: a model answers with
-an action's number, or with its name where names are given. Source: https://arxiv.org/abs/2009.14471.
+the number of an action, or with its name where `actions` has names. Source: https://arxiv.org/abs/2009.14471.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TURNS = 64
 
 
 class AecGame(Protocol):
-    """As much of PettingZoo's `AECEnv` as is used here."""
+    """The part of PettingZoo's `AECEnv` that is used here."""
 
     possible_agents: list[str]
     agents: list[str]
@@ -44,33 +44,33 @@ class AecGame(Protocol):
         """Begin a game."""
 
     def step(self, action: int | None) -> None:
-        """The selected agent's action; None for one that has left the game."""
+        """Apply the selected agent's action; None for an agent that has left the game."""
 
     def observe(self, agent: str) -> object:
-        """What an agent sees."""
+        """The observation of an agent."""
 
     def action_space(self, agent: str) -> Space[object]:
-        """What it may do."""
+        """The action space of an agent."""
 
     def close(self) -> None:
-        """Let go of the game."""
+        """Close the game."""
 
 
 class PettingZooEnv(MultiAgentEnv):
-    """Plays a game of PettingZoo's. A task is a seed, which fixes the game's luck.
+    """Plays a game of PettingZoo's. A task is a seed, which fixes all randomness of the game.
 
-    The agents are those of the game, which is opened when they are first asked for.
+    The agents are those of the game, which is opened at the first access to `possible_agents`.
 
     game: its module, e.g. pettingzoo.classic.tictactoe_v3. game_kwargs: arguments of its `env()`.
-    actions: names of the discrete actions, in their order; without them numbers are answered.
-    rules: what each agent is told before its first turn.
-    describe: an observation of an agent in words; without it, as Python prints it.
-    returns: (worst, best). An agent is then paid once, as the game ends, the share of the way from worst to
-        best that its return has gone; a game that did not end is worth nothing.
+    actions: names of the discrete actions, in their order; without them a model answers with numbers.
+    rules: the text that each agent reads before its first turn.
+    describe: the text of an agent's observation; without it, its str().
+    returns: (worst, best). An agent is then rewarded once, at the end of the game, with its return
+        scaled from [worst, best] to [0, 1]; a game that did not end is worth nothing.
 
-    An answer that is no legal action (by the observation's `action_mask`, where it has one) is answered with
-    a sentence, counted as `idle_turns`, and may be mended in the agent's next turn. The `opponent` plays any
-    legal action.
+    A message that is no legal action (by the observation's `action_mask`, where it has one) gets a sentence
+    as its answer, is counted as `idle_turns`, and may be corrected in the agent's next turn. The `opponent`
+    plays a random legal action.
 
     Raises (from `possible_agents` and reset()):
         MissingExtraError: PettingZoo is not installed.
@@ -98,7 +98,7 @@ class PettingZooEnv(MultiAgentEnv):
 
     @cached_property
     def _aec(self) -> AecGame:
-        # Opened when it is first needed: an environment can be listed where PettingZoo is not installed.
+        # Opened at its first use: an environment can be listed where PettingZoo is not installed.
         aec = _opened(self.game, self._game_kwargs)
         for agent in aec.possible_agents:
             self._check_actions(aec.action_space(agent), agent)
@@ -106,34 +106,34 @@ class PettingZooEnv(MultiAgentEnv):
 
     @property
     def possible_agents(self) -> Sequence[str]:
-        """Those of the game."""
+        """The agents of the game."""
         return tuple(self._aec.possible_agents)
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
-        """None: actions are answers."""
+        """No tools: an action is the text of a message."""
         return ()
 
     def policy(self, observation: object, agent: str) -> int | None:
-        """The best action known, from the observation alone; None where none is: then there is no expert."""
+        """The best action for an observation; None = no expert (the default)."""
         del observation, agent
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """One task a seed; no seed is in two splits."""
+        """One task per seed; no seed is in two splits."""
         return _tasks(self._rules, split)
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
-        """Begin at the task's seed; `seed` is that of scripts alone."""
+        """Begin at the task's seed; `seed` is only for scripts."""
         self.seed_rng(seed)
         self._aec.reset(seed=int(str(task.metadata["seed"])))
         self._sums = dict.fromkeys(self.possible_agents, 0.0)
         self._unseen = dict.fromkeys(self.possible_agents, task.prompt)
         self.acting = (self._aec.agent_selection,)
-        return self._shown(), {}
+        return self._observations(), {}
 
     async def step(self, actions: Mapping[str, Message]) -> JointStep:
-        """The selected agent's action, and what the next one sees."""
+        """Apply the selected agent's action; return the observation of the next agent."""
         ((agent, message),) = actions.items()
         action = self._action(message.text, agent)
         if action is None:
@@ -146,14 +146,14 @@ class PettingZooEnv(MultiAgentEnv):
         }
         for name, reward in rewards.items():
             self._sums[name] += reward or 0.0
-        ended = self._skip_those_who_left()
+        ended = self._skip_finished_agents()
         if self._returns is not None:
             rewards = {name: self._share(total) for name, total in self._sums.items()} if ended else {}
         if ended:
             by_time = any(self._aec.truncations.values()) and not any(self._aec.terminations.values())
             return JointStep({}, rewards, not by_time, by_time)
         self.acting = (self._aec.agent_selection,)
-        return JointStep.going(self._shown(), rewards)
+        return JointStep.going(self._observations(), rewards)
 
     async def close(self) -> None:
         """Close the game."""
@@ -172,14 +172,14 @@ class PettingZooEnv(MultiAgentEnv):
         """Plays `policy`.
 
         Raises:
-            UserError: this environment has none.
+            UserError: this environment has no policy.
         """
         if type(self).policy is PettingZooEnv.policy:
             return super().expert(task, agent, shown)
         return self._best(agent)
 
     def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """Any legal action."""
+        """Plays a random legal action."""
         del task, shown
         while True:
             yield say(self._name(rng.choice(self.legal(agent))))
@@ -190,22 +190,22 @@ class PettingZooEnv(MultiAgentEnv):
             assert action is not None
             yield say(self._name(action))
 
-    def _shown(self) -> dict[str, Observation]:
+    def _observations(self) -> dict[str, Observation]:
         agent = self._aec.agent_selection
         words = Message("user", self._describe(self._aec.observe(agent), agent))
         return {agent: (*self._unseen.pop(agent, ()), words)}
 
-    def _skip_those_who_left(self) -> bool:
-        """Take the empty steps of agents that are out; whether the game has ended."""
+    def _skip_finished_agents(self) -> bool:
+        """Take the empty steps of agents that have left; return whether the game has ended."""
         aec = self._aec
-        everybody_left = all(aec.terminations[name] or aec.truncations[name] for name in aec.agents)
-        while aec.agents and not everybody_left and _is_out(aec, aec.agent_selection):
+        has_ended = all(aec.terminations[name] or aec.truncations[name] for name in aec.agents)
+        while aec.agents and not has_ended and _is_out(aec, aec.agent_selection):
             aec.step(None)
-        return everybody_left
+        return has_ended
 
     def _action(self, text: str, agent: str) -> int | None:
-        named = {self._name(action): action for action in self.legal(agent)}
-        return named.get(text.strip())
+        by_name = {self._name(action): action for action in self.legal(agent)}
+        return by_name.get(text.strip())
 
     def _name(self, action: int) -> str:
         return self._actions[action] if self._actions else str(action)
@@ -236,7 +236,7 @@ def _is_out(aec: AecGame, agent: str) -> bool:
 
 def _opened(game: str, kwargs: Mapping[str, object]) -> AecGame:
     require(f"the game {game}", "pettingzoo", "pygame")
-    # pygame greets on standard output, which is for results.
+    # pygame prints a greeting to standard output, which is for results.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         module = importlib.import_module(game)

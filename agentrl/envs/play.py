@@ -1,4 +1,4 @@
-"""The one episode loop: checks, evaluation and training all play through it."""
+"""The episode loop, which checks, evaluation and training share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z]\w*")
 
 @dataclass(slots=True)
 class _Record:
-    """What has happened so far; frozen into an Episode at the end."""
+    """The record of an episode so far; converted into an Episode at the end."""
 
     trajectories: list[tuple[str, Restart | None, list[Turn]]] = field(default_factory=list)
     rewards: list[StepReward] = field(default_factory=list)
@@ -49,25 +49,25 @@ class _Record:
     usage: Usage | None = None
 
     def add(self, agent: str, turn: Turn, act: Act) -> None:
-        """Append a turn to its agent's trajectory; where the agent began anew, to a new one."""
-        mine = [turns for name, _, turns in self.trajectories if name == agent]
-        if act.restart is not None or not mine:
+        """Append a turn to its agent's trajectory; after a restart of the agent, to a new trajectory."""
+        existing = [turns for name, _, turns in self.trajectories if name == agent]
+        if act.restart is not None or not existing:
             self.trajectories.append((agent, act.restart, [turn]))
         else:
-            mine[-1].append(turn)
+            existing[-1].append(turn)
         self.counts.update(act.counts)
         if act.usage is not None:
             self.usage = act.usage if self.usage is None else self.usage + act.usage
 
     def frozen(self, frozen_agents: Collection[str]) -> tuple[Trajectory, ...]:
-        """The trajectories; each but an agent's first continues the one before it."""
-        made: list[Trajectory] = []
+        """The trajectories; each but an agent's first continues the agent's previous one."""
+        trajectories: list[Trajectory] = []
         latest: dict[str, int] = {}
         for index, (agent, restart, turns) in enumerate(self.trajectories):
             parent = None if restart is None else latest[agent]
-            made.append(Trajectory(tuple(turns), parent, restart, agent, agent not in frozen_agents))
+            trajectories.append(Trajectory(tuple(turns), parent, restart, agent, agent not in frozen_agents))
             latest[agent] = index
-        return tuple(made)
+        return tuple(trajectories)
 
 
 async def play(
@@ -79,19 +79,19 @@ async def play(
     episode_id: str = "",
     sampling_seed: int = 0,
 ) -> Episode:
-    """Play one episode of `task` and return what happened, whatever happened.
+    """Play one episode of `task` and return it, however it ended.
 
     agents: one, or one for each of `env.possible_agents` by name; those wrapped in `Frozen` are not trained.
-    seed: the world's; siblings of a group share it. sampling_seed: the agents' own.
+    seed: of the world; siblings of a group share it. sampling_seed: of the agents.
     Limits and deadlines are `env.limits`. A failure of the world or of the engine is an
     Episode whose ending is `failed`, never an exception; UserErrors and cancellation do
     propagate. The environment and the agents are closed in every case.
 
-    Where several agents act in one step, they do so at the same time. A turn that was cut off, whoever's it
-    is, ends the episode: the world never sees an unfinished message.
+    Where several agents act in one step, they do so at the same time. An unfinished turn of any agent ends
+    the episode: the world never receives an unfinished message.
 
     Raises:
-        UserError: an agent of the environment has nobody to play it, or has a name that is none.
+        UserError: an agent of the environment has no player, or an invalid name.
     """
     started = time.perf_counter()
     world = as_multi_agent(env)
@@ -106,20 +106,20 @@ async def play(
         failure = _failure(error)
     finally:
         broken = await game.close()
-    # A world that failed often cannot be closed either: the first failure is the one to report.
+    # A world that failed often cannot be closed either: the first failure is reported.
     failure = failure or broken
     episode = game.episode(task, seed, Ending.FAILED if failure else ending, failure)
     return replace(episode, seconds=time.perf_counter() - started)
 
 
 class Frozen:
-    """An agent that is not trained: an opponent, a judge, whoever else plays along."""
+    """An agent that is not trained, such as an opponent or a judge."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
-        """The agent's move."""
+        """The agent's action."""
         return await self._agent.act(observation, tools=tools, session=session)
 
     async def close(self, session_id: str) -> None:
@@ -128,12 +128,12 @@ class Frozen:
 
 
 def has_several_agents(env: Env | MultiAgentEnv) -> TypeGuard[MultiAgentEnv]:
-    """Whether an environment says whose turn it is, rather than having one agent alone."""
+    """Whether an environment has several agents: it then has an attribute `acting`."""
     return hasattr(env, "acting")
 
 
 def as_multi_agent(env: Env | MultiAgentEnv) -> MultiAgentEnv:
-    """The environment itself, or one of a single agent as one of several."""
+    """The environment as one of several agents; one of a single agent is wrapped."""
     if has_several_agents(env):
         return env
     return SingleAgent(cast(Env, env))
@@ -141,7 +141,7 @@ def as_multi_agent(env: Env | MultiAgentEnv) -> MultiAgentEnv:
 
 @dataclass(slots=True)
 class _Game:
-    """One episode under way. unseen: what agents were shown and have not acted on yet, by name."""
+    """A running episode. unseen: observations that an agent has not acted on yet, by name."""
 
     world: MultiAgentEnv
     players: Mapping[str, Agent]
@@ -152,12 +152,12 @@ class _Game:
     turns: Counter[str] = field(default_factory=Counter)
 
     async def run(self, task: Task, seed: int) -> Ending:
-        """Turns until the world, a limit or an unfinished message ends the episode."""
+        """Play turns until the world, a limit or an unfinished message ends the episode."""
         limits = self.world.limits
         async with stage("reset", limits.reset_timeout_s):
             observations, _ = await self.world.reset(task, seed=seed)
         for number in range(limits.max_turns * len(self.players)):
-            self._show(observations)
+            self._deliver(observations)
             acting = [name for name in self.world.possible_agents if name in self.world.acting]
             if not acting:
                 raise StageError("step", "invalid", "no agent's turn it is, and the episode has not ended")
@@ -166,7 +166,7 @@ class _Game:
             acts = await self._acts(acting, number)
             finishes = {_finish(act) for act in acts.values()}
             if finishes != {Finish.STOP}:
-                # An unfinished message is never shown to the world: its end is missing.
+                # The world never receives an unfinished message.
                 return Ending.ABORTED if Finish.ABORT in finishes else Ending.TRUNCATED
             async with stage("step", limits.step_timeout_s):
                 step = await self.world.step({name: act.message for name, act in acts.items()})
@@ -180,7 +180,7 @@ class _Game:
         return Ending.TRUNCATED
 
     def episode(self, task: Task, seed: int, ending: Ending, failure: Failure | None) -> Episode:
-        """What has happened."""
+        """The record as an Episode."""
         world, record = self.world, self.record
         frozen = tuple(name for name, agent in self.players.items() if isinstance(agent, Frozen))
         return Episode(
@@ -201,48 +201,48 @@ class _Game:
         )
 
     async def close(self) -> Failure | None:
-        """Close all; return what broke first. Nothing is raised: that would replace a cancellation."""
+        """Close all; return the first failure. Nothing is raised: that would replace a cancellation."""
         broken: list[Failure] = []
         async with AsyncExitStack() as stack:
-            # The last one in is closed first, whatever happens to the others.
+            # The last one pushed is closed first; a failure does not stop the others.
             stack.push_async_callback(_closed, self.world.close, broken)
             for name, agent in reversed(list(self.players.items())):
                 stack.push_async_callback(
-                    _closed, partial(agent.close, _session(self.episode_id, name)), broken
+                    _closed, partial(agent.close, _session_id(self.episode_id, name)), broken
                 )
         return broken[0] if broken else None
 
-    def _show(self, observations: Mapping[str, Observation]) -> None:
+    def _deliver(self, observations: Mapping[str, Observation]) -> None:
         for name, observation in observations.items():
             if name not in self.players:
                 raise StageError("step", "invalid", f"there is no agent {name!r} to show something to")
-            self.unseen[name] = _followed(self.unseen.get(name, ()), observation)
+            self.unseen[name] = _joined(self.unseen.get(name, ()), observation)
 
     async def _acts(self, acting: Sequence[str], number: int) -> dict[str, Act]:
-        """One turn of each, at the same time; recorded in the order of their names."""
-        shown = {name: self.unseen.pop(name, ()) for name in acting}
+        """One turn of each, at the same time; recorded in the order of `acting`."""
+        observations = {name: self.unseen.pop(name, ()) for name in acting}
         if len(acting) == 1:
-            # No task of its own: cancellation and deadlines then strike where the agent waits.
-            acts = [await self._act(acting[0], shown[acting[0]])]
+            # Without a task of its own, cancellation and deadlines reach the agent's own await.
+            acts = [await self._act(acting[0], observations[acting[0]])]
         else:
-            acts = await all_of([self._act(name, shown[name]) for name in acting])
+            acts = await all_of([self._act(name, observations[name]) for name in acting])
         for name, act in zip(acting, acts, strict=True):
-            self.record.add(name, Turn(shown[name], act.message, act.tokens, number), act)
+            self.record.add(name, Turn(observations[name], act.message, act.tokens, number), act)
             self.turns[name] += 1
         return dict(zip(acting, acts, strict=True))
 
     async def _act(self, name: str, observation: Observation) -> Act:
-        session = Session(_session(self.episode_id, name), self._seed(name), self.world.limits.max_tokens)
+        session = Session(_session_id(self.episode_id, name), self._seed(name), self.world.limits.max_tokens)
         async with stage("act", None):
             return await self.players[name].act(observation, tools=self.world.tools_of(name), session=session)
 
     def _seed(self, name: str) -> int:
-        whose = "" if name == AGENT else f"{name}/"
-        return zlib.crc32(f"{self.sampling_seed}/{whose}{self.turns[name]}".encode())
+        prefix = "" if name == AGENT else f"{name}/"
+        return zlib.crc32(f"{self.sampling_seed}/{prefix}{self.turns[name]}".encode())
 
 
 class SingleAgent:
-    """An environment of one agent as one of several, of which there is one."""
+    """An environment of one agent with the interface of several."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -252,17 +252,17 @@ class SingleAgent:
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
-        """The environment's."""
+        """That of the environment."""
         return self._env.tool_schemas
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The environment's."""
+        """That of the environment."""
         return self._env.counts
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
-        """The environment's."""
+        """That of the environment."""
         return self._env.tool_stats
 
     def tools_of(self, agent: str) -> Sequence[ToolSchema]:
@@ -278,8 +278,8 @@ class SingleAgent:
     async def step(self, actions: Mapping[str, Message]) -> JointStep:
         """Answer the agent."""
         step = await self._env.step(actions[self._name])
-        seen = {self._name: step.observation}
-        return JointStep(seen, step.reward, step.terminated, step.truncated, step.info)
+        observations = {self._name: step.observation}
+        return JointStep(observations, step.reward, step.terminated, step.truncated, step.info)
 
     async def close(self) -> None:
         """Close the environment."""
@@ -288,37 +288,37 @@ class SingleAgent:
 
 def _players(world: MultiAgentEnv, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
     names = tuple(world.possible_agents)
-    given = dict(agents) if isinstance(agents, Mapping) else dict.fromkeys(names[:1], agents)
+    by_name = dict(agents) if isinstance(agents, Mapping) else dict.fromkeys(names[:1], agents)
     if wrong := [name for name in names if not _NAME.fullmatch(name) or name == "parts"]:
         raise UserError(f"{world.id}: an agent cannot be called {wrong[0]!r}; use letters, digits and `_`.")
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in by_name]:
         raise UserError(
             f"{world.id}: nobody plays {', '.join(missing)}; pass play() a mapping of all agents."
         )
-    return {name: given[name] for name in names}
+    return {name: by_name[name] for name in names}
 
 
-def _followed(before: Observation, observation: Observation) -> Observation:
-    """What was not seen yet and what came since; a history replaces all before it."""
+def _joined(before: Observation, observation: Observation) -> Observation:
+    """Unseen messages followed by new ones; a history replaces all messages before it."""
     if isinstance(observation, History) or not before:
         return observation
-    together = (*before, *observation)
-    return History(together, before.reason) if isinstance(before, History) else together
+    messages = (*before, *observation)
+    return History(messages, before.reason) if isinstance(before, History) else messages
 
 
 def _finish(act: Act) -> Finish:
     return act.finish if act.tokens is None else act.tokens.completion.finish
 
 
-def _session(episode_id: str, agent: str) -> str:
+def _session_id(episode_id: str, agent: str) -> str:
     return episode_id if agent == AGENT else f"{episode_id}/{agent}"
 
 
 def _check_reward(reward: StepReward, players: Collection[str]) -> None:
-    given = reward if isinstance(reward, Mapping) else {"": reward}
-    if strangers := [name for name in given if name and name not in players]:
-        raise StageError("reward", "invalid", f"there is no agent {strangers[0]!r} to reward")
-    for value in given.values():
+    rewards = reward if isinstance(reward, Mapping) else {"": reward}
+    if unknown := [name for name in rewards if name and name not in players]:
+        raise StageError("reward", "invalid", f"there is no agent {unknown[0]!r} to reward")
+    for value in rewards.values():
         if value is not None and not math.isfinite(value):
             raise StageError("reward", "invalid", f"the reward is {value}, return a finite number")
 

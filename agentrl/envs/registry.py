@@ -1,15 +1,15 @@
 """Names for environments: `NAME-vN`, registered in code or by an installed package.
 
-A package offers environments through the entry point group `agentrl.envs`: an id, and the class
-or the EnvSpec (what `register` returns) behind it. They are imported when they are first asked for.
+A package offers environments through the entry point group `agentrl.envs`: an id, and its class
+or its EnvSpec (which `register` returns). They are imported at their first use.
 
     [project.entry-points."agentrl.envs"]
     "Maze-v0" = "my_mazes:Maze"
     "BigMaze-v0" = "my_mazes:big"        # my_mazes.py: big = register("BigMaze-v0", Maze, size=50)
 
-`package.module:Class` names an unregistered one. Gymnasium knows every id as `agentrl/NAME-vN`; the
-slash of a namespace is a dot there. Since Gymnasium 1.0 nothing is loaded that nobody imported, but
-`gymnasium.make("agentrl:agentrl/NAME-vN")` imports this package by itself.
+`package.module:Class` names an unregistered one. In Gymnasium every id is `agentrl/NAME-vN`, with a dot for
+the slash of a namespace. Since Gymnasium 1.0 packages are not loaded automatically, but
+`gymnasium.make("agentrl:agentrl/NAME-vN")` imports this package.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _FACE = "agentrl.envs.gym.face:GymnasiumFace"
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """A registered environment: its id, its class and the arguments it is made with."""
+    """A registered environment: its id, its class and the arguments of the class."""
 
     id: str
     env_class: type[AnyEnv]
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
     def factory(self, **kwargs: object) -> Callable[[], AnyEnv]:
-        """A function that makes a fresh instance for every episode; arguments are checked once.
+        """A function that creates an instance for every episode; arguments are checked once.
 
         Raises:
             UserError: the class does not take these arguments, or lacks a method.
@@ -60,7 +60,7 @@ class EnvSpec:
         return make
 
     def make(self, **kwargs: object) -> AnyEnv:
-        """A fresh instance, for one episode.
+        """A new instance, for one episode.
 
         Raises:
             UserError: the class does not take these arguments, or lacks a method.
@@ -72,7 +72,7 @@ _registered: dict[str, EnvSpec] = {}
 
 
 def register(id: str, env_class: type[AnyEnv], **kwargs: object) -> EnvSpec:
-    """Give an environment class a name. Registering the same name again replaces it.
+    """Register an environment class under an id. Registering the same id again replaces it.
 
     Raises:
         UserError: the id is not of the form NAME-vN, or the class is not an Env.
@@ -84,15 +84,15 @@ def register(id: str, env_class: type[AnyEnv], **kwargs: object) -> EnvSpec:
             f"{id}: register a subclass of agentrl.Env or agentrl.MultiAgentEnv, got {env_class!r}."
         )
     _registered[id] = EnvSpec(id, env_class, kwargs)
-    _tell_gymnasium(id)
+    _register_with_gymnasium(id)
     return _registered[id]
 
 
 def find(id: str) -> EnvSpec:
-    """The spec behind an id.
+    """The spec of an id.
 
     Raises:
-        UnknownEnvError: nothing has that name (the sentence says what has), or its package is broken.
+        UnknownEnvError: no environment has that id (the sentence lists the ids), or its package is broken.
     """
     if id in _registered:
         return _registered[id]
@@ -105,17 +105,17 @@ def find(id: str) -> EnvSpec:
 
 
 def make(id: str, **kwargs: object) -> AnyEnv:
-    """A fresh instance of a registered environment, for one episode.
+    """A new instance of a registered environment, for one episode.
 
     Raises:
-        UnknownEnvError: nothing has that name.
+        UnknownEnvError: no environment has that id.
         UserError: it does not take these arguments.
     """
     return find(id).make(**kwargs)
 
 
 def env_ids() -> list[str]:
-    """Every id that can be made, sorted."""
+    """Every id that `make` accepts, sorted."""
     return sorted({*_registered, *_offered()})
 
 
@@ -124,34 +124,34 @@ def _offered() -> dict[str, EntryPoint]:
 
 
 def _register_offered(point: EntryPoint) -> EnvSpec:
-    found = _NAMES.loaded(point)
-    if isinstance(found, EnvSpec):
-        return register(point.name, found.env_class, **found.kwargs)
-    return register(point.name, cast(type[AnyEnv], found))
+    target = _NAMES.loaded(point)
+    if isinstance(target, EnvSpec):
+        return register(point.name, target.env_class, **target.kwargs)
+    return register(point.name, cast(type[AnyEnv], target))
 
 
 def gymnasium_id(id: str) -> str:
-    """The name by which Gymnasium knows an environment."""
+    """The id of an environment in Gymnasium's registry."""
     return f"agentrl/{id.replace('/', '.')}"
 
 
-def tell_gymnasium_of_all() -> None:
-    """Make every installed environment known to Gymnasium; none is imported for it."""
+def register_all_with_gymnasium() -> None:
+    """Register every installed environment with Gymnasium, without importing it."""
     for id in filter(_ID.fullmatch, env_ids()):
-        _tell_gymnasium(id)
+        _register_with_gymnasium(id)
 
 
-def _tell_gymnasium(id: str) -> None:
+def _register_with_gymnasium(id: str) -> None:
     name = gymnasium_id(id)
-    # Gymnasium warns of a name that is registered twice; here the last one counts.
+    # Gymnasium warns of a name that is registered twice; here the last registration counts.
     gymnasium.registry.pop(name, None)
     gymnasium.register(name, entry_point=_FACE, kwargs={"env_id": id})
 
 
 def _by_path(path: str) -> EnvSpec:
-    found = _NAMES.imported(path)
-    if not (isinstance(found, type) and issubclass(found, Env | MultiAgentEnv)):
+    target = _NAMES.imported(path)
+    if not (isinstance(target, type) and issubclass(target, Env | MultiAgentEnv)):
         raise UnknownEnvError(
             f"`{path}` is not a subclass of agentrl.Env or agentrl.MultiAgentEnv; name the class itself."
         )
-    return EnvSpec(path, found)
+    return EnvSpec(path, target)

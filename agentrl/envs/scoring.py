@@ -1,6 +1,6 @@
-"""From what happened to what it was worth. Scoring stands beside the episode, never inside it.
+"""From episodes to verdicts. Scores are kept apart from the episode, never inside it.
 
-An episode is worth what its steps gave, plus the weighted rewards that its environment declares:
+The score of an episode is the sum of its step rewards plus the weighted rewards of its environment:
 
     def brevity(episode):
         return 1 / (1 + len(episode.turns[-1].action.text))
@@ -12,10 +12,10 @@ An episode is worth what its steps gave, plus the weighted rewards that its envi
         rewards = (Reward(brevity, weight=0.1), GroupReward(rank), ...)
 
     Verdict.total = sum of the step rewards + sum of weight x part         one for each agent of the episode
-    Verdict.parts = {"env": sum of the step rewards, "brevity": ..., "rank": ...}, as they were returned
+    Verdict.parts = {"env": sum of the step rewards, "brevity": ..., "rank": ...}, unweighted
 
-Rewards see what the world and the policy did and change nothing of it, so that finished episodes can be
-scored again: `await score(episodes, rewards)`.
+Rewards read an episode and never change it, so that finished episodes can be scored again:
+`await score(episodes, rewards)`.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ UNUSABLE = (Ending.FAILED, Ending.ABORTED)
 """Endings after which an episode is neither scored nor trained on."""
 
 ENV = "env"
-"""The part of a verdict that the environment's own steps gave."""
+"""The part of a verdict that is the sum of the step rewards."""
 
-_RESCORED_AT_ONCE = 64
+_MAX_CONCURRENT_SCORES = 64
 _NAME = re.compile(r"\w[\w.-]*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 Measure = float | Mapping[str, float]
-"""What a reward function returns: a number for every agent of the episode, or one for each by name."""
+"""The result of a reward function: a number for every agent of the episode, or one for each by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
     """One measure of an episode: a function of it, sync or async, that returns a finite number.
 
-    Where an episode has several agents the number is every agent's; a mapping by name gives each its own, and
-    nothing to those left out.
+    Where an episode has several agents, all of them get the number; a mapping by name has a number for each,
+    and agents that it leaves out get none.
 
-    weight: what a unit of it adds to the total; 0 = only measured and journalled.
-    name: the part's, left out: the function's.
+    weight: its factor in the total; 0 = only measured and journalled.
+    name: the name of the part; left out: that of the function.
 
     A synchronous function runs in a thread of its own unless it is marked `agentrl.tools.inline`;
-    `Limits.reward_timeout_s` is its deadline. Where it raises, overruns or returns something else than a
-    finite number, the episode has failed: it is replaced, never trained on as a zero. Episodes that a
-    limit cut short are measured as well; `episode.ending` tells them apart.
+    `Limits.reward_timeout_s` is its deadline. Where it raises, overruns or returns anything but a finite
+    number, the episode has failed: it is replaced, never trained on as a zero. Episodes that a limit
+    truncated are measured as well; `episode.ending` distinguishes them.
 
     Raises:
-        UserError: it is no function, or its name or weight is none.
+        UserError: it is no function, or its name or weight is invalid.
     """
 
     function: Callable[[Episode], Measure | Awaitable[Measure]]
@@ -79,14 +79,14 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class GroupReward:
-    """One measure of siblings beside each other: from a group's episodes to one finite number for each,
+    """One measure that compares siblings: from a group's episodes to one finite number for each,
     or to a mapping by agent for each.
 
-    All else is as for `Reward`; where it breaks, the whole group is replaced. Siblings played one task in
-    one world; an evaluation that plays a task once has groups of one.
+    All else is as for `Reward`; where it fails, the whole group is replaced. Siblings share the task and the
+    seed of the world; an evaluation that plays a task once has groups of one.
 
     Raises:
-        UserError: it is no function, or its name or weight is none.
+        UserError: it is no function, or its name or weight is invalid.
     """
 
     function: Callable[[Sequence[Episode]], Sequence[Measure] | Awaitable[Sequence[Measure]]]
@@ -99,7 +99,7 @@ class GroupReward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marked:
-    """An episode and what its own rewards returned; where one of them broke, the episode has failed.
+    """An episode and the results of its own rewards; where one of them failed, the episode has failed.
 
     parts: by agent, then by the name of the reward.
     """
@@ -124,10 +124,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """Scores by what the steps gave and by `rewards`; without any it costs microseconds.
+    """Scores by step rewards and by `rewards`; without any of these it costs microseconds.
 
     Raises:
-        UserError: rewards are of another kind, or two have one name.
+        UserError: a reward is of another type, or two have the same name.
     """
 
     rewards: Sequence[Reward | GroupReward] = ()
@@ -146,8 +146,8 @@ class Scorer:
     async def mark(self, episode: Episode) -> Marked:
         """Run the rewards of single episodes, one after another, on one that has ended.
 
-        Waits for: each reward. Unblocked by: its end or its deadline. On cancellation: a synchronous
-        reward's thread is left behind.
+        Waits for: each reward. Unblocked by: its end or its deadline. On cancellation: the thread of a
+        synchronous reward runs on.
         """
         parts: dict[str, dict[str, float]] = {agent: {} for agent in episode.agents}
         if episode.ending in UNUSABLE:
@@ -155,8 +155,8 @@ class Scorer:
         try:
             for reward in self.rewards:
                 if isinstance(reward, Reward):
-                    given = await _returned(reward, partial(reward.function, episode), episode.limits)
-                    _add_part(parts, reward.name, given)
+                    value = await _returned(reward, partial(reward.function, episode), episode.limits)
+                    _add_part(parts, reward.name, value)
         except StageError as error:
             return Marked(failed(episode, error), {})
         return Marked(episode, parts)
@@ -165,7 +165,7 @@ class Scorer:
         """Run the rewards of groups on usable siblings and give each its verdicts: one for each agent.
 
         Raises:
-            StageError: a reward broke; nobody of the group can be blamed for it, or be scored.
+            StageError: a reward failed; no episode of the group can be scored.
         """
         parts = [
             {agent: dict(marked.parts.get(agent, {})) for agent in marked.episode.agents}
@@ -175,8 +175,8 @@ class Scorer:
         for reward in self.rewards:
             if isinstance(reward, GroupReward):
                 work = partial(reward.function, episodes)
-                given = await _returned(reward, work, episodes[0].limits)
-                for own, value in zip(parts, _one_for_each(given, reward, len(episodes)), strict=True):
+                values = await _returned(reward, work, episodes[0].limits)
+                for own, value in zip(parts, _per_sibling(values, reward, len(episodes)), strict=True):
                     _add_part(own, reward.name, value)
         return [
             self._verdict(episode, agent, own[agent])
@@ -187,17 +187,17 @@ class Scorer:
     async def judge_all(self, marked: Sequence[Marked]) -> Scored:
         """Give verdicts to any usable episodes, siblings together: those of one task in one world."""
         groups: defaultdict[tuple[str, str, int], list[int]] = defaultdict(list)
-        for place, one in enumerate(marked):
-            if one.is_usable:
-                groups[one.episode.env_id, one.episode.task.id, one.episode.seed].append(place)
-        episodes = [one.episode for one in marked]
+        episodes = [candidate.episode for candidate in marked]
+        for index, episode in enumerate(episodes):
+            if marked[index].is_usable:
+                groups[episode.env_id, episode.task.id, episode.seed].append(index)
         verdicts: defaultdict[str, list[Verdict]] = defaultdict(list)
-        for places in groups.values():
+        for indices in groups.values():
             try:
-                for verdict in await self.judge([marked[k] for k in places]):
+                for verdict in await self.judge([marked[k] for k in indices]):
                     verdicts[verdict.episode_id].append(verdict)
             except StageError as error:
-                for k in places:
+                for k in indices:
                     episodes[k] = failed(episodes[k], error)
         return Scored(tuple(episodes), tuple(v for episode in episodes for v in verdicts[episode.id]))
 
@@ -212,22 +212,22 @@ class Scorer:
 async def score(
     episodes: Iterable[Episode], rewards: Sequence[Reward | GroupReward], *, name: str = "rescored"
 ) -> Scored:
-    """Score finished episodes, fresh ones or those of a journal, by other rewards than they were.
+    """Score finished episodes, new ones or those of a journal, by other rewards.
 
-    Nothing is played and no episode is changed: the verdicts are new ones, whose scorer is `name`. An
-    episode that had failed has none; one whose reward breaks now is returned as failed, without one.
+    Nothing is played and no episode is changed: the verdicts are new, with the scorer `name`. A failed
+    episode has none; one whose reward fails now is returned as failed, without a verdict.
 
         entries = read_journal(path)
         scored = await score([entry.episode for entry in entries], [Reward(brevity)])
 
     Raises:
-        UserError: rewards are of another kind, or two have one name.
+        UserError: a reward is of another type, or two have the same name.
     """
     scorer = Scorer(rewards, name)
-    room = asyncio.Semaphore(_RESCORED_AT_ONCE)
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT_SCORES)
 
     async def mark(episode: Episode) -> Marked:
-        async with room:
+        async with semaphore:
             return await scorer.mark(episode)
 
     return await scorer.judge_all(await asyncio.gather(*map(mark, episodes)))
@@ -236,19 +236,19 @@ async def score(
 def sum_of_steps(episode: Episode, agent: str = AGENT) -> Verdict:
     """The environment's own score of an agent: the sum of its step rewards.
 
-    parts: it, as `env`, and as `env/NAME` the named parts that step rewards had, summed over steps.
-    An episode that a limit cut short before any reward is worth 0.0: not solving a task
-    in time is an outcome of the policy, not a missing measurement.
+    parts: this sum, as `env`, and as `env/NAME` the named parts of step rewards, summed over steps.
+    An episode that a limit truncated before any reward scores 0.0: not solving a task in time is an
+    outcome of the policy, not a missing measurement.
     """
-    given = episode.total_of(agent)
-    total = 0.0 if given is None else float(given)
-    named = given.parts if isinstance(given, RewardParts) else {}
-    parts = {ENV: total, **{f"{ENV}/{name}": part for name, part in named.items()}}
+    reward = episode.total_of(agent)
+    total = 0.0 if reward is None else float(reward)
+    step_parts = reward.parts if isinstance(reward, RewardParts) else {}
+    parts = {ENV: total, **{f"{ENV}/{name}": part for name, part in step_parts.items()}}
     return Verdict(episode.id, ENV, total, parts, episode.rewards_of(agent), agent)
 
 
 Grade = float | Mapping[str, float]
-"""What an answer is worth: a number, or named parts whose sum it is worth."""
+"""The reward of an answer: a number, or named parts that are summed."""
 
 
 async def graded(
@@ -257,23 +257,23 @@ async def graded(
     answer: str,
     timeout_s: float | None,
 ) -> float:
-    """What an environment's own function says that an answer is worth; RewardParts where it names parts.
+    """The reward of an answer by an environment's own function; RewardParts where that returns parts.
 
     Raises:
         StageError: it raised, overran `timeout_s` or returned anything but finite numbers.
     """
     async with stage("reward", timeout_s):
-        given = await run(partial(function, task, answer), thread=None if is_inline(function) else "reward")
-    if not isinstance(given, Mapping):
-        return _finite(given, "the reward")
-    parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in given.items()}
-    whole = RewardParts(parts)
-    _finite(whole, "the reward")
-    return whole
+        grade = await run(partial(function, task, answer), thread=None if is_inline(function) else "reward")
+    if not isinstance(grade, Mapping):
+        return _finite(grade, "the reward")
+    parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in grade.items()}
+    reward = RewardParts(parts)
+    _finite(reward, "the reward")
+    return reward
 
 
 def failed(episode: Episode, error: StageError) -> Episode:
-    """The same episode, failed by what came after its end."""
+    """The same episode, failed by an error after its end."""
     failure = Failure(error.stage, error.kind, error.detail)
     return replace(episode, ending=Ending.FAILED, failure=failure)
 
@@ -302,22 +302,22 @@ async def _returned(reward: Reward | GroupReward, work: Callable[[], object], li
         raise StageError("reward", error.kind, f"`{reward.name}` failed: {error.detail}") from error
 
 
-def _add_part(parts: dict[str, dict[str, float]], name: str, given: object) -> None:
-    """Write down what a reward returned: one number for every agent, or one for each by name."""
-    by_agent = given if isinstance(given, Mapping) else dict.fromkeys(parts, given)
-    if strangers := sorted(set(by_agent) - set(parts)):
+def _add_part(parts: dict[str, dict[str, float]], name: str, measure: object) -> None:
+    """Add the result of a reward: one number for every agent, or one for each by name."""
+    by_agent = measure if isinstance(measure, Mapping) else dict.fromkeys(parts, measure)
+    if unknown := sorted(set(by_agent) - set(parts)):
         raise StageError(
-            "reward", "invalid", f"`{name}` names {strangers[0]!r}, which is no agent of the episode"
+            "reward", "invalid", f"`{name}` names {unknown[0]!r}, which is no agent of the episode"
         )
     for agent, value in by_agent.items():
         parts[agent][name] = _finite(value, f"`{name}`")
 
 
-def _one_for_each(given: object, reward: GroupReward, n: int) -> list[object]:
-    values: list[object] = list(given) if isinstance(given, Iterable) else []
+def _per_sibling(measures: object, reward: GroupReward, n: int) -> list[object]:
+    values: list[object] = list(measures) if isinstance(measures, Iterable) else []
     if len(values) != n:
-        said = f"`{reward.name}` returned {repr(given)[:80]}; return one number for each of {n} siblings"
-        raise StageError("reward", "invalid", said)
+        reason = f"`{reward.name}` returned {repr(measures)[:80]}; return one number for each of {n} siblings"
+        raise StageError("reward", "invalid", reason)
     return values
 
 
@@ -336,6 +336,6 @@ def squad_normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(given: str, gold: str | None) -> float:
+def exact_match(answer: str, gold: str | None) -> float:
     """1.0 where both are the same after `squad_normalize`, else 0.0."""
-    return float(gold is not None and squad_normalize(given) == squad_normalize(gold))
+    return float(gold is not None and squad_normalize(answer) == squad_normalize(gold))

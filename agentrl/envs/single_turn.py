@@ -1,4 +1,4 @@
-"""One question, one answer, one grade."""
+"""Environments of one question, one answer, one grade."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.types import JSON, Limits, Message, Observation, Step, Task, say
 
 
 class SingleTurnEnv(Env):
-    """A question whose answer is graded: the whole text that the model writes is the answer.
+    """A question whose answer is graded: the complete text of the model is the answer.
 
         class Sums(SingleTurnEnv):
             def tasks(self, split):
@@ -21,7 +21,7 @@ class SingleTurnEnv(Env):
             def grade(self, task, answer):
                 return float(answer.strip() == task.answer)
 
-    The expert gives `task.answer`; override `expert` where that is not the full answer.
+    The expert answers with `task.answer`; override `expert` where that is not the full answer.
     """
 
     limits = Limits(max_turns=1)
@@ -32,35 +32,35 @@ class SingleTurnEnv(Env):
 
     @abstractmethod
     def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
-        """What the answer is worth, sync or async: a finite number, or named ones to be summed.
+        """The reward of an answer, sync or async: a finite number, or named numbers to be summed.
 
-        A synchronous one runs in a thread of its own, so that its deadline can strike; where it takes
+        A synchronous one runs in a thread of its own, so that its deadline can end the wait; where it takes
         microseconds, mark it `agentrl.tools.inline`.
         """
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Show the question."""
+        """Return the question."""
         self.seed_rng(seed)
         self.task = task
         return task.prompt, {}
 
     async def step(self, action: Message) -> Step:
-        """Grade the answer, whatever it looks like.
+        """Grade the answer, whatever its form.
 
         Raises:
-            StageError: the grade function broke (the world's failure).
+            StageError: the grade function failed, which counts as a failure of the world.
         """
         if self.task is None:
             raise StageError("step", "invalid", "step() came before reset()")
-        # Text that a dialect took for a call is the answer all the same: there is nothing to call here.
+        # Text that a dialect parsed as a call belongs to the answer, too: this environment has no tools.
         answer = "".join([action.text, *(call.raw for call in action.tool_calls)])
         return Step.finished(reward=await graded(self.grade, self.task, answer, self.limits.reward_timeout_s))
 
     def expert(self, task: Task) -> Script:
-        """Give `task.answer`.
+        """Answers with `task.answer`.
 
         Raises:
-            UserError: the task has none.
+            UserError: the task has no answer.
         """
         return super().expert(task) if task.answer is None else _once(task.answer)
 

@@ -1,4 +1,4 @@
-"""The environment most people write: some typed functions, some tasks, a reward."""
+"""Environments of typed functions as tools, tasks, and a reward for the final answer."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ToolEnv(Env):
             def reward(self, task, answer):
                 return float(answer == task.answer)
 
-    What the model can cause never fails an episode: a wrong call, an unknown tool, a tool that
-    overruns its deadline come back to it as one sentence, a huge answer of a tool comes back cut.
+    A mistake of the model never fails an episode: a wrong call, an unknown tool, a tool that overruns
+    its deadline are answered with one sentence, and a huge answer of a tool is truncated.
 
-    arguments: `strict`, or `coerce` to mend calls that are right in meaning and wrong in type ("5" for 5;
-        all of it stands at `agentrl.tools.arguments.coerced`).
+    arguments: `strict`, or `coerce` to convert arguments that are right in meaning and wrong in type ("5" for
+        5; `agentrl.tools.arguments.coerced` lists all conversions).
 
     counts: tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts, of all tools together.
-    tool_stats: what happened to the calls of each tool, see `ToolStats`.
+    tool_stats: statistics of the calls of each tool, see `ToolStats`.
     """
 
     tools: Sequence[ToolFunction | Toolkit] = ()
@@ -56,9 +56,9 @@ class ToolEnv(Env):
 
     @abstractmethod
     def reward(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
-        """What the final answer is worth, sync or async: a finite number, or named ones to be summed.
+        """The reward of the final answer, sync or async: a finite number, or named numbers to be summed.
 
-        A synchronous one runs in a thread of its own, so that its deadline can strike; where it takes
+        A synchronous one runs in a thread of its own, so that its deadline can end the wait; where it takes
         microseconds, mark it `agentrl.tools.inline`.
         """
 
@@ -69,11 +69,11 @@ class ToolEnv(Env):
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
-        """What happened to the calls of each tool so far."""
+        """Statistics of the calls of each tool so far."""
         return self._toolbox.stats
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Open what the tools hold for an episode, and show the task's prompt.
+        """Open the toolkits for this episode, and return the task's prompt.
 
         Raises:
             ToolError: one of them cannot be opened.
@@ -88,24 +88,24 @@ class ToolEnv(Env):
         """Answer the calls in their order, or reward the final answer.
 
         Raises:
-            StageError: a tool or the reward function broke (the world's failure).
+            StageError: a tool or the reward function failed, which counts as a failure of the world.
         """
         if action.tool_calls:
-            return Step.going(*[await self._toolbox.answer(one, self.limits) for one in action.tool_calls])
+            return Step.going(*[await self._toolbox.answer(call, self.limits) for call in action.tool_calls])
         if self.task is None:
             raise StageError("step", "invalid", "step() came before reset()")
         timeout_s = self.limits.reward_timeout_s
         return Step.finished(reward=await graded(self.reward, self.task, action.text, timeout_s))
 
     async def close(self) -> None:
-        """Close what the tools hold for this episode."""
+        """Close the toolkits of this episode."""
         await self._toolbox.close()
 
     def offer(self, *tools: ToolFunction | Toolkit) -> None:
         """Offer more tools in this episode; before reset().
 
         Raises:
-            ToolDefinitionError: one of them cannot be described to a model, or has a name that is taken.
+            ToolDefinitionError: one of them cannot be described to a model, or its name is not unique.
         """
         self._toolkits += [tool for tool in tools if isinstance(tool, Toolkit)]
         self._toolbox.add(self._bound(tool) for tool in tools if not isinstance(tool, Toolkit))

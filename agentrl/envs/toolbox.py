@@ -1,4 +1,4 @@
-"""The tools of one episode: each call is answered in time, in bounds, and counted."""
+"""The tools of one episode: every call has a deadline, its answer a bound, and both are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.types import JSON, Limits, Message, ToolCall, ToolStats, latency_bi
 
 @dataclass(slots=True)
 class _Tally:
-    """What has happened to the calls of one tool so far; see `ToolStats`."""
+    """Counts of the calls of one tool so far; see `ToolStats`."""
 
     calls: int = 0
     malformed: int = 0
@@ -36,9 +36,9 @@ class _Tally:
 
 
 class Toolbox:
-    """Answers calls. What the model can cause is a sentence for it; the rest is a StageError.
+    """Answers tool calls. A mistake of the model becomes a sentence for it; other failures are a StageError.
 
-    counts: where calls of all tools together are counted: tool_calls, rejected_calls, malformed_calls,
+    counts: receives the counts of all tools together: tool_calls, rejected_calls, malformed_calls,
     unknown_tools, tool_timeouts.
     """
 
@@ -51,23 +51,23 @@ class Toolbox:
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """What the model is told of each."""
+        """The schemas that the model reads."""
         return tuple(tool.schema for tool in self._tools)
 
     @property
     def stats(self) -> dict[str, ToolStats]:
-        """What has happened to the calls of each tool that was called."""
+        """The statistics of each tool that was called."""
         return {name: tally.stats() for name, tally in self._tallies.items()}
 
     def add(self, tools: Iterable[Tool]) -> None:
-        """Add tools that need no opening."""
+        """Add tools without resources."""
         self._tools += tools
 
     async def open(self, toolkits: Iterable[Toolkit]) -> None:
         """Open the episode of each toolkit and add its tools.
 
         Raises:
-            Exception: whatever one of them raised; close() closes those that are open.
+            Exception: whatever opening one of them raised; close() closes those that are open.
         """
         for toolkit in toolkits:
             held = Held(toolkit.episode(), type(toolkit).__name__)
@@ -75,28 +75,28 @@ class Toolbox:
             self._tools += await held.value()
 
     async def close(self) -> None:
-        """Close what was opened, the last first, whatever breaks on the way.
+        """Close all toolkits, the last opened first; a failure does not stop the others.
 
         Raises:
-            Exception: what closing one of them raised.
+            Exception: whatever closing one of them raised.
         """
-        several, self._held = self._held, []
+        toolkits, self._held = self._held, []
         async with AsyncExitStack() as stack:
-            for held in several:
+            for held in toolkits:
                 stack.push_async_callback(held.close)
 
     async def answer(self, tool_call: ToolCall, limits: Limits) -> Message:
         """The world's answer to one call.
 
         Raises:
-            StageError: the tool failed, by no doing of the model.
+            StageError: the tool failed, and not because of the model.
         """
         self._counts["tool_calls"] += 1
         text, name = _encodable(await self._outcome(tool_call, limits)), _encodable(tool_call.name)
         return Message("tool", text, tool_call_id=tool_call.id, name=name)
 
     async def _outcome(self, tool_call: ToolCall, limits: Limits) -> str:
-        # Names that the model made up never become names of counts: there is no end to them.
+        # Names that the model invents never become names of counts: their number is unbounded.
         tool = next((tool for tool in self._tools if tool.name == tool_call.name), None)
         if tool is not None:
             self._tallies[tool.name].calls += 1
@@ -107,15 +107,15 @@ class Toolbox:
             return tool_call.error or ""
         if tool is None:
             self._counts["unknown_tools"] += 1
-            known = ", ".join(tool.name for tool in self._tools) or "none"
-            return f"There is no tool {tool_call.name[:40]!r}; there are {known}."
+            names = ", ".join(tool.name for tool in self._tools) or "none"
+            return f"There is no tool {tool_call.name[:40]!r}; there are {names}."
         return await self._admitted(tool, tool_call.arguments, limits)
 
     async def _admitted(self, tool: Tool, arguments: Mapping[str, JSON], limits: Limits) -> str:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         async with tool.gate.admitted():
             began = time.perf_counter()
-            self._tallies[tool.name].queue_seconds += began - asked
+            self._tallies[tool.name].queue_seconds += began - requested
             try:
                 return self._bounded(tool.name, await self._in_time(tool, arguments, limits), limits)
             finally:
@@ -126,8 +126,8 @@ class Toolbox:
             async with stage("tool", limits.tool_timeout_s):
                 return await self._invoke(tool, arguments)
         except StageError as error:
-            # The model chose the arguments: were an overrun a failure, the episode would be
-            # replaced, and hanging the tool would be a way out of a hard task.
+            # The model chose the arguments: if an overrun were a failure, the episode would be
+            # replaced, and a model could avoid a hard task by making the tool hang.
             if error.kind != "timeout" or tool.overrun == "world":
                 self._tallies[tool.name].failed[error.kind] += 1
                 raise
@@ -159,5 +159,5 @@ class Toolbox:
 
 
 def _encodable(text: str) -> str:
-    """The same without halves of surrogate pairs: JSON can hold them, no tokenizer and no file takes them."""
+    """The same without halves of surrogate pairs: JSON can hold them, tokenizers and files cannot."""
     return text.encode("utf-8", "replace").decode()

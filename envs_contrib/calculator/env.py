@@ -1,4 +1,4 @@
-"""The environment over the word problems: one calculator, the right number is worth 1."""
+"""The environment of the word problems: a calculator as tool, reward 1 for the right number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentrl.tools import calculate, inline
 from envs_contrib.calculator.problems import NUM_PROBLEMS, OPERATORS, Problem, problems
 
 NO_TOOL = 0.15
-"""Demonstrations that answer at once, with a number of the question."""
+"""Demonstrations that answer without a call, with a number of the question."""
 WRONG_OPERATOR = 0.20
 """Demonstrated calls with another operator than the right one."""
 EARLY_STOP = 0.20
-"""Demonstrated results, except the last one, that are given as the answer."""
+"""Demonstrated results, except the last one, that become the answer."""
 
 
 @tool(inline=True)
@@ -26,7 +26,7 @@ def calc(expression: str) -> str:
 
 
 class Calculator(ToolEnv):
-    """Word problems of one to three steps; each step is one call, on the result of the one before."""
+    """Word problems of one to three steps; each step is one call on the result of the previous one."""
 
     breakdown = "calls"
     splits = ("demo", "train", "validation", "test")
@@ -51,7 +51,7 @@ class Calculator(ToolEnv):
         return float(answer.strip() == task.answer)
 
     def expert(self, task: Task) -> Script:
-        """One call a step, then the last result."""
+        """One call per step, then the last result."""
         steps = _steps(task)
         result = str(task.metadata["start"])
         for operator, number in steps:
@@ -59,7 +59,7 @@ class Calculator(ToolEnv):
         yield say(result)
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
-        """The expert with the errors in behaviour that the constants above count."""
+        """The expert with the errors whose rates the constants above set."""
         return _noisy(task, random.Random(rng.getrandbits(64)))
 
     def corpus(self) -> Iterable[str]:

@@ -1,9 +1,9 @@
-"""Seeded word problems: a first amount, then one to three things that happen to it.
+"""Seeded word problems: a first amount, then one to three operations on it.
 
     Ann has 12 pens. Ben has 7 times as many. Ben sells 15. How many pens does Ben have?
 
-is `12*7` = 84, then `84-15` = 69. Which split a problem belongs to is a hash of its arithmetic, so
-no two splits share a problem, however it is worded and whatever the seed.
+is `12*7` = 84, then `84-15` = 69. A hash of its arithmetic decides the split of a problem, so
+no two splits share a problem, whatever its wording and the seed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 NUM_PROBLEMS: Mapping[str, int] = {"demo": 12_000, "train": 9_000, "validation": 800, "test": 2_080}
-"""How many problems each split has."""
+"""The number of problems of each split."""
 MAX_STEPS = 3
 MAX_AMOUNT = 999
 
 OPERATORS = "+-*/"
 _SHARES: Mapping[str, int] = {"demo": 45, "train": 40, "validation": 5, "test": 10}
 _NAMES = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gus", "Hana")
-_THINGS = ("pens", "eggs", "books", "shells", "coins", "cards", "apples", "stamps")
+_NOUNS = ("pens", "eggs", "books", "shells", "coins", "cards", "apples", "stamps")
 _EVENTS: Mapping[str, tuple[str, ...]] = {
     "+": ("{name} buys {n} more.", "{name} finds {n} more.", "{name} gets {n} more."),
     "-": ("{name} sells {n}.", "{name} loses {n}.", "{name} gives away {n}."),
@@ -32,19 +32,19 @@ _EVENTS: Mapping[str, tuple[str, ...]] = {
 
 
 class Operation(NamedTuple):
-    """One thing that happens: an operator and its right-hand number."""
+    """An operation: an operator and its right-hand number."""
 
     operator: str
     number: int
 
     def __call__(self, amount: int) -> int:
-        """The amount afterwards."""
+        """The amount after the operation."""
         results = {"+": amount + self.number, "-": amount - self.number, "*": amount * self.number}
         return results[self.operator] if self.operator in results else amount // self.number
 
 
 class Problem(NamedTuple):
-    """text asks for what `operations`, done one after the other on `start`, lead to."""
+    """text: the question for the result of `operations`, applied to `start` in their order."""
 
     text: str
     start: int
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
     @property
     def answer(self) -> int:
-        """What is left in the end."""
+        """The amount after all operations."""
         amount = self.start
         for operation in self.operations:
             amount = operation(amount)
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
 
 
 def split_of(start: int, operations: tuple[Operation, ...]) -> str:
-    """The split that owns this arithmetic."""
+    """The split of this arithmetic."""
     key = f"{start}" + "".join(f"{operator}{number}" for operator, number in operations)
     place = zlib.crc32(key.encode()) % 100
     for split, share in _SHARES.items():
@@ -78,15 +78,15 @@ def problems(seed: int, split: str) -> tuple[Problem, ...]:
         KeyError: no such split.
     """
     rng = random.Random(f"{seed} {split}")
-    found: dict[str, Problem] = {}
-    while len(found) < NUM_PROBLEMS[split]:
-        start, operations = _draw(rng, num_steps=len(found) % MAX_STEPS + 1)
+    by_text: dict[str, Problem] = {}
+    while len(by_text) < NUM_PROBLEMS[split]:
+        start, operations = _draw(rng, num_steps=len(by_text) % MAX_STEPS + 1)
         if split_of(start, operations) != split:
             continue
-        problem = Problem(_tell(start, operations, rng), start, operations)
+        problem = Problem(_text(start, operations, rng), start, operations)
         if problem.answer not in (start, *(operation.number for operation in operations)):
-            found.setdefault(problem.text, problem)
-    return tuple(found.values())
+            by_text.setdefault(problem.text, problem)
+    return tuple(by_text.values())
 
 
 def _draw(rng: random.Random, num_steps: int) -> tuple[int, tuple[Operation, ...]]:
@@ -111,13 +111,13 @@ def _next_operation(amount: int, rng: random.Random) -> Operation:
     return Operation(operator, rng.choice(choices[operator]))
 
 
-def _tell(start: int, operations: tuple[Operation, ...], rng: random.Random) -> str:
+def _text(start: int, operations: tuple[Operation, ...], rng: random.Random) -> str:
     names = iter(rng.sample(_NAMES, 1 + MAX_STEPS))
-    name, thing = next(names), rng.choice(_THINGS)
-    sentences = [f"{name} has {start} {thing}."]
+    name, noun = next(names), rng.choice(_NOUNS)
+    sentences = [f"{name} has {start} {noun}."]
     for operator, number in operations:
         event = rng.choice(_EVENTS[operator])
         other = next(names) if "{other}" in event else name
         sentences.append(event.format(name=name, other=other, n=number))
         name = other
-    return " ".join([*sentences, f"How many {thing} does {name} have?"])
+    return " ".join([*sentences, f"How many {noun} does {name} have?"])

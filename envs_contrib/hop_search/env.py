@@ -9,27 +9,34 @@ from functools import lru_cache
 
 from agentrl import Limits, Message, Script, Tags, Task, ToolEnv, UserError, call, exact_match, say, tool
 from agentrl.tools import inline
-from envs_contrib.hop_search.world import PEOPLE, RELATIONS, SYLLABLES_A, SYLLABLES_B, Question, build_world
+from envs_contrib.hop_search.knowledge_base import (
+    PEOPLE,
+    RELATIONS,
+    SYLLABLES_A,
+    SYLLABLES_B,
+    Question,
+    build_knowledge_base,
+)
 
 STOP_AFTER_FIRST_HOP = 0.65
 """Demonstrated two-hop questions that are answered with the city."""
 ANSWER_AT_ONCE = 0.15
-"""Demonstrations that answer with a part of the name, without any search."""
+"""Demonstrations that answer with a part of the name, without a search."""
 WRONG_QUERY = 0.30
 """Demonstrated queries, first or second, that miss: see `wrong_query`."""
 WRONG_WORD = 0.09
 """Demonstrated answers that are another word of the right document."""
-ONE_HOP_TOO_MANY = 0.20
-"""Demonstrated one-hop questions that go on to the country."""
+EXTRA_HOP = 0.20
+"""Demonstrated one-hop questions that continue to the country."""
 
-NOTHING_FOUND = "nothing found"
+NO_HITS = "nothing found"
 _NAME = re.compile(rf"\b([A-Z][aeiou])({'|'.join(SYLLABLES_A + SYLLABLES_B)})\b")
 
 
 class HopSearch(ToolEnv):
-    """Questions of one and two hops about people, cities and countries that nobody has heard of.
+    """Questions of one and two hops about synthetic people, cities and countries.
 
-    In most demonstrations of a two-hop question the second hop is missing: it is there to be found.
+    In most demonstrations of a two-hop question the second hop is missing: RL has to discover it.
     """
 
     breakdown = "hops"
@@ -38,13 +45,13 @@ class HopSearch(ToolEnv):
     dialect = Tags(result="information")
 
     def __init__(self, seed: int = 0) -> None:
-        self.world = build_world(seed)
+        self.knowledge_base = build_knowledge_base(seed)
         super().__init__()
 
     @tool(inline=True)
     def search(self, query: str) -> str:
         """Find the document that fits some words best."""
-        return next(iter(self.world.index.search(query)), NOTHING_FOUND)
+        return next(iter(self.knowledge_base.index.search(query)), NO_HITS)
 
     tools = (search,)
 
@@ -54,7 +61,7 @@ class HopSearch(ToolEnv):
         Raises:
             UserError: no such split.
         """
-        return _tasks(self.world.seed, split)
+        return _tasks(self.knowledge_base.seed, split)
 
     @inline
     def reward(self, task: Task, answer: str) -> float:
@@ -62,7 +69,7 @@ class HopSearch(ToolEnv):
         return exact_match(answer, task.answer)
 
     def expert(self, task: Task) -> Script:
-        """Search for the person, then, where the question asks for it, for the city's country."""
+        """Search for the person, then, for a question of two hops, for the city's country."""
         relation, name = str(task.metadata["relation"]), str(task.metadata["name"])
         document = yield call("search", query=f"{name} {relation}")
         if task.metadata["hops"] == 2:
@@ -70,24 +77,24 @@ class HopSearch(ToolEnv):
         yield say(document.split()[-1])
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
-        """The expert with the errors in behaviour that the constants above count."""
+        """The expert with the errors whose rates the constants above set."""
         return _noisy(task, random.Random(rng.getrandbits(64)))
 
     def corpus(self) -> Iterable[str]:
-        """Demonstration questions and all documents, the syllables of every name set apart.
+        """Demonstration questions and all documents, the syllables of every name on lines of their own.
 
-        A tokenizer trained on it has no merge from one syllable to the next, so every name, met
-        or unmet, is two tokens.
+        A tokenizer trained on it has no merge across syllables, so every name, in this text or not, is two
+        tokens.
         """
         for task in self.tasks("demo"):
-            yield from (set_apart(message.text) for message in task.prompt)
-        for document in (*self.world.documents, NOTHING_FOUND):
-            yield set_apart(document)
+            yield from (split_syllables(message.text) for message in task.prompt)
+        for document in (*self.knowledge_base.documents, NO_HITS):
+            yield split_syllables(document)
         for syllable in SYLLABLES_A + SYLLABLES_B:
             yield f"{syllable.capitalize()}\n{syllable}"
 
 
-def set_apart(text: str) -> str:
+def split_syllables(text: str) -> str:
     """`text` with a line break between the two syllables of each name."""
     return _NAME.sub(r"\1\n\2", text)
 
@@ -95,7 +102,7 @@ def set_apart(text: str) -> str:
 def wrong_query(subject: str, relation: str, rng: random.Random) -> str:
     """A query that misses: one name only, another relation, no relation, or one name twice.
 
-    subject: a person's two names, or a city. relation: the word that should have been asked for.
+    subject: a person's two names, or a city. relation: the word of the right query.
     """
     name = rng.choice(subject.split())
     other = rng.choice([word for word in RELATIONS if word != relation])
@@ -111,10 +118,10 @@ def _noisy(task: Task, rng: random.Random) -> Script:
         return
     document = yield call("search", query=_query(name, relation, rng))
     if task.metadata["hops"] == 2:
-        goes_on = rng.random() >= STOP_AFTER_FIRST_HOP
+        continues = rng.random() >= STOP_AFTER_FIRST_HOP
     else:
-        goes_on = rng.random() < ONE_HOP_TOO_MANY
-    if goes_on:
+        continues = rng.random() < EXTRA_HOP
+    if continues:
         document = yield call("search", query=_query(document.split()[-1], "country", rng))
     *others, answer = document.split()
     yield say(rng.choice(others) if rng.random() < WRONG_WORD else answer)
@@ -130,7 +137,7 @@ def _query(subject: str, relation: str, rng: random.Random) -> str:
 def _tasks(seed: int, split: str) -> tuple[Task, ...]:
     if split not in PEOPLE:
         raise UserError(f"HopSearch has no split `{split}`; it has {', '.join(PEOPLE)}.")
-    return tuple(_task(question, split) for question in build_world(seed).questions(split))
+    return tuple(_task(question, split) for question in build_knowledge_base(seed).questions(split))
 
 
 def _task(question: Question, split: str) -> Task:

@@ -1,4 +1,4 @@
-"""The environment and its generator of questions."""
+"""The environment and its questions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentrl.tools import inline
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 LETTERS = "ABCD"
 LONGEST = 365
-"""The greatest number of days that is asked about."""
+"""The greatest distance in a question, in days."""
 NUM_QUESTIONS: Mapping[str, int] = {"train": 4000, "test": 1000}
 
 
 class CalendarQuestions(SingleTurnEnv):
     """Which weekday it is, or was, so many days away: four choices, one letter.
 
-    Guessing a letter is right one time in four. No day and distance are asked about in two splits.
+    Guessing a letter is right one time in four. No pair of day and distance is in two splits.
     """
 
     chance_score = 1 / len(LETTERS)
@@ -42,9 +42,9 @@ class CalendarQuestions(SingleTurnEnv):
 @lru_cache(maxsize=8)
 def _questions(seed: int) -> Mapping[str, tuple[Task, ...]]:
     rng = random.Random(seed)
-    asked = [*product(range(len(DAYS)), (*range(-LONGEST, -1), *range(2, LONGEST + 1)))]
-    rng.shuffle(asked)
-    rest = iter(asked)
+    pairs = [*product(range(len(DAYS)), (*range(-LONGEST, -1), *range(2, LONGEST + 1)))]
+    rng.shuffle(pairs)
+    rest = iter(pairs)
     return {
         split: tuple(_task(f"{split}-{number}", split, *next(rest), rng) for number in range(count))
         for split, count in NUM_QUESTIONS.items()

@@ -1,12 +1,12 @@
-"""A dozen generators of the reasoning-gym library, one id each.
+"""A dozen generators of the reasoning-gym library, with an id each.
 
     pip install 'agentrl[reasoning-gym]'
 
 `ReasoningGym-GENERATOR-v0` is the library's generator of that name with its default settings; any
 other one of its hundred is one line: `register("Maze-v0", ReasoningGym, generator="maze")`.
 
-chance: the mean score of the best single answer, given to every question of the test split, among the
-empty one and all right ones: what can be had without reading the question.
+chance: the mean score of the best constant answer over the test split, among the empty one and all right
+ones: the score that is possible without reading the question.
 """
 
 from agentrl import register
@@ -35,7 +35,7 @@ _SPECS = {
 
 
 def __getattr__(name: str) -> object:
-    """The spec of a generator, as entry points ask for it."""
+    """The spec of a generator, which entry points read as an attribute."""
     if name in _SPECS:
         return _SPECS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The environment over one generator: the library makes the questions and scores the answers."""
+"""The environment of one generator: the library makes the questions and scores the answers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ NUM_QUESTIONS: Mapping[str, int] = {"train": 1000, "test": 200}
 _SEEDS: Mapping[str, int] = {"train": 0, "test": 1_000_000}
 _Entry = Mapping[str, object]
 
-# What text of a model's can make a scorer raise: it was written for answers of the right form.
-_CHOKES = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError)
+# Exceptions of scorers for text of a model: they expect answers of the right form.
+_SCORER_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 class _Generator(Protocol):
@@ -25,8 +33,8 @@ class _Generator(Protocol):
 class ReasoningGym(SingleTurnEnv):
     """Questions of one generator of the reasoning-gym library, scored by the library itself.
 
-    generator: its name there. chance: the declared chance_score. Partial credit is the library's.
-    Question n of a split is drawn from its seed + n; what the test asks is left out of the training split.
+    generator: its name in the library. chance: the declared chance_score. Partial credit is the library's.
+    Question n of a split is drawn from its seed + n; the training split has no question of the test split.
 
     Raises:
         UserError: the library is not installed, or has no such generator.
@@ -42,13 +50,13 @@ class ReasoningGym(SingleTurnEnv):
         return _tasks(self.generator, split)
 
     def grade(self, task: Task, answer: str) -> float:
-        """The library's own score; an answer that its scorer cannot read is worth 0.0."""
+        """The library's own score; 0.0 for an answer that its scorer cannot parse."""
         questions = _questions(self.generator, task.split)
         number = task.metadata["number"]
         assert isinstance(number, int)
         try:
             return float(questions.score_answer(answer.strip(), questions[number]))
-        except _CHOKES:
+        except _SCORER_ERRORS:
             return 0.0
 
 
@@ -62,23 +70,23 @@ def _questions(generator: str, split: str) -> _Generator:
             "install it with `pip install 'agentrl[reasoning-gym]'`."
         ) from None
     try:
-        made: _Generator = reasoning_gym.create_dataset(
+        dataset: _Generator = reasoning_gym.create_dataset(
             generator, seed=_SEEDS[split], size=NUM_QUESTIONS[split]
         )
     except ValueError as error:
         raise UserError(f"reasoning-gym makes no `{generator}`: {error}.") from None
-    return made
+    return dataset
 
 
 @lru_cache(maxsize=128)
 def _tasks(generator: str, split: str) -> tuple[Task, ...]:
-    seen = {task.prompt for task in _tasks(generator, "test")} if split == "train" else set()
+    test_prompts = {task.prompt for task in _tasks(generator, "test")} if split == "train" else set()
     questions = _questions(generator, split)
-    found: dict[tuple[Message, ...], Task] = {}
+    by_prompt: dict[tuple[Message, ...], Task] = {}
     for number in range(NUM_QUESTIONS[split]):
         entry = questions[number]
         prompt = (Message("user", str(entry["question"])),)
-        if prompt not in seen:
+        if prompt not in test_prompts:
             id = f"{split}-{number}"
-            found.setdefault(prompt, Task(id, prompt, str(entry["answer"]), {"number": number}, split))
-    return tuple(found.values())
+            by_prompt.setdefault(prompt, Task(id, prompt, str(entry["answer"]), {"number": number}, split))
+    return tuple(by_prompt.values())

@@ -1,4 +1,4 @@
-"""A solver answers, a critic judges, and the solver may answer again: one model in two roles."""
+"""A solver answers, a critic judges, and the solver may correct itself: one model in two roles."""
 
 from envs_contrib.solver_critic.env import SolverCritic
 

@@ -31,16 +31,16 @@ NAMES = (
     "Pam",
 )
 WRONG = 0.25
-"""How often a demonstration is wrong, so that there is something to find and to learn."""
+"""The rate of wrong answers in demonstrations, so that RL can improve on them."""
 
-Shown = Mapping[str, tuple[Message, ...]]
+Observations = Mapping[str, tuple[Message, ...]]
 _AGAIN = "The critic says: wrong. Answer again."
 
 
 class SolverCritic(MultiAgentEnv):
-    """The solver says whether a count is even or odd, the critic whether that is right; if not, again.
+    """The solver answers whether a count is even or odd; if the critic judges it wrong, it answers again.
 
-    The agents act in turns. The solver is paid for its last answer, the critic for its judgement of the
+    The agents act in turns. The solver is rewarded for its last answer, the critic for its judgement of the
     first: neither gains by misleading the other. Both can be one model, which then learns two roles; each is
     compared with its own role in the sibling episodes.
     """
@@ -56,67 +56,67 @@ class SolverCritic(MultiAgentEnv):
         self.judgement: float | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The counts of a split; nobody has the same in two."""
+        """The counts of a split; no pair of name and count is in two splits."""
         return _tasks()[split]
 
-    async def reset(self, task: Task, *, seed: int) -> tuple[Shown, Mapping[str, str]]:
-        """Ask the solver."""
+    async def reset(self, task: Task, *, seed: int) -> tuple[Observations, Mapping[str, str]]:
+        """Begin with the question for the solver."""
         self.seed_rng(seed)
         self.task, self.judgement = task, None
         self.acting = (SOLVER,)
         return {SOLVER: task.prompt}, {}
 
     async def step(self, actions: Mapping[str, Message]) -> JointStep:
-        """Pass on an answer or a judgement, until the solver's last answer."""
+        """Forward an answer or a judgement to the other agent, until the solver's last answer."""
         assert self.task is not None
         if CRITIC in actions:
-            return self._judged(actions[CRITIC].text.strip().lower())
+            return self._judge(actions[CRITIC].text.strip().lower())
         answer = actions[SOLVER].text.strip().lower()
         self.is_right = answer == self.task.answer
         if self.judgement is not None:
             return JointStep.finished({SOLVER: float(self.is_right)})
         self.acting = (CRITIC,)
-        return JointStep.going({CRITIC: (Message("user", _asked(self.task, answer)),)})
+        return JointStep.going({CRITIC: (Message("user", _critic_prompt(self.task, answer)),)})
 
-    def _judged(self, verdict: str) -> JointStep:
+    def _judge(self, verdict: str) -> JointStep:
         self.judgement = float(verdict == VERDICTS[not self.is_right])
         if verdict != "wrong":
             return JointStep.finished({SOLVER: float(self.is_right), CRITIC: self.judgement})
         self.acting = (SOLVER,)
         return JointStep.going({SOLVER: (Message("user", _AGAIN),)}, {CRITIC: self.judgement})
 
-    def expert(self, task: Task, agent: str, shown: str) -> Script:
-        """Both know which counts are even."""
+    def expert(self, task: Task, agent: str, prompt: str) -> Script:
+        """A solver and a critic without errors."""
         if agent == SOLVER:
             while True:
                 yield say(task.answer or "")
-        yield say(VERDICTS[shown != _asked(task, task.answer or "")])
+        yield say(VERDICTS[prompt != _critic_prompt(task, task.answer or "")])
 
-    def demonstrator(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """A solver and a critic that are often wrong."""
+    def demonstrator(self, task: Task, agent: str, prompt: str, rng: random.Random) -> Script:
+        """A solver and a critic that are wrong at the rate WRONG."""
         if agent == SOLVER:
             while True:
                 wrong = rng.random() < WRONG
-                yield say(next(one for one in ANSWERS if (one == task.answer) != wrong))
-        is_wrong = shown != _asked(task, task.answer or "")
+                yield say(next(answer for answer in ANSWERS if (answer == task.answer) != wrong))
+        is_wrong = prompt != _critic_prompt(task, task.answer or "")
         yield say(VERDICTS[is_wrong != (rng.random() < WRONG)])
 
-    def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
-        """An expert critic, and a solver that is often wrong."""
+    def opponent(self, task: Task, agent: str, prompt: str, rng: random.Random) -> Script:
+        """An expert critic, and a solver that is wrong at the rate WRONG."""
         if agent == CRITIC:
-            return self.expert(task, agent, shown)
-        return self.demonstrator(task, agent, shown, rng)
+            return self.expert(task, agent, prompt)
+        return self.demonstrator(task, agent, prompt, rng)
 
     def corpus(self) -> Iterable[str]:
-        """All prompts, and what is answered."""
+        """All prompts and answers."""
         for task in self.tasks("train"):
             yield from (message.text for message in task.prompt)
-            yield _asked(task, task.answer or "")
+            yield _critic_prompt(task, task.answer or "")
         yield from (_AGAIN, *ANSWERS, *VERDICTS)
 
 
-def _asked(task: Task, answer: str) -> str:
-    """What the critic is shown."""
+def _critic_prompt(task: Task, answer: str) -> str:
+    """The prompt of the critic."""
     return f"{task.prompt[0].text} {answer[:20]}: right or wrong?"
 
 

@@ -1,4 +1,4 @@
-"""The game in words, and perfect play."""
+"""The game as text, and perfect play."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class TicTacToe(PettingZooEnv):
     """Get three in a row against the other player. A win is worth 1, a draw 0.5, a loss 0.
 
     The scores are exact expectations against a script that takes any empty cell, by recursion over all games:
-    of perfect play, and of taking any empty cell oneself. Who begins has the better chance.
+    of perfect play, and of taking any empty cell. The first player has the better chance.
     """
 
     limits = Limits(max_turns=9, max_tokens=1024)
 
     def __init__(self) -> None:
         super().__init__(
-            "pettingzoo.classic.tictactoe_v3", rules=_RULES, describe=_drawn, returns=(-1.0, 1.0)
+            "pettingzoo.classic.tictactoe_v3", rules=_RULES, describe=_as_text, returns=(-1.0, 1.0)
         )
 
     def expert_score_of(self, agent: str) -> float:
-        """Of perfect play against any empty cell."""
+        """The score of perfect play against random play."""
         return _expected(_EMPTY, moves_first=agent == self.possible_agents[0], plays_well=True)
 
     def chance_score_of(self, agent: str) -> float:
-        """Of any empty cell against any empty cell."""
+        """The score of random play against random play."""
         return _expected(_EMPTY, moves_first=agent == self.possible_agents[0], plays_well=False)
 
     def policy(self, observation: object, agent: str) -> int:
-        """An action of the greatest worth against the best answers; of several, the first."""
+        """The action of the greatest minimax value; of several, the first."""
         del agent
         board = _board(observation)
         return max(_free(board), key=lambda cell: -_worth(_turned(_marked(board, cell))))
@@ -55,7 +55,7 @@ def _board(observation: object) -> Board:
     return tuple(1 if own else 2 if other else 0 for own, other in cells)
 
 
-def _drawn(observation: object, agent: str) -> str:
+def _as_text(observation: object, agent: str) -> str:
     del agent
     marks = [{0: str(cell), 1: "X", 2: "O"}[mark] for cell, mark in enumerate(_board(observation))]
     return "\n".join(" ".join(marks[row + 3 * column] for column in range(3)) for row in range(3))
@@ -70,7 +70,7 @@ def _marked(board: Board, cell: int) -> Board:
 
 
 def _turned(board: Board) -> Board:
-    """The same board as the other sees it."""
+    """The same board from the other player's side."""
     return tuple({0: 0, 1: 2, 2: 1}[mark] for mark in board)
 
 
@@ -80,7 +80,7 @@ def _has_lost(board: Board) -> bool:
 
 @cache
 def _worth(board: Board) -> int:
-    """What who is to move gets from best play on both sides: 1, 0 or -1 (minimax)."""
+    """The minimax value of the board for the player to move: 1, 0 or -1."""
     if _has_lost(board):
         return -1
     return max((-_worth(_turned(_marked(board, cell))) for cell in _free(board)), default=0)
@@ -88,7 +88,7 @@ def _worth(board: Board) -> int:
 
 @cache
 def _expected(board: Board, *, moves_first: bool, plays_well: bool) -> float:
-    """The expected score of a player against one who takes any empty cell; `moves_first`: it is to move."""
+    """The expected score of a player against random play; `moves_first`: it moves next."""
     if _has_lost(board):
         return 0.0 if moves_first else 1.0
     free = _free(board)

@@ -1,4 +1,4 @@
-"""Gymnasium's toy texts in words: FrozenLake, CliffWalking, Taxi and Blackjack."""
+"""Gymnasium's toy-text environments as text: FrozenLake, CliffWalking, Taxi and Blackjack."""
 
 from envs_contrib.toy_text.blackjack import Blackjack
 from envs_contrib.toy_text.grids import CliffWalking, FrozenLake, Taxi

@@ -1,8 +1,8 @@
-"""The grid worlds: FrozenLake, CliffWalking and Taxi, each with a planner for an expert.
+"""The grid worlds: FrozenLake, CliffWalking and Taxi, each with a planner as expert.
 
-The scores are exact. The distribution over (state, return so far) is followed turn by turn, under
-the expert's actions or under uniformly random ones, from the world's own first states to the limit
-of turns; tests/envs_contrib/test_toy_text.py computes them again.
+The scores are exact: the distribution over (state, return so far) is propagated turn by turn, under
+the expert's actions or under uniformly random ones, from the world's initial states to max_turns;
+tests/envs_contrib/test_toy_text.py computes them again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FrozenLake(GymEnv):
 
     def policy(self, observation: object) -> int:
         """The planned action."""
-        return best_actions(self.gym_id)[_whole(observation)]
+        return best_actions(self.gym_id)[_state(observation)]
 
 
 class CliffWalking(GymEnv):
@@ -75,7 +75,7 @@ class CliffWalking(GymEnv):
 
     def policy(self, observation: object) -> int:
         """The planned action."""
-        return best_actions(self.gym_id)[_whole(observation)]
+        return best_actions(self.gym_id)[_state(observation)]
 
 
 class Taxi(GymEnv):
@@ -101,25 +101,25 @@ class Taxi(GymEnv):
 
     def policy(self, observation: object) -> int:
         """The planned action."""
-        return best_actions(self.gym_id)[_whole(observation)]
+        return best_actions(self.gym_id)[_state(observation)]
 
 
-def _whole(observation: object) -> int:
+def _state(observation: object) -> int:
     return int(str(observation))
 
 
 def _on_the_lake(observation: object) -> str:
-    row, column = divmod(_whole(observation), 4)
+    row, column = divmod(_state(observation), 4)
     return f"You stand on {_LAKE[row][column]} at row {row}, column {column}."
 
 
 def _on_the_cliff(observation: object) -> str:
-    row, column = divmod(_whole(observation), 12)
+    row, column = divmod(_state(observation), 12)
     return f"You stand at row {row}, column {column}."
 
 
 def _in_town(observation: object) -> str:
-    rest, destination = divmod(_whole(observation), 4)
+    rest, destination = divmod(_state(observation), 4)
     rest, passenger = divmod(rest, 5)
     row, column = divmod(rest, 5)
     where = f"waits at {_PLACES[passenger]}" if passenger < len(_PLACES) else "is in the taxi"

@@ -1,4 +1,4 @@
-"""The best policy of a small world whose transitions are known: value iteration."""
+"""The best policy of a small world with a transition table, by value iteration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def best_actions(gym_id: str, tolerance: float = 1e-10) -> tuple[int, ...]:
 
     Value iteration (Sutton and Barto, Reinforcement Learning, 2018, section 4.4) until no value moves
     by more than `tolerance`. All values start at 0, or lower where a step costs something, so that
-    nothing is ever promised which cannot be reached. The first of several equal actions counts.
+    no value exceeds a reachable return. Of several equal actions the first is taken.
     """
     table = transitions(gym_id)
     values = [0.0] * len(table)

@@ -178,7 +178,7 @@ def test_an_entry_point_that_leads_to_something_else_is_one_sentence(monkeypatch
 def test_gymnasium_is_told_of_everything_installed_without_importing_it(monkeypatch):
     offer(monkeypatch, **{"Broken-v0": "no_such_module:World", "no version": "no_such_module:World"})
     register("Sized-v0", Sized)
-    registry.tell_gymnasium_of_all()
+    registry.register_all_with_gymnasium()
     assert {"agentrl/Broken-v0", "agentrl/Sized-v0"} <= set(gymnasium.registry)
     assert "agentrl/no version" not in gymnasium.registry
 

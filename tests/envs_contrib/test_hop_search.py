@@ -13,15 +13,15 @@ from agentrl import ScriptedAgent, UserError, call, play, say
 from agentrl.envs.check import check_env
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.types import Ending
-from envs_contrib.hop_search import HopSearch, env, world
-from envs_contrib.hop_search.world import PEOPLE, RELATIONS, build_world
+from envs_contrib.hop_search import HopSearch, env, knowledge_base
+from envs_contrib.hop_search.knowledge_base import PEOPLE, RELATIONS, build_knowledge_base
 
-WORLD = build_world(0)
-EVERYBODY = [person for people in WORLD.people.values() for person in people]
+KNOWLEDGE_BASE = build_knowledge_base(0)
+EVERYBODY = [person for people in KNOWLEDGE_BASE.people.values() for person in people]
 
 
 def _top(query: str) -> str:
-    (found,) = WORLD.index.search(query)
+    (found,) = KNOWLEDGE_BASE.index.search(query)
     return found
 
 
@@ -39,7 +39,7 @@ def _run(script) -> tuple[list[tuple[str, str]], str]:
 def _facts() -> tuple[dict[tuple[str, str], str], dict[str, str]]:
     """What the documents say, read from their text alone."""
     cities, countries = {}, {}
-    for document in WORLD.documents:
+    for document in KNOWLEDGE_BASE.documents:
         if found := re.fullmatch(r"(\w+ \w+) (was born|now works) in (\w+)", document):
             cities[found[1], found[2].split()[-1]] = found[3]
         else:
@@ -50,47 +50,52 @@ def _facts() -> tuple[dict[tuple[str, str], str], dict[str, str]]:
 
 def test_the_world_has_the_size_it_promises():
     assert PEOPLE == {"demo": 3000, "train": 2280, "validation": 200, "test": 520}
-    assert (len(world.SYLLABLES_A), len(world.SYLLABLES_B)) == (28, 15)
-    assert not set(world.SYLLABLES_A) & set(world.SYLLABLES_B)
-    assert len(WORLD.documents) == 12_150
-    assert len(WORLD.countries) == 150
-    assert len(set(WORLD.countries.values())) == 40
+    assert (len(knowledge_base.SYLLABLES_A), len(knowledge_base.SYLLABLES_B)) == (28, 15)
+    assert not set(knowledge_base.SYLLABLES_A) & set(knowledge_base.SYLLABLES_B)
+    assert len(KNOWLEDGE_BASE.documents) == 12_150
+    assert len(KNOWLEDGE_BASE.countries) == 150
+    assert len(set(KNOWLEDGE_BASE.countries.values())) == 40
     assert len({person.name for person in EVERYBODY}) == 6000
 
 
 def test_the_pattern_of_a_name_says_what_it_names():
     def pattern(name: str) -> str:
-        return "".join("A" if part in world.SYLLABLES_A else "B" for part in (name[:2].lower(), name[2:]))
+        return "".join(
+            "A" if part in knowledge_base.SYLLABLES_A else "B" for part in (name[:2].lower(), name[2:])
+        )
 
     assert {pattern(person.first) for person in EVERYBODY} == {"AB"}
     assert {pattern(person.last) for person in EVERYBODY} == {"BB"}
-    assert {pattern(city) for city in WORLD.countries} == {"BA"}
-    assert {pattern(country) for country in WORLD.countries.values()} == {"AA"}
+    assert {pattern(city) for city in KNOWLEDGE_BASE.countries} == {"BA"}
+    assert {pattern(country) for country in KNOWLEDGE_BASE.countries.values()} == {"AA"}
 
 
 def test_everybody_works_in_another_country_than_they_were_born_in():
     for person in EVERYBODY:
-        assert WORLD.countries[person.cities["born"]] != WORLD.countries[person.cities["works"]]
+        assert (
+            KNOWLEDGE_BASE.countries[person.cities["born"]]
+            != KNOWLEDGE_BASE.countries[person.cities["works"]]
+        )
 
 
 def test_one_seed_is_one_world_and_another_seed_is_another():
-    again = build_world.__wrapped__(0)
-    other = build_world.__wrapped__(1)
-    assert again.documents == WORLD.documents
-    assert again.people == WORLD.people
-    assert all(again.questions(split) == WORLD.questions(split) for split in PEOPLE)
-    assert not set(other.documents[:100]) <= set(WORLD.documents)
-    assert build_world(0) is WORLD
+    again = build_knowledge_base.__wrapped__(0)
+    other = build_knowledge_base.__wrapped__(1)
+    assert again.documents == KNOWLEDGE_BASE.documents
+    assert again.people == KNOWLEDGE_BASE.people
+    assert all(again.questions(split) == KNOWLEDGE_BASE.questions(split) for split in PEOPLE)
+    assert not set(other.documents[:100]) <= set(KNOWLEDGE_BASE.documents)
+    assert build_knowledge_base(0) is KNOWLEDGE_BASE
 
 
 def test_a_world_is_built_within_a_second():
     started = time.process_time()
-    build_world.__wrapped__(2)
+    build_knowledge_base.__wrapped__(2)
     assert time.process_time() - started < 1
 
 
 def test_nobody_is_in_two_splits():
-    names = {split: {person.name for person in people} for split, people in WORLD.people.items()}
+    names = {split: {person.name for person in people} for split, people in KNOWLEDGE_BASE.people.items()}
     assert {split: len(people) for split, people in names.items()} == PEOPLE
     assert sum(map(len, names.values())) == len(set().union(*names.values()))
 
@@ -135,13 +140,13 @@ def test_the_canonical_queries_find_their_document_for_everybody():
     for person in EVERYBODY:
         assert _top(f"{person.name} born") == f"{person.name} was born in {person.cities['born']}"
         assert _top(f"{person.name} works") == f"{person.name} now works in {person.cities['works']}"
-    for city, country in WORLD.countries.items():
+    for city, country in KNOWLEDGE_BASE.countries.items():
         assert _top(f"{city} country") == f"{city} is a city in country {country}"
 
 
 def test_the_city_alone_never_finds_its_country():
     assert not any(
-        _top(query).startswith(city) for city in WORLD.countries for query in (city, f"{city} born")
+        _top(query).startswith(city) for city in KNOWLEDGE_BASE.countries for query in (city, f"{city} born")
     )
 
 
@@ -283,7 +288,7 @@ def test_every_name_is_two_tokens_and_the_corpus_holds_no_whole_name():
     hop_search = HopSearch()
     lines = list(hop_search.corpus())
     names = {part for person in EVERYBODY for part in (person.first, person.last)}
-    names |= set(WORLD.countries) | set(WORLD.countries.values())
+    names |= set(KNOWLEDGE_BASE.countries) | set(KNOWLEDGE_BASE.countries.values())
     assert not names & {word for line in lines for word in re.findall(r"\w+", line)}
     tags = [f"<{slash}{tag}>" for tag in hop_search.dialect.names(["search"]) for slash in ("", "/")]
     tokenizer = train_tokenizer(lines, special_tokens=tags, vocab_size=512)
@@ -296,11 +301,12 @@ def test_every_name_is_two_tokens_and_the_corpus_holds_no_whole_name():
 
 
 def test_setting_apart_touches_names_only():
-    assert env.set_apart("Where was Kapo Miva born?") == "Where was Ka\npo Mi\nva born?"
+    assert env.split_syllables("Where was Kapo Miva born?") == "Where was Ka\npo Mi\nva born?"
     assert (
-        env.set_apart("In which country does Dado Mopa work?") == "In which country does Da\ndo Mo\npa work?"
+        env.split_syllables("In which country does Dado Mopa work?")
+        == "In which country does Da\ndo Mo\npa work?"
     )
-    assert env.set_apart("nothing found") == "nothing found"
+    assert env.split_syllables("nothing found") == "nothing found"
 
 
 def test_the_environment_passes_its_check_without_a_warning():

@@ -6,8 +6,8 @@
         report = check_env(Capitals)
         assert report.ok, report
 
-Every probe plays through `agentrl.play`. Errors say that training on this world would teach the wrong
-thing, or stop; warnings ask for a look; figures are only told.
+Every probe plays through `agentrl.play`. An error means that training on this world would learn the wrong
+behaviour, or stop; a warning is for the author to judge; figures are only reported.
 """
 
 from agentrl.envs.check.report import CheckReport, Finding, Severity

@@ -1,4 +1,4 @@
-"""Where a check plays: fresh instances, the one episode loop, a watch on what goes through it."""
+"""Plays the episodes of a check: new instances, the episode loop, and timed calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agentrl.protocols import Act, Session, ToolSchema
 from agentrl.types import JSON, Episode, Limits, Message, Observation, Step, Task, ToolStats
 
 Policy: TypeAlias = Callable[[Env, Task, random.Random], Script]
-"""How to play a task: a script over the instance (whose tools stand after reset), from its own chance."""
+"""From an instance (which has its tools after reset), a task and a random generator to a script."""
 
 
-_LINE = 300
+_MAX_CHARACTERS = 300
 
 
-class Watched:
-    """An environment as `play` sees it, timed: seconds by `reset`, `step` and `last_step` (the reward's)."""
+class TimedEnv:
+    """An environment for `play` with timed calls: seconds by `reset`, `step`, `last_step` (with reward)."""
 
     def __init__(self, env: Env, seconds: dict[str, list[float]]) -> None:
         self._env = env
@@ -41,20 +41,20 @@ class Watched:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The world's own counts."""
+        """The counts of the world."""
         return self._env.counts
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
-        """The world's own statistics."""
+        """The tool statistics of the world."""
         return self._env.tool_stats
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin the task, timed."""
         began = time.perf_counter()
-        answer = await self._env.reset(task, seed=seed)
+        result = await self._env.reset(task, seed=seed)
         self._seconds["reset"].append(time.perf_counter() - began)
-        return answer
+        return result
 
     async def step(self, action: Message) -> Step:
         """Answer, timed."""
@@ -69,8 +69,8 @@ class Watched:
         await self._env.close()
 
 
-class Thinking(ScriptedAgent):
-    """A scripted agent that lets others run before each move, as one that waits for a model does."""
+class YieldingAgent(ScriptedAgent):
+    """A scripted agent that yields to the event loop before each action, as an agent of a model does."""
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """The script's next action, one turn of the event loop later."""
@@ -80,10 +80,10 @@ class Thinking(ScriptedAgent):
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What every probe works with.
+    """The environment, tasks and seed of all probes.
 
-    example: an instance that is only asked, never played. tasks: the ones to play. seed: what all chance
-    of the check is drawn from. seconds: latencies so far.
+    example: an instance that is read, never played. tasks: those to play. seed: of all randomness of the
+    check. seconds: latencies so far.
     """
 
     make: Callable[[], Env]
@@ -93,22 +93,22 @@ class Arena:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def some_tasks(self, n: int) -> tuple[Task, ...]:
-        """The first `n` tasks; from the start again where there are fewer."""
+        """The first `n` tasks, repeated where there are fewer."""
         return tuple(self.tasks[k % len(self.tasks)] for k in range(n)) if self.tasks else ()
 
     async def play(self, policy: Policy, task: Task, *, number: int = 0, seed: int | None = None) -> Episode:
-        """One episode. number: draws the policy's chance, and the world's where no `seed` is given.
+        """One episode. number: seeds the policy, and the world where `seed` is None.
 
         Raises:
-            UserError: the environment itself raised one.
-            StageError: no instance could be made.
+            UserError: the environment raised it.
+            StageError: no instance could be created.
         """
         async with stage("make", None):
             env = self.make()
         script = policy(env, task, random.Random(f"{self.seed}/{task.id}/{number}"))
         world_seed = self.seed + number if seed is None else seed
         return await play(
-            Watched(env, self.seconds), Thinking(script), task, seed=world_seed, sampling_seed=number
+            TimedEnv(env, self.seconds), YieldingAgent(script), task, seed=world_seed, sampling_seed=number
         )
 
 
@@ -118,15 +118,17 @@ def expert(env: Env, task: Task, _: random.Random) -> Script:
 
 
 async def outcome(playing: Awaitable[Episode]) -> Episode | str:
-    """The episode, or one line about how it failed."""
+    """The episode, or one line with its failure."""
     try:
         episode = await playing
     except (UserError, StageError) as wrong:
-        return f"{type(wrong).__name__}: {wrong}"[:_LINE]
+        return f"{type(wrong).__name__}: {wrong}"[:_MAX_CHARACTERS]
     return episode if episode.failure is None else failure_line(episode)
 
 
 def failure_line(episode: Episode) -> str:
-    """Why an episode failed, and on which task."""
+    """The task and the failure of an episode."""
     failure = episode.failure
-    return f"{episode.task.id}: {failure and f'{failure.stage} {failure.kind}: {failure.detail}'}"[:_LINE]
+    return f"{episode.task.id}: {failure and f'{failure.stage} {failure.kind}: {failure.detail}'}"[
+        :_MAX_CHARACTERS
+    ]

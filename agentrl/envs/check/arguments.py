@@ -1,6 +1,6 @@
-"""Arguments of tools, drawn from their JSON Schema: fitting ones, and every kind of wrong one.
+"""Random arguments of tools by their JSON Schema: valid ones, and every kind of invalid ones.
 
-Knows the part of JSON Schema that typed functions produce: types, enums, constants, unions, references,
+It supports the part of JSON Schema that typed functions produce: types, enums, constants, unions, references,
 bounds of numbers and lengths, arrays, objects.
 """
 
@@ -18,13 +18,13 @@ Arguments = dict[str, JSON]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz 0123456789"
 _TRIES = 20
-_DEEPEST = 4
+_MAX_DEPTH = 4
 _SPAN = 100
 WRONG: tuple[JSON, ...] = (None, True, 0, 1.5, "text", ["list"], {"key": "value"})
 
 
 class _Draw(NamedTuple):
-    """What stays the same while one value is drawn."""
+    """The generator and the schema's definitions for drawing one value."""
 
     rng: random.Random
     definitions: Mapping[str, JSON]
@@ -68,7 +68,7 @@ def with_numbers(schema: ToolSchema, rng: random.Random, number: float) -> Argum
 
 
 def nested(depth: int) -> JSON:
-    """Lists in lists, as deep as asked."""
+    """Nested lists of this depth."""
     value: JSON = []
     for _ in range(depth):
         value = [value]
@@ -98,7 +98,7 @@ def _value(draw: _Draw, schema: Mapping[str, JSON], depth: int) -> JSON:
         return schema["const"]
     match schema.get("type"):
         case "array":
-            most = 3 if depth < _DEEPEST else 0
+            most = 3 if depth < _MAX_DEPTH else 0
             items = _table(schema.get("items"))
             return [_value(draw, items, depth + 1) for _ in range(_length(rng, schema, "Items", most))]
         case "object":
@@ -111,7 +111,7 @@ def _scalar(rng: random.Random, schema: Mapping[str, JSON]) -> JSON:
         case "string":
             return "".join(rng.choices(_ALPHABET, k=_length(rng, schema, "Length", 12)))
         case "integer" | "number" as kind:
-            return _number(rng, schema, whole=kind == "integer")
+            return _number(rng, schema, is_integer=kind == "integer")
         case "boolean":
             return rng.random() < 0.5
         case "null":
@@ -122,7 +122,7 @@ def _scalar(rng: random.Random, schema: Mapping[str, JSON]) -> JSON:
 def _object(draw: _Draw, schema: Mapping[str, JSON], depth: int) -> Arguments:
     required = schema.get("required")
     needed = required if isinstance(required, list) else []
-    optional = 0.5 if depth < _DEEPEST else 0.0
+    optional = 0.5 if depth < _MAX_DEPTH else 0.0
     return {
         name: _value(draw, _table(below), depth + 1)
         for name, below in _table(schema.get("properties")).items()
@@ -135,17 +135,17 @@ def _length(rng: random.Random, schema: Mapping[str, JSON], what: str, usual: in
     return rng.randint(int(low), int(_bound(schema, f"max{what}", low + usual)))
 
 
-def _number(rng: random.Random, schema: Mapping[str, JSON], *, whole: bool) -> float:
-    nudge = 1 if whole else 1e-6
+def _number(rng: random.Random, schema: Mapping[str, JSON], *, is_integer: bool) -> float:
+    nudge = 1 if is_integer else 1e-6
     low = max(_bound(schema, "minimum", -_SPAN), _bound(schema, "exclusiveMinimum", -_SPAN - nudge) + nudge)
     high = min(
         _bound(schema, "maximum", max(low, 0) + _SPAN),
         _bound(schema, "exclusiveMaximum", max(low, 0) + _SPAN + nudge) - nudge,
     )
     low = min(low, high) if "minimum" in schema or "exclusiveMinimum" in schema else min(low, high - _SPAN)
-    return rng.randint(int(low), int(high)) if whole else rng.uniform(low, high)
+    return rng.randint(int(low), int(high)) if is_integer else rng.uniform(low, high)
 
 
 def _bound(schema: Mapping[str, JSON], key: str, otherwise: float) -> float:
-    given = schema.get(key)
-    return float(given) if isinstance(given, int | float) else otherwise
+    bound = schema.get(key)
+    return float(bound) if isinstance(bound, int | float) else otherwise

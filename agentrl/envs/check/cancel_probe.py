@@ -1,8 +1,8 @@
-"""Cancelling at any await leaves nothing behind.
+"""Checks that a cancellation at any await leaves nothing open.
 
 The expert (or random play, where there is none) is played and cancelled at its first await, its second,
-and so on, until an episode comes to its end. An await is a suspension of the episode's own task or of any
-task it has started: they are counted by wrapping every coroutine that becomes a task meanwhile.
+and so on, until an episode completes. An await is a suspension of the episode's own task or of any task
+that it has started: they are counted by wrapping every coroutine that becomes a task.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.report import Finding, Probed, error
-from agentrl.envs.check.traces import Trace, left_behind, own_temporary_folder, present
+from agentrl.envs.check.report import Finding, ProbeResult, error
+from agentrl.envs.check.traces import Trace, leftovers, own_temporary_folder, present
 from agentrl.types import Episode
 
 MOST_CANCELS = 400
@@ -27,20 +27,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Counting:
-    """Counts suspensions and cancels the episode at the `at`-th of them. where: the code that waited then."""
+    """Counts suspensions and cancels the episode at number `at`. where: the code that was suspended there."""
 
     at: int
-    seen: int = 0
+    count: int = 0
     where: str = ""
     cancelled: bool = False
     episode: asyncio.Task[Episode | str] | None = None
 
     def suspended(self, coroutine: object) -> None:
-        """Something of this episode waits now."""
-        self.seen += 1
-        if self.seen == self.at and self.episode is not None:
+        """Count a suspension of a task of this episode."""
+        self.count += 1
+        if self.count == self.at and self.episode is not None:
             self.where = _innermost(coroutine)
-            # Not here: the task that suspends has not yet said what it waits for.
+            # Not here: the suspending task is not yet registered with the future that it waits for.
             asyncio.get_running_loop().call_soon(self._cancel, self.episode)
 
     def _cancel(self, episode: asyncio.Task[Episode | str]) -> None:
@@ -48,7 +48,7 @@ class _Counting:
 
 
 class _Counted(Generator[object, object, T]):
-    """A coroutine, each suspension of which is reported; await it in the coroutine's place."""
+    """Wraps a coroutine and reports each of its suspensions."""
 
     def __init__(self, coroutine: Coroutine[object, object, T], counting: _Counting) -> None:
         self._coroutine = coroutine
@@ -83,7 +83,7 @@ _counting: ContextVar[_Counting | None] = ContextVar("agentrl_check_counting", d
 
 @contextmanager
 def _tasks_counted() -> Iterator[None]:
-    """Count in every task that an episode of ours starts; other people's tasks are left as they are."""
+    """Count in every task that an episode of this probe starts; other tasks are unchanged."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
 
@@ -97,13 +97,13 @@ def _tasks_counted() -> Iterator[None]:
         *,
         name: str | None = None,
         context: Context | None = None,
-        **_: object,  # newer Pythons offer to start a task at once: it may as well start in its turn
+        **_: object,  # newer Pythons may pass eager_start, which is ignored
     ) -> asyncio.Task[T]:
         counting = _counting.get()
         if counting is None or not isinstance(coroutine, Coroutine):
             return asyncio.Task(coroutine, loop=loop, name=name, context=context)
-        chosen = counted(coroutine, counting)
-        return asyncio.Task(chosen, loop=loop, name=name, context=context)
+        wrapped = counted(coroutine, counting)
+        return asyncio.Task(wrapped, loop=loop, name=name, context=context)
 
     loop.set_task_factory(factory)
     try:
@@ -112,15 +112,15 @@ def _tasks_counted() -> Iterator[None]:
         loop.set_task_factory(before)
 
 
-async def probe_cancelling(arena: Arena, policy: Policy) -> Probed:
-    """Cancel at the first await, the second, ...; stop at the first that leaves something."""
+async def probe_cancelling(arena: Arena, policy: Policy) -> ProbeResult:
+    """Cancel at the first await, the second, ...; stop at the first that leaves something open."""
     task = arena.tasks[0]
 
     def start() -> Coroutine[object, object, Episode | str]:
         return outcome(arena.play(policy, task, seed=arena.seed))
 
     with own_temporary_folder() as folder, _tasks_counted():
-        # What the tools of all episodes share is opened by the first, and is no leftover of the others.
+        # The first episode opens the resources that all episodes share: these are no leftovers.
         await start()
         before = present(folder)
         for at in range(1, MOST_CANCELS + 1):
@@ -128,10 +128,10 @@ async def probe_cancelling(arena: Arena, policy: Policy) -> Probed:
             if not counting.cancelled:
                 break
             if counting.episode is not None and not counting.episode.cancelled():
-                return Probed((_ignored(counting.where),), {"cancels": float(at)})
-            if left := await left_behind(before, folder):
-                return Probed((_leftover(left, counting.where),), {"cancels": float(at)})
-    return Probed((), {"cancels": float(at - 1)})
+                return ProbeResult((_ignored_finding(counting.where),), {"cancels": float(at)})
+            if leaks := await leftovers(before, folder):
+                return ProbeResult((_leak_finding(leaks, counting.where),), {"cancels": float(at)})
+    return ProbeResult((), {"cancels": float(at - 1)})
 
 
 async def _cancelled(start: Callable[[], Coroutine[object, object, Episode | str]], at: int) -> _Counting:
@@ -145,22 +145,22 @@ async def _cancelled(start: Callable[[], Coroutine[object, object, Episode | str
     return counting
 
 
-def _ignored(where: str) -> Finding:
+def _ignored_finding(where: str) -> Finding:
     text = f"an episode cancelled at `{where}` goes on; let asyncio.CancelledError pass."
     return error("ignores-cancelling", text)
 
 
-def _leftover(left: list[Trace], where: str) -> Finding:
-    kind, name = left[0]
+def _leak_finding(leaks: list[Trace], where: str) -> Finding:
+    kind, name = leaks[0]
     text = (
-        f"an episode cancelled at `{where}` leaves a {kind} behind ({name}, {len(left)} in all); let go of "
+        f"an episode cancelled at `{where}` leaves a {kind} behind ({name}, {len(leaks)} in all); let go of "
         "it in `close`, or in a `finally` around the await."
     )
     return error(f"leaves-{kind}", text)
 
 
 def _innermost(coroutine: object) -> str:
-    """`qualified_name, line N` of the code that a coroutine waits in."""
+    """`qualified_name, line N` of the code in which a coroutine is suspended."""
     inner, name = coroutine, ""
     while isinstance(inner, Coroutine) and (frame := getattr(inner, "cr_frame", None)) is not None:
         name = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""What an environment costs: latencies and memory. Figures and warnings, never errors: machines differ."""
+"""Measures latencies and memory. It gives figures and warnings, never errors: machines differ."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 
 from agentrl.envs.check.arena import Arena, Policy, outcome
-from agentrl.envs.check.report import Probed, warning
+from agentrl.envs.check.report import ProbeResult, warning
 
 SLOW_MS = 1000.0
-"""Medians above which a warning asks for a look."""
+"""Medians above this give a warning."""
 GROWS_MIB = 1.0
-"""Memory for 100 episodes above which an environment is said to grow."""
+"""Memory for 100 episodes; growth above this gives a warning."""
 _EPISODES = 100
 _PER = 100
 _WARM_UP = 10
-_PATIENCE_S = 2.0
+_MAX_PLAY_S = 2.0
 
 
 def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median and 99th percentile in milliseconds of everything that was timed.
+    """Median and 99th percentile in milliseconds of all timed calls.
 
-    reset; step; last_step, which holds `reward` or `grade`; rewards: all of `Env.rewards` together.
+    reset; step; last_step, which includes `reward` or `grade`; rewards: all of `Env.rewards` together.
     """
     figures = {}
     for name, values in sorted(seconds.items()):
@@ -34,21 +34,21 @@ def latencies(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return figures
 
 
-def slow(figures: Mapping[str, float]) -> Probed:
-    """Warnings about medians that a rollout would feel."""
-    found = []
+def slow(figures: Mapping[str, float]) -> ProbeResult:
+    """Warnings about medians that slow a rollout."""
+    findings = []
     for name in ("reset", "step", "last_step", "rewards"):
         median = figures.get(f"{name}_ms", 0.0)
         if median > SLOW_MS:
             text = f"the median {name} takes {median:.0f} ms; build what is expensive once, in the module."
-            found.append(warning(f"slow-{name.replace('_', '-')}", text))
-    return Probed(tuple(found))
+            findings.append(warning(f"slow-{name.replace('_', '-')}", text))
+    return ProbeResult(tuple(findings))
 
 
-async def probe_memory(arena: Arena, policy: Policy) -> Probed:
-    """What Python objects (numpy's arrays among them) 100 more episodes keep alive, in MiB.
+async def probe_memory(arena: Arena, policy: Policy) -> ProbeResult:
+    """The memory of Python objects (numpy arrays included) that 100 more episodes keep alive, in MiB.
 
-    Fewer are played where they take long, and the figure is scaled.
+    Of slow episodes fewer are played, and the figure is scaled.
     """
     tracing = tracemalloc.is_tracing()
     tracemalloc.start()
@@ -62,17 +62,17 @@ async def probe_memory(arena: Arena, policy: Policy) -> Probed:
             tracemalloc.stop()
     figures = {"memory_mib_per_100_episodes": grown}
     if grown <= GROWS_MIB:
-        return Probed((), figures)
+        return ProbeResult((), figures)
     text = f"100 episodes leave {grown:.1f} MiB behind; do not keep episodes in the module or in the class."
-    return Probed((warning("memory-grows", text),), figures)
+    return ProbeResult((warning("memory-grows", text),), figures)
 
 
-async def _play(arena: Arena, policy: Policy, most: int) -> int:
+async def _play(arena: Arena, policy: Policy, num_episodes: int) -> int:
     began = time.perf_counter()
     count = 0
-    for count, task in enumerate(arena.some_tasks(most), start=1):
+    for count, task in enumerate(arena.some_tasks(num_episodes), start=1):
         await outcome(arena.play(policy, task, number=count))
-        if time.perf_counter() - began > _PATIENCE_S:
+        if time.perf_counter() - began > _MAX_PLAY_S:
             break
     return count
 

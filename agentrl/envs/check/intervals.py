@@ -3,11 +3,11 @@
 One rule for every kind of score: Wilson's interval (Wilson 1927, "Probable inference, the law of
 succession, and statistical inference") for the mean of n values that have been scaled to [0, 1]. For 0/1
 scores it is exactly Wilson's; for others it is wide enough, since a variable in [0, 1] with mean m has a
-variance of at most m (1 - m). Z is for 99.9% on each side, because a check asks some thirty questions
-and should not cry wolf.
+variance of at most m (1 - m). Z is for 99.9% on each side, because a check makes some thirty comparisons
+and false alarms must be rare.
 
-A mean of exactly 1 (or 0) keeps 1 (or 0) inside its interval, and any other mean excludes it: an expert
-that declares full marks must always get them.
+A mean of exactly 1 (or 0) has 1 (or 0) inside its interval, and any other mean excludes it: an expert with
+a declared score of 1 must always reach it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a check found: findings, figures, and the one report that holds both."""
+"""The results of a check: findings, figures, and the report of both."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from agentrl.types import JSON
 
-_MOST_NAMED = 5
+_MAX_NAMES = 5
 
 
 class Severity(StrEnum):
-    """error: do not train on this world. warning: look at it."""
+    """error: do not train on this world. warning: review it."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -20,7 +20,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. code: its name, kebab-case; text: a sentence that says what to do next."""
+    """A fault of an environment. code: its name, kebab-case; text: a sentence with the next step."""
 
     code: str
     severity: Severity
@@ -29,9 +29,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `check_env` found out about an environment.
+    """The report of `check_env` on an environment.
 
-    env_id: its id, or `module:Class` of one that has none. seed: what the check drew everything from.
+    env_id: its id, or `module:Class` of an unregistered one. seed: the seed of all randomness of the check.
     figures: name -> number; units are in the names (`reset_ms`, `memory_mib_per_100_episodes`).
     """
 
@@ -56,20 +56,20 @@ class CheckReport:
         return tuple(finding.code for finding in self.findings)
 
     def to_json(self) -> dict[str, JSON]:
-        """Everything, for machines."""
+        """The report as JSON."""
         findings: list[JSON] = [asdict(finding) for finding in self.findings]
         head: dict[str, JSON] = {"env": self.env_id, "ok": self.ok, "seed": self.seed}
         return {**head, "findings": findings, "figures": dict(self.figures)}
 
     def __str__(self) -> str:
-        """One line for each finding: what an assertion shows that did not hold."""
+        """One line for each finding, as a failed assertion prints it."""
         lines = [f"{finding.severity} {finding.code}: {finding.text}" for finding in self.findings]
         return "\n".join([f"{self.env_id}: {'passed' if self.ok else 'failed'}", *lines])
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """What one probe found out."""
+class ProbeResult:
+    """The findings and figures of one probe."""
 
     findings: tuple[Finding, ...] = ()
     figures: Mapping[str, float] | None = None
@@ -77,27 +77,27 @@ class Probed:
 
 def error(code: str, text: str) -> Finding:
     """A finding that fails the check."""
-    return Finding(code, Severity.ERROR, _one_line(text))
+    return Finding(code, Severity.ERROR, _single_line(text))
 
 
 def warning(code: str, text: str) -> Finding:
-    """A finding that does not."""
-    return Finding(code, Severity.WARNING, _one_line(text))
+    """A finding that does not fail the check."""
+    return Finding(code, Severity.WARNING, _single_line(text))
 
 
 def some(names: Sequence[str]) -> str:
     """The first few of some names, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def findings_of(probed: Sequence[Probed]) -> Iterator[Finding]:
+def findings_of(results: Sequence[ProbeResult]) -> Iterator[Finding]:
     """All findings, in the order of the probes."""
-    for one in probed:
-        yield from one.findings
+    for result in results:
+        yield from result.findings
 
 
-def _one_line(text: str) -> str:
-    """Other people's exceptions are quoted: without line breaks, and with what no terminal shows escaped."""
+def _single_line(text: str) -> str:
+    """A text in one line, with unprintable characters escaped: it may quote exceptions of other packages."""
     line = " ".join(text.split())
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

@@ -1,6 +1,6 @@
-"""What an episode may leave behind in this process: threads, child processes, open files, sockets, tasks.
+"""The resources that an episode may leak in this process: threads, child processes, files, sockets, tasks.
 
-Read from /proc where there is one; threads, tasks and temporary files are seen everywhere.
+Read from /proc where there is one; threads, tasks and temporary files are listed on every platform.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SETTLE_S = 1.0
-_LOOK_AGAIN_S = 0.02
-_MOST_LOOKS = int(_SETTLE_S / _LOOK_AGAIN_S)
+_POLL_S = 0.02
+_MAX_POLLS = int(_SETTLE_S / _POLL_S)
 
 
 class Trace(NamedTuple):
-    """One thing that is still there: its kind (thread, process, file, socket, task), and its name."""
+    """One open resource: its kind (thread, process, file, socket, task), and its name."""
 
     kind: str
     name: str
@@ -30,7 +30,7 @@ class Trace(NamedTuple):
 
 @contextmanager
 def own_temporary_folder() -> Iterator[Path]:
-    """A folder that `tempfile` and child processes use meanwhile, so that others' files are not ours."""
+    """A folder for `tempfile` and child processes, so that files of other programs are not counted."""
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
         before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
         tempfile.tempdir = os.environ["TMPDIR"] = folder
@@ -45,29 +45,29 @@ def own_temporary_folder() -> Iterator[Path]:
 
 
 def present(folder: Path) -> Counter[Trace]:
-    """Everything there is now; `folder`: where temporary files would be."""
-    found = Counter(Trace("thread", one.name) for one in threading.enumerate())
-    found.update(Trace("process", _command(pid)) for pid in _children())
-    found.update(_descriptors())
-    found.update(Trace("file", path.name) for path in folder.rglob("*"))
-    found.update(Trace("task", one.get_name()) for one in asyncio.all_tasks())
-    return found
+    """All open resources; `folder`: that of temporary files."""
+    traces = Counter(Trace("thread", thread.name) for thread in threading.enumerate())
+    traces.update(Trace("process", _command(pid)) for pid in _children())
+    traces.update(_descriptors())
+    traces.update(Trace("file", path.name) for path in folder.rglob("*"))
+    traces.update(Trace("task", task.get_name()) for task in asyncio.all_tasks())
+    return traces
 
 
-async def left_behind(before: Counter[Trace], folder: Path) -> list[Trace]:
-    """What is there that was not before, after it has had a second to go."""
-    for look in range(_MOST_LOOKS):
+async def leftovers(before: Counter[Trace], folder: Path) -> list[Trace]:
+    """The open resources that `before` lacks, after a second to close."""
+    for poll in range(_MAX_POLLS):
         if not (present(folder) - before):
             return []
-        if look == 1:
+        if poll == 1:
             gc.collect()
-        await asyncio.sleep(_LOOK_AGAIN_S if look else 0)
+        await asyncio.sleep(_POLL_S if poll else 0)
     return sorted(present(folder) - before)
 
 
 def _children() -> Iterator[str]:
     for path in Path("/proc/self/task").glob("*/children"):
-        # A thread may end while it is looked at.
+        # A thread may end during the listing.
         with suppress(OSError):
             yield from path.read_text().split()
 
@@ -84,7 +84,7 @@ def _descriptors() -> Iterator[Trace]:
         # The descriptor of this very listing is closed by now.
         with suppress(OSError):
             target = os.readlink(path)
-            # No numbers of sockets, pipes, processes or threads: what is shared may replace one by another.
+            # Without the numbers of sockets, pipes, processes or threads: a shared resource may reopen one.
             kind, _, number = target.partition(":")
             name = kind if number.startswith("[") else target
             yield Trace("socket" if name == "socket" else "file", name)

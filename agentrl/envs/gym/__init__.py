@@ -1,4 +1,4 @@
-"""Gymnasium, both ways: environments of ours as its own, and its own as environments of ours."""
+"""Gymnasium in both directions: agentrl's environments as gymnasium.Env, and gymnasium.Env as agentrl's."""
 
 from agentrl.envs.gym.adopted import GymEnv
 from agentrl.envs.gym.face import GymnasiumFace

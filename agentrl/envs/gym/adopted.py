@@ -1,10 +1,10 @@
-"""The other way round: a `gymnasium.Env` as an environment of ours, in one line.
+"""A `gymnasium.Env` as an environment of agentrl, in one line.
 
     register("FrozenLake-v0", GymEnv, gym_id="FrozenLake-v1", actions=("left", "down", "right", "up"))
 
-Discrete actions are a tool `act`, by name where names are given and by number elsewhere; text actions
-are what the model answers. Observations are told in words, rewards are those of the steps, and both
-ends are Gymnasium's own.
+Discrete actions are a tool `act`, by name where `actions` has names and by number elsewhere; text actions
+are the model's answers. Observations are text, rewards are those of the steps, and `terminated` and
+`truncated` are Gymnasium's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_SEED: Mapping[str, int] = {"train": 0, "test": 1_000_000}
 _TURNS_WITHOUT_LIMIT = 100
 _COLOURED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
 
-World = gymnasium.Env[object, object]
+_GymnasiumEnv = gymnasium.Env[object, object]
 
 
 class _Facts(NamedTuple):
@@ -40,26 +40,26 @@ class _Facts(NamedTuple):
     render_modes: tuple[str, ...]
 
 
-# Every episode makes an instance; what it offers is asked for before there is a world.
-_known: dict[tuple[str, str], _Facts] = {}
+# Every episode creates an instance; its schemas are read before its world is created.
+_facts_by_id: dict[tuple[str, str], _Facts] = {}
 
 
 class GymEnv(Env):
-    """Plays an environment of Gymnasium's. A task is a seed, which fixes the whole world, its luck included.
+    """Plays an environment of Gymnasium's. A task is a seed, which fixes the world and all of its randomness.
 
-    gym_id: Gymnasium's name for it. gym_kwargs: its arguments.
+    gym_id: its id in Gymnasium. gym_kwargs: its arguments.
     actions: names of the discrete actions, in their order.
-    rules: what the model is told before the first observation.
-    describe: an observation in words. Without it: the world's own "ansi" picture, a coloured piece of
-        it in brackets, or else the observation as Python prints it.
-    returns: (worst, best). The episode is then paid once, by the world's end, the share of the way
-        from worst to best that its return has gone. Where rewards can be negative, leaving off
-        early would otherwise pay: a game that did not end is worth nothing.
+    rules: the text before the first observation.
+    describe: the text of an observation. Without it: the world's own "ansi" rendering, with coloured parts
+        in brackets, or else the str() of the observation.
+    returns: (worst, best). The episode is then rewarded once, when the world terminates, with its return
+        scaled from [worst, best] to [0, 1]. A game that did not terminate is worth nothing: where rewards
+        can be negative, stopping early would otherwise be rewarded.
 
     inline (of the class): its steps take microseconds and need no thread of their own.
 
-    A turn without an action is answered with a sentence and counted as `idle_turns`. Unless the class
-    sets `limits`, there are as many turns as Gymnasium's own time limit has steps, or 100.
+    A turn without an action gets a sentence as its answer and is counted as `idle_turns`. Unless the class
+    sets `limits`, max_turns is the number of steps of Gymnasium's own time limit, or 100.
 
     Raises:
         UserError: Gymnasium has no such environment, or its actions are neither discrete nor text.
@@ -91,29 +91,29 @@ class GymEnv(Env):
             self.limits = Limits(max_turns=steps or _TURNS_WITHOUT_LIMIT, max_tokens=None)
 
     def policy(self, observation: object) -> int | str | None:
-        """The best action known, from the observation alone; None where none is: then there is no expert."""
+        """The best action for an observation; None = no expert (the default)."""
         del observation
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """One task a seed; no seed is in two splits."""
+        """One task per seed; no seed is in two splits."""
         return _tasks(self._rules, split)
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
-        """The one tool `act`, or none where actions are text."""
+        """The tool `act`, or none where actions are text."""
         return () if self._act is None else (self._act,)
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Begin at the task's seed; `seed` changes nothing."""
+        """Begin at the task's seed; `seed` has no effect."""
         self.seed_rng(seed)
-        first = cast(str, await run(lambda: self._begun(_seed(task)), thread=self._thread))
-        shown = [message.text for message in task.prompt if message.text]
-        return (Message("user", "\n\n".join([*shown, first])),), {}
+        first = cast(str, await run(lambda: self._start_world(_seed(task)), thread=self._thread))
+        rules = [message.text for message in task.prompt if message.text]
+        return (Message("user", "\n\n".join([*rules, first])),), {}
 
     async def step(self, action: Message) -> Step:
-        """Do what the calls say, in their order, until the world ends."""
-        return cast(Step, await run(lambda: self._answered(action), thread=self._thread))
+        """Apply the actions of the calls in their order, until the world ends."""
+        return cast(Step, await run(lambda: self._answer(action), thread=self._thread))
 
     async def close(self) -> None:
         """Close the world."""
@@ -121,12 +121,12 @@ class GymEnv(Env):
             self._world.close()
 
     def expert(self, task: Task) -> Script:
-        """Plays `policy` on a world of its own with the same seed, hence the same luck.
+        """Plays `policy` on a world of its own with the same seed, hence the same random outcomes.
 
         Raises:
             UserError: this environment has no policy.
         """
-        world = self._made(None)
+        world = self._make(None)
         observation, _ = world.reset(seed=_seed(task))
         if self.policy(observation) is None:
             raise UserError(
@@ -134,24 +134,24 @@ class GymEnv(Env):
             )
         return self._play(world, observation)
 
-    def _begun(self, seed: int) -> str:
+    def _start_world(self, seed: int) -> str:
         observation, _ = self._world.reset(seed=seed)
         self._return = 0.0
-        return self._told(observation)
+        return self._text_of(observation)
 
-    def _answered(self, action: Message) -> Step:
+    def _answer(self, action: Message) -> Step:
         if self._act is None:
-            said = "".join([action.text, *(one.raw for one in action.tool_calls)])
-            if said not in self._facts.action_space:
+            text = "".join([action.text, *(tool_call.raw for tool_call in action.tool_calls)])
+            if text not in self._facts.action_space:
                 return self._idle(
                     Message("user", f"That is no action; {self._facts.action_space} is asked for.")
                 )
-            return self._moved(lambda text: Message("user", text), said)
+            return self._step_world(lambda answer: Message("user", answer), text)
         if not action.tool_calls:
             return self._idle(Message("user", f"Nothing was done; call `{ACT}`. {self._act.description}"))
         done = Step.going()
-        for one in action.tool_calls:
-            step = self._called(one)
+        for tool_call in action.tool_calls:
+            step = self._call(tool_call)
             rewards = [reward for reward in (done.reward, step.reward) if reward is not None]
             observation = (*done.observation, *step.observation)
             done = step._replace(observation=observation, reward=sum(rewards) if rewards else None)
@@ -159,36 +159,36 @@ class GymEnv(Env):
                 break
         return done
 
-    def _play(self, world: World, observation: object) -> Script:
+    def _play(self, world: _GymnasiumEnv, observation: object) -> Script:
         ended = False
         try:
             while not ended:
                 action = self.policy(observation)
                 assert action is not None
-                yield self._said(action)
+                yield self._message(action)
                 observation, _, terminated, truncated, _ = world.step(action)
                 ended = terminated or truncated
         finally:
             world.close()
 
-    def _said(self, action: int | str) -> Message:
+    def _message(self, action: int | str) -> Message:
         if isinstance(action, str):
             return say(action)
-        named = self._actions[action - self._start] if self._actions else action
-        return call(ACT, action=named)
+        argument = self._actions[action - self._start] if self._actions else action
+        return call(ACT, action=argument)
 
     @cached_property
-    def _world(self) -> World:
-        return self._made("ansi" if self._describe is None and "ansi" in self._facts.render_modes else None)
+    def _world(self) -> _GymnasiumEnv:
+        return self._make("ansi" if self._describe is None and "ansi" in self._facts.render_modes else None)
 
     @cached_property
     def _facts(self) -> _Facts:
         key = self.gym_id, repr(sorted(self._gym_kwargs.items()))
-        if key not in _known:
-            world = self._made(None)
-            _known[key] = _Facts(world.action_space, tuple(world.metadata.get("render_modes") or ()))
+        if key not in _facts_by_id:
+            world = self._make(None)
+            _facts_by_id[key] = _Facts(world.action_space, tuple(world.metadata.get("render_modes") or ()))
             world.close()
-        return _known[key]
+        return _facts_by_id[key]
 
     @property
     def _start(self) -> int:
@@ -211,69 +211,71 @@ class GymEnv(Env):
             )
         last = int(space.start + space.n) - 1
         definition: dict[str, JSON] = {"type": "integer", "minimum": int(space.start), "maximum": last}
-        known = f"a number from {space.start} to {last}"
+        choices = f"a number from {space.start} to {last}"
         if self._actions:
             definition = {"type": "string", "enum": list(self._actions)}
-            known = f"one of {', '.join(self._actions)}"
+            choices = f"one of {', '.join(self._actions)}"
         parameters: dict[str, JSON] = {
             "type": "object",
             "properties": {"action": definition},
             "required": ["action"],
             "additionalProperties": False,
         }
-        return ToolSchema(ACT, f"Do something: {known}.", parameters)
+        return ToolSchema(ACT, f"Do something: {choices}.", parameters)
 
-    def _called(self, one: ToolCall) -> Step:
+    def _call(self, tool_call: ToolCall) -> Step:
         self.counts["tool_calls"] += 1
 
         def message(text: str) -> Message:
-            return Message("tool", text, tool_call_id=one.id, name=one.name)
+            return Message("tool", text, tool_call_id=tool_call.id, name=tool_call.name)
 
-        if one.arguments is None:
+        if tool_call.arguments is None:
             self.counts["malformed_calls"] += 1
-            return self._idle(message(one.error or ""))
-        if one.name != ACT:
+            return self._idle(message(tool_call.error or ""))
+        if tool_call.name != ACT:
             self.counts["unknown_tools"] += 1
-            return self._idle(message(f"There is no tool {one.name[:40]!r}; there is `{ACT}`."))
-        action = self._number(one.arguments)
+            return self._idle(message(f"There is no tool {tool_call.name[:40]!r}; there is `{ACT}`."))
+        action = self._number(tool_call.arguments)
         if action is None:
             self.counts["rejected_calls"] += 1
             assert self._act is not None
             return self._idle(message(f"That is no action. {self._act.description}"))
-        return self._moved(message, action)
+        return self._step_world(message, action)
 
     def _number(self, arguments: Mapping[str, JSON]) -> int | None:
-        given = arguments.get("action")
+        action = arguments.get("action")
         if self._actions:
-            return self._actions.index(given) + self._start if given in self._actions else None
-        known = isinstance(given, int) and not isinstance(given, bool) and given in self._facts.action_space
-        return int(str(given)) if known else None
+            return self._actions.index(action) + self._start if action in self._actions else None
+        is_number = isinstance(action, int) and not isinstance(action, bool)
+        return int(str(action)) if is_number and action in self._facts.action_space else None
 
-    def _idle(self, said: Message) -> Step:
+    def _idle(self, answer: Message) -> Step:
         self.counts["idle_turns"] += 1
-        return Step.going(said)
+        return Step.going(answer)
 
-    def _moved(self, message: Callable[[str], Message], action: int | str) -> Step:
+    def _step_world(self, message: Callable[[str], Message], action: int | str) -> Step:
         observation, reward, terminated, truncated, _ = self._world.step(action)
         self._return += float(reward)
-        paid: float | None = float(reward)
+        step_reward: float | None = float(reward)
         if self._returns is not None:
-            paid = self._share() if terminated else None
-        return Step((message(self._told(observation)),), paid, bool(terminated), bool(truncated), {})
+            step_reward = self._share() if terminated else None
+        return Step(
+            (message(self._text_of(observation)),), step_reward, bool(terminated), bool(truncated), {}
+        )
 
     def _share(self) -> float:
         assert self._returns is not None
         worst, best = self._returns
         return min(1.0, max(0.0, (self._return - worst) / (best - worst)))
 
-    def _told(self, observation: object) -> str:
+    def _text_of(self, observation: object) -> str:
         if self._describe is not None:
             return self._describe(observation)
         if self._world.render_mode == "ansi":
             return _COLOURED.sub(r"[\1]", str(self._world.render())).strip()
         return str(observation)
 
-    def _made(self, render_mode: str | None) -> World:
+    def _make(self, render_mode: str | None) -> _GymnasiumEnv:
         spec = copy(_spec(self.gym_id))
         mode = {} if render_mode is None else {"render_mode": render_mode}
         spec.kwargs = {**spec.kwargs, **self._gym_kwargs, **mode}

@@ -5,9 +5,9 @@
     observation, reward, terminated, truncated, info = env.step("<search> Kalor Mendos born</search>")
     env.step("<answer> Tirak</answer>")
 
-An action is what a model would write in the environment's inline dialect; an observation is what
-the world says. Deadlines of reset and step hold as everywhere; the time between two actions is the
-caller's own, so no deadline of the whole episode does, and text has no tokens to limit.
+An action is text of a model in the environment's inline dialect; an observation is the text of the world's
+answers. The deadlines of reset and step apply. The deadline of the episode does not, since the time between
+two actions is the caller's, and neither does max_tokens, since text has no tokens.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _METADATA: dict[str, object] = {"render_modes": ["ansi"], "render_fps": 1}
 class GymnasiumFace(gymnasium.Env[str, str]):
     """One registered environment, episode after episode.
 
-    split: where reset() draws a task from, with this environment's own generator.
-    reset(options={"task": ...}) names one instead: its number in the split, its id, or a Task;
-    {"split": ...} draws from another split this once.
+    split: the split from which reset() draws a task, with this environment's own generator.
+    reset(options={"task": ...}) selects one instead: its number in the split, its id, or a Task;
+    {"split": ...} draws from another split for this episode.
     render_mode: None or "ansi": render() then returns the episode so far.
-    agent: of an environment with several agents the one that acts here; left out, the first of them. The
-    others are played by their `opponent` scripts.
-    kwargs: the environment's own arguments.
+    agent: in an environment of several agents, the agent that acts; left out, the first. Their `opponent`
+    scripts play the others.
+    kwargs: arguments of the environment.
 
     Raises:
-        UserError: no such environment, argument, split or task, or a step without a reset.
+        UserError: no such environment, argument, split or task, or step() before reset().
     """
 
     metadata = _METADATA
@@ -60,8 +60,8 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         agent: str | None = None,
         **kwargs: object,
     ) -> None:
-        self._fresh = _views(find(env_id).factory(**kwargs), agent)
-        self._plain = self._fresh()
+        self._make_env = _env_factory(find(env_id).factory(**kwargs), agent)
+        self._example = self._make_env()
         self._open: Env | None = None
         self._loop = _Loop()
         self._num_turns = 0
@@ -69,29 +69,29 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         self.split = split
         self.render_mode = render_mode
         self.observation_space = TextSpace()
-        self.action_space = TextSpace(_forms(self._plain))
+        self.action_space = TextSpace(_forms(self._example))
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[str, dict[str, object]]:
-        """Begin an episode: the same seed and options give the same one.
+        """Begin an episode; the same seed and options give the same episode.
 
-        The info holds the task's id, the tools on offer, and what the environment itself says.
+        The info holds the task's id, the tools on offer, and the info of the environment.
         """
         super().reset(seed=seed)
         task = self._task(options or {})
         self._end()
-        env = self._open = self._fresh()
+        env = self._open = self._make_env()
         observation, info = self._loop.run(_reset(env, task, int(self.np_random.integers(2**31))))
         self._num_turns = 0
         self._transcript = []
         tools = [{**tool._asdict(), "parameters": dict(tool.parameters)} for tool in env.tool_schemas]
-        return self._shown(observation), deepcopy({**info, "task": task.id, "tools": tools})
+        return self._record(observation), deepcopy({**info, "task": task.id, "tools": tools})
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, object]]:
-        """Let the world answer. A turn that the world does not score is worth 0.0.
+        """Send an action to the world. The reward of a turn that the world does not score is 0.0.
 
-        At the environment's limit of turns the episode is truncated.
+        At max_turns of the environment the episode is truncated.
         """
         env = self._open
         if env is None:
@@ -104,7 +104,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         if step.terminated or truncated:
             self._end()
         reward = 0.0 if step.reward is None else float(step.reward)
-        return self._shown(step.observation), reward, step.terminated, truncated, deepcopy(dict(step.info))
+        return self._record(step.observation), reward, step.terminated, truncated, deepcopy(dict(step.info))
 
     def render(self) -> str | None:
         """The episode so far, in render mode "ansi"."""
@@ -119,24 +119,25 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         if unknown := sorted(options.keys() - set(_OPTIONS)):
             near = did_you_mean(unknown[0], _OPTIONS)
             raise UserError(f"reset() has no option `{unknown[0]}`.{near} It has {', '.join(_OPTIONS)}.")
-        wanted = options.get("task")
-        if isinstance(wanted, Task):
-            return wanted
+        choice = options.get("task")
+        if isinstance(choice, Task):
+            return choice
         split = str(options.get("split", self.split))
-        tasks = tasks_of(self._plain, split)
-        if wanted is None and tasks:
+        tasks = tasks_of(self._example, split)
+        if choice is None and tasks:
             return tasks[int(self.np_random.integers(len(tasks)))]
-        if isinstance(wanted, int) and 0 <= wanted < len(tasks):
-            return tasks[wanted]
-        named = {task.id: task for task in tasks}
-        if isinstance(wanted, str) and wanted in named:
-            return named[wanted]
+        if isinstance(choice, int) and 0 <= choice < len(tasks):
+            return tasks[choice]
+        by_id = {task.id: task for task in tasks}
+        if isinstance(choice, str) and choice in by_id:
+            return by_id[choice]
         raise UserError(
-            f"split `{split}` of {self._plain.id} has no task {wanted!r}.{did_you_mean(str(wanted), named)} "
+            f"split `{split}` of {self._example.id} has no task {choice!r}."
+            f"{did_you_mean(str(choice), by_id)} "
             f"Name one by its id, or by its number from 0 to {len(tasks) - 1}."
         )
 
-    def _shown(self, observation: Observation) -> str:
+    def _record(self, observation: Observation) -> str:
         text = "\n".join(message.text for message in observation)
         self._transcript.append(text)
         return text
@@ -147,9 +148,9 @@ class GymnasiumFace(gymnasium.Env[str, str]):
             self._loop.run(env.close())
 
 
-def _views(fresh: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
+def _env_factory(make_env: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
     def make() -> Env:
-        env = fresh()
+        env = make_env()
         if isinstance(env, Env):
             return env
         return AgentView(env, agent or env.possible_agents[0])
@@ -158,11 +159,11 @@ def _views(fresh: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
 
 
 class _Loop:
-    """An event loop of one's own that runs only while somebody waits for it.
+    """An event loop that runs only during run().
 
     Waits for: the coroutine. Inside another running loop (a notebook's) it runs in a thread, which
-    is gone when the coroutine is done. On shutdown: close() cancels what is left in the loop; a
-    closed one opens again when it is next used.
+    ends with the coroutine. On shutdown: close() cancels the remaining tasks of the loop; a closed
+    loop opens again at its next use.
     """
 
     def __init__(self) -> None:
@@ -173,15 +174,15 @@ class _Loop:
             # The factory keeps the runner from becoming the thread's own current loop.
             self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         runner = self._runner
-        return _outside_of_loops(lambda: runner.run(work))
+        return _run_outside_of_loops(lambda: runner.run(work))
 
     def close(self) -> None:
         if self._runner is not None:
-            _outside_of_loops(self._runner.close)
+            _run_outside_of_loops(self._runner.close)
         self._runner = None
 
 
-def _outside_of_loops(work: Callable[[], _T]) -> _T:
+def _run_outside_of_loops(work: Callable[[], _T]) -> _T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

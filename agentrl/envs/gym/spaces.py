@@ -1,4 +1,4 @@
-"""A space of all text: no alphabet, no longest string."""
+"""A Gymnasium space of all text, without an alphabet and without a greatest length."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BLANK = "{}"
 
 
 class TextSpace(Space[str]):
-    """Every string, of any length and script; `gymnasium.spaces.Text` has an alphabet and a longest one.
+    """Every string, of any length and script; `gymnasium.spaces.Text` has an alphabet and a greatest length.
 
-    forms: what a sample looks like: `{}` in a form stands for a few words. Samples are plausible,
-    not uniform: no distribution over all strings is. They do not bound what the space contains.
+    forms: formats of samples, with `{}` for a few words. Samples are plausible, not uniform: no distribution
+    over all strings is. They do not bound the elements of the space.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TextSpace(Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no fixed number of numbers."""
+        """False: text has no fixed number of values."""
         return False
 
     def sample(
@@ -40,12 +40,12 @@ class TextSpace(Space[str]):
         mask: npt.NDArray[np.int8] | None = None,
         probability: npt.NDArray[np.float64] | None = None,
     ) -> str:
-        """A few words, not all of them ASCII, in one of the forms.
+        """A few words, some of them not ASCII, in one of the forms.
 
         mask: int8 [number of forms], 1 where a form may be used. probability: float64, the same shape.
 
         Raises:
-            ValueError: both are given.
+            ValueError: both are arguments.
         """
         if mask is not None and probability is not None:
             raise ValueError("give sample() a mask or a probability, not both")
@@ -55,7 +55,7 @@ class TextSpace(Space[str]):
         return form.replace(_BLANK, " ".join(words.tolist()))
 
     def contains(self, x: object) -> bool:
-        """Whether it is a string."""
+        """Whether `x` is a string."""
         return isinstance(x, str)
 
     def __eq__(self, other: object) -> bool:
@@ -68,8 +68,8 @@ class TextSpace(Space[str]):
         return "TextSpace()"
 
 
-def _side_by_side(spaces: Sequence[TextSpace]) -> Tuple[str]:
+def _tuple_of(spaces: Sequence[TextSpace]) -> Tuple[str]:
     return Tuple(spaces)
 
 
-batch_differing_spaces.register(TextSpace, _side_by_side)
+batch_differing_spaces.register(TextSpace, _tuple_of)

@@ -1,4 +1,4 @@
-"""A new environment's package, written from templates: it installs, passes its check and its tests."""
+"""Writes the package of a new environment from templates: it installs and passes its check and its tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.errors import UserError
 __all__ = ["NewPackage", "scaffold"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
-_USED = {"Limits", "Script", "Sequence", "Task", "ToolEnv"}
+_IMPORTED_NAMES = {"Limits", "Script", "Sequence", "Task", "ToolEnv"}
 _FILES = {
     "pyproject.toml": "pyproject.toml.jinja",
     "README.md": "README.md.jinja",
@@ -31,7 +31,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class NewPackage:
-    """What was written: the folder, the package in it, its class and the id it registers."""
+    """A written package: its folder, its import name, its class and the id that it registers."""
 
     folder: Path
     package: str
@@ -46,7 +46,7 @@ def scaffold(name: str, folder: Path | None = None) -> NewPackage:
     WordPairs-v0.
 
     Raises:
-        UserError: the name cannot be one, is taken, or the folder exists.
+        UserError: the name is invalid or taken, or the folder exists.
     """
     words = _words(name)
     package, env_class = "_".join(words), "".join(word.capitalize() for word in words)
@@ -79,7 +79,11 @@ def _words(name: str) -> list[str]:
 def _check_free(new: NewPackage) -> None:
     if new.folder.exists():
         raise UserError(f"{new.folder} exists already; choose another name, or another folder with --dir.")
-    if keyword.iskeyword(new.package) or new.package in sys.stdlib_module_names or new.env_class in _USED:
+    if (
+        keyword.iskeyword(new.package)
+        or new.package in sys.stdlib_module_names
+        or new.env_class in _IMPORTED_NAMES
+    ):
         raise UserError(f"`{new.package}` means something else in Python or agentrl; choose another name.")
     if new.env_id in env_ids() or importlib.util.find_spec(new.package) is not None:
         raise UserError(

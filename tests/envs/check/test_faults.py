@@ -36,7 +36,7 @@ def _nothing_is_left():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr("agentrl.envs.check.traces._MOST_LOOKS", 5)
+    monkeypatch.setattr("agentrl.envs.check.traces._MAX_POLLS", 5)
     monkeypatch.setattr(cost_probe, "SLOW_MS", 100.0)
     monkeypatch.setattr(cost_probe, "_EPISODES", 20)
 
@@ -118,12 +118,12 @@ def test_progress_is_told_in_the_order_of_the_checks():
 
 
 def test_the_same_seed_checks_the_same_and_leaves_global_chance_alone():
-    from agentrl.envs.check.same_probe import global_chance
+    from agentrl.envs.check.same_probe import global_random_state
 
-    before = global_chance()
+    before = global_random_state()
     scores = [check_env(Good, n=4, seed=3).figures["random_score"] for _ in range(2)]
     assert scores[0] == scores[1]
-    assert global_chance() == before
+    assert global_random_state() == before
 
 
 def test_the_guide_explains_every_finding_and_no_other():

@@ -19,8 +19,8 @@ from typing_extensions import TypedDict
 from agentrl import Task
 from agentrl.envs.check import arguments
 from agentrl.envs.check.intervals import Z, interval
-from agentrl.envs.check.task_probe import looked_at, probe_tasks
-from agentrl.envs.check.traces import left_behind, own_temporary_folder, present
+from agentrl.envs.check.task_probe import probe_tasks, subsampled
+from agentrl.envs.check.traces import leftovers, own_temporary_folder, present
 from agentrl.tools import Tool
 
 
@@ -163,19 +163,19 @@ def test_a_prompt_must_leave_room_for_an_answer():
 
 def test_of_very_many_tasks_evenly_spaced_ones_are_looked_at():
     tasks = [Task.ask(str(n), "?") for n in range(50_001)]
-    seen = looked_at(tasks)
+    seen = subsampled(tasks)
     assert 10_000 < len(seen) <= 20_000
     assert seen[0] is tasks[0]
-    assert looked_at(tasks[:7]) == tasks[:7]
+    assert subsampled(tasks[:7]) == tasks[:7]
 
 
 async def test_what_comes_and_goes_leaves_no_trace_and_what_stays_does():
     with own_temporary_folder() as folder:
         before = present(folder)
         task = asyncio.create_task(asyncio.sleep(0.05))
-        assert await left_behind(before, folder) == []
+        assert await leftovers(before, folder) == []
         await task
         (folder / "kept").touch()
-        assert await left_behind(before, folder) == [("file", "kept")]
+        assert await leftovers(before, folder) == [("file", "kept")]
     assert not folder.exists()
     assert os.environ.get("TMPDIR") != str(folder)

@@ -12,7 +12,7 @@ from tests.tools.mcp.watching import alive, servers
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch):
-    monkeypatch.setattr("agentrl.envs.check.traces._MOST_LOOKS", 5)
+    monkeypatch.setattr("agentrl.envs.check.traces._MAX_POLLS", 5)
     monkeypatch.setattr(cost_probe, "_EPISODES", 4)
     yield
     for child in sharing.FORGOTTEN:

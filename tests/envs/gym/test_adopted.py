@@ -66,7 +66,7 @@ class Echo(gymnasium.Env):
 @pytest.fixture(autouse=True)
 def _own_registries(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr("agentrl.envs.gym.adopted._known", {})
+    monkeypatch.setattr("agentrl.envs.gym.adopted._facts_by_id", {})
     before = dict(gymnasium.registry)
     gymnasium.register("Count-v0", Count)
     gymnasium.register("Limited-v0", Count, max_episode_steps=7)

@@ -1,6 +1,6 @@
-"""A seeded knowledge base of people, cities and countries, and the questions it can answer.
+"""A seeded knowledge base of people, cities and countries, and questions about it.
 
-Names are made of two syllables from two disjoint lists A and B; the pattern says what is named:
+Names have two syllables from two disjoint lists A and B; the pattern gives the kind of the name:
 
     first name A+B     last name B+B     city B+A     country A+A
 
@@ -8,7 +8,7 @@ so no word is ambiguous for a bag-of-words index. Each person has two documents,
 
     "Kale Mupe was born in Vodi"   "Kale Mupe now works in Piba"   "Vodi is a city in country Gusa"
 
-There are 94,500 possible people and 6,000 real ones: too many to be learned by heart.
+There are 94,500 possible names and 6,000 people: too many for a small model to memorise.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SYLLABLES_B = tuple(c + v for c in "mpv" for v in "aeiou")
 NUM_CITIES = 150
 NUM_COUNTRIES = 40
 PEOPLE: Mapping[str, int] = {"demo": 3000, "train": 2280, "validation": 200, "test": 520}
-"""How many people each split asks about; nobody is in two splits."""
+"""The number of people in the questions of each split; no person is in two splits."""
 
 Relation = Literal["born", "works"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 
 class Person(NamedTuple):
-    """Somebody: first and last name, and a city for each relation, in two different countries."""
+    """A person: first and last name, and a city for each relation, in two different countries."""
 
     first: str
     last: str
@@ -58,8 +58,8 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class World:
-    """Everything that is true, and the index over it."""
+class KnowledgeBase:
+    """All facts, as tables and as documents, and the index over the documents."""
 
     seed: int
     people: Mapping[str, tuple[Person, ...]]
@@ -68,20 +68,20 @@ class World:
     index: Bm25Index
 
     def questions(self, split: str) -> tuple[Question, ...]:
-        """All four questions about everybody in a split, in an order of the seed's.
+        """All four questions about each person of a split, in an order drawn from the seed.
 
         Raises:
             KeyError: no such split.
         """
-        asked = [
-            self._ask(f"{split}-{number}", person, relation, hops)
+        questions = [
+            self._question(f"{split}-{number}", person, relation, hops)
             for number, person in enumerate(self.people[split])
             for relation, hops in product(RELATIONS, (1, 2))
         ]
-        random.Random(f"{self.seed} {split}").shuffle(asked)
-        return tuple(asked)
+        random.Random(f"{self.seed} {split}").shuffle(questions)
+        return tuple(questions)
 
-    def _ask(self, id: str, person: Person, relation: Relation, hops: int) -> Question:
+    def _question(self, id: str, person: Person, relation: Relation, hops: int) -> Question:
         where = "Where" if hops == 1 else "In which country"
         text = (
             f"{where} was {person.name} born?" if relation == "born" else f"{where} does {person.name} work?"
@@ -96,31 +96,31 @@ def _names(first: tuple[str, ...], second: tuple[str, ...]) -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def build_world(seed: int = 0) -> World:
-    """The world of a seed: the same one every time."""
+def build_knowledge_base(seed: int = 0) -> KnowledgeBase:
+    """The knowledge base of a seed, the same in every run."""
     rng = random.Random(seed)
     cities = rng.sample(_names(SYLLABLES_B, SYLLABLES_A), NUM_CITIES)
     names = rng.sample(_names(SYLLABLES_A, SYLLABLES_A), NUM_COUNTRIES)
     countries = {city: names[number % NUM_COUNTRIES] for number, city in enumerate(cities)}
     firsts, lasts = _names(SYLLABLES_A, SYLLABLES_B), _names(SYLLABLES_B, SYLLABLES_B)
     drawn = rng.sample(range(len(firsts) * len(lasts)), sum(PEOPLE.values()))
-    everybody = []
+    everyone = []
     for number in drawn:
         born = works = rng.choice(cities)
         while countries[works] == countries[born]:
             works = rng.choice(cities)
         first, last = firsts[number // len(lasts)], lasts[number % len(lasts)]
-        everybody.append(Person(first, last, {"born": born, "works": works}))
-    documents = [text for person in everybody for text in _about(person)]
+        everyone.append(Person(first, last, {"born": born, "works": works}))
+    documents = [text for person in everyone for text in _documents(person)]
     documents += [f"{city} is a city in country {country}" for city, country in countries.items()]
-    # Documents that fit a vague query equally well are ranked by position: let chance decide it.
+    # The index ranks documents with equal scores by position: shuffle them.
     rng.shuffle(documents)
-    rest = iter(everybody)
+    rest = iter(everyone)
     people = {split: tuple(next(rest) for _ in range(count)) for split, count in PEOPLE.items()}
-    return World(seed, people, countries, tuple(documents), Bm25Index(documents))
+    return KnowledgeBase(seed, people, countries, tuple(documents), Bm25Index(documents))
 
 
-def _about(person: Person) -> tuple[str, str]:
+def _documents(person: Person) -> tuple[str, str]:
     return (
         f"{person.name} was born in {person.cities['born']}",
         f"{person.name} now works in {person.cities['works']}",
