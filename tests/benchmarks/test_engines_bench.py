@@ -41,7 +41,7 @@ from benchmarks.engines.settings import (
 )
 from tests.engine.fleets import EAGER, pids_at, served_fleet
 from tests.engine.scheduling import Scheduler, checkpoint
-from tests.engine.serving import WORDS, Said, generated, listening, sglang_python
+from tests.engine.serving import CODEC, ScriptedServer, generated, listening, sglang_python
 from tests.engine.subjects import VOCAB, text_of
 
 SMALL = EngineSettings(
@@ -81,7 +81,7 @@ class Recording(EmbeddedEngine):
 async def recording_server():
     """A server over HTTP, and its engine."""
     engine = Recording.serving()
-    async with listening(EngineApp(engine, WORDS, name="tiny").app) as url:
+    async with listening(EngineApp(engine, CODEC, name="tiny").app) as url:
         yield url, engine
 
 
@@ -120,11 +120,11 @@ async def test_all_sides_get_equal_requests_with_new_prompts_in_every_run(tmp_pa
 
 
 async def test_both_clients_send_the_same_bodies(tmp_path):
-    server = Said(generated([1, 2, 3, 4]))
+    server = ScriptedServer(generated([1, 2, 3, 4]))
     async with server.listening() as url:
         row = await client.measured("recording server", url, 7, context(tmp_path))
-    request_ids = [body.pop("rid") for body in server.seen]
-    bodies = [json.dumps(body) for body in server.seen]
+    request_ids = [body.pop("rid") for body in server.requests]
+    bodies = [json.dumps(body) for body in server.requests]
     assert len(bodies) == RUNS * 2 * 7
     assert {bodies.count(body) for body in bodies} == {RUNS * 2 * 3, RUNS * 2 * 2}, "three prompts in turn"
     # The plain client repeats its request ids in every run, the other has a new one for each request.

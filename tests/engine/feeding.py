@@ -1,4 +1,4 @@
-"""A sink, and servers on the loopback device that it feeds."""
+"""A weight sink and its servers, on the loopback device."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from agentrl.protocols import Bucket
 from agentrl.weights import checksum, manifest_of, pack_buckets
 from tests.engine.scheduling import Scheduler, checkpoint
 
-Named = list[tuple[str, torch.Tensor]]
+NamedTensors = list[tuple[str, torch.Tensor]]
 TIMEOUT_S = 5.0
 
 
 class Rig:
-    """Servers, and a sink that feeds them. held: how often the policy was held; lost: servers reported."""
+    """Servers, and the sink that updates them. held: holds of the policy (count); lost: servers reported."""
 
     def __init__(self, schedulers: Sequence[Scheduler], urls: Sequence[str], transport: Transport) -> None:
         self.schedulers = list(schedulers)
         self.servers = [Server(url, timeout_s=TIMEOUT_S, update_timeout_s=TIMEOUT_S) for url in urls]
         self.held = 0
         self.lost: list[Server] = []
-        self.sink = SGLangSink(transport, lambda: self.servers, self._hold, self._lose)
+        self.sink = SGLangSink(transport, lambda: self.servers, self._hold, self._report_lost)
 
     @asynccontextmanager
     async def _hold(self) -> AsyncIterator[None]:
         self.held += 1
         yield
 
-    def _lose(self, server: Server, error: EngineError) -> None:
+    def _report_lost(self, server: Server, error: EngineError) -> None:
         assert str(error)
         self.lost.append(server)
 
-    async def send(self, version: int, *, named: Named | None = None, damage: int = 0) -> None:
-        named = checkpoint(version) if named is None else named
-        async with self.sink.begin(manifest_of(named), version) as transaction:
-            for bucket in pack_buckets(named, 100):
+    async def send(self, version: int, *, tensors: NamedTensors | None = None, damage: int = 0) -> None:
+        tensors = checkpoint(version) if tensors is None else tensors
+        async with self.sink.begin(manifest_of(tensors), version) as transaction:
+            for bucket in pack_buckets(tensors, 100):
                 await transaction.put(bucket)
-            await transaction.commit(checksum(named) + damage)
+            await transaction.commit(checksum(tensors) + damage)
 
-    async def serve(self, version: int) -> None:
-        """Check that every server serves exactly this version, and never served anything else by its name."""
+    async def expect_version(self, version: int) -> None:
+        """Check that every server serves exactly this version, and never served other weights under it."""
         for scheduler, server in zip(self.schedulers, self.servers, strict=True):
             assert scheduler.holds(version)
             assert not scheduler.paused
@@ -62,7 +62,7 @@ class Rig:
 
 
 class Damaging(NamedTuple):
-    """A transport on which one byte changes on the way, once it is armed; what is sent then is whole."""
+    """A transport that flips a byte of the next delivery once it is armed."""
 
     inner: Transport
     armed: list[bool]
@@ -72,10 +72,10 @@ class Damaging(NamedTuple):
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
         if self.armed and self.armed.pop():
-            first, *others = delivery.buckets
+            first, *rest = delivery.buckets
             data = first.data.copy()
             data[-1] ^= 1
-            delivery = delivery._replace(buckets=(Bucket(first.tensors, data), *others))
+            delivery = delivery._replace(buckets=(Bucket(first.tensors, data), *rest))
         return await self.inner.send(servers, delivery)
 
     async def close(self) -> None:
@@ -83,22 +83,24 @@ class Damaging(NamedTuple):
 
 
 @asynccontextmanager
-async def rig(folder: Path, *schedulers: Scheduler, transport: Transport | None = None) -> AsyncIterator[Rig]:
+async def open_rig(
+    folder: Path, *schedulers: Scheduler, transport: Transport | None = None
+) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(one.listening()) for one in schedulers]
-        made = Rig(schedulers, urls, transport or SharedMemory(folder))
+        urls = [await stack.enter_async_context(scheduler.listening()) for scheduler in schedulers]
+        rig = Rig(schedulers, urls, transport or SharedMemory(folder))
         async with asyncio.timeout(30):
-            yield made
-        await made.sink.close()
-        for server in made.servers:
+            yield rig
+        await rig.sink.close()
+        for server in rig.servers:
             await server.close()
         assert [path for path in folder.iterdir() if path.is_file()] == []
 
 
-def holding(over: asyncio.Event, path: str) -> Callable[[str, dict], object]:
-    """Keep the first call of a path waiting."""
-    first = [over.wait]
-    return lambda now, body: first.pop()() if now == path and first else None
+def block_first(event: asyncio.Event, path: str) -> Callable[[str, dict], object]:
+    """Block the first call of a path until the event."""
+    first = [event.wait]
+    return lambda called, body: first.pop()() if called == path and first else None
 
 
 def transports(folder: Path) -> dict[str, Transport]:

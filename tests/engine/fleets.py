@@ -34,8 +34,8 @@ class Served(Listener):
         self.model = folder / "model"
 
     async def start(self) -> None:
-        words = ["serve", str(self.model), "--port", str(self.port), "--max-slots", "4"]
-        command = [sys.executable, "-m", "agentrl.cli", *words, "--max-context-len", "1024"]
+        arguments = ["serve", str(self.model), "--port", str(self.port), "--max-slots", "4"]
+        command = [sys.executable, "-m", "agentrl.cli", *arguments, "--max-context-len", "1024"]
         await self._start_process(command, {**os.environ, "OMP_NUM_THREADS": "1"}, grace_s=1, within_s=60)
 
 
@@ -65,55 +65,59 @@ async def sglang_fleet(
     **arguments: object,
 ) -> AsyncIterator[Fleet]:
     """Real SGLangs over the first tiny model."""
-    told = {"max_running_requests": 4, "max_total_tokens": 4 * context_len, "context_length": context_len}
+    limits = {"max_running_requests": 4, "max_total_tokens": 4 * context_len, "context_length": context_len}
     settings = ServerSettings(
         model=save_tiny(folder / "model", context_len=context_len),
         log_folder=folder,
         device=device,
-        arguments={"custom_weight_loader": [LOADER], **told, **arguments},
+        arguments={"custom_weight_loader": [LOADER], **limits, **arguments},
         python=sglang_python(),
         python_path=(LOADER_FOLDER,),
     )
     async with Servers(ServerReplicas(settings, count=count)) as servers:
         policy = SGLangPolicy(servers.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)
-        yielded = Fleet(servers.servers, servers.router, policy, SharedMemory(), _nothing, health).watch()
+        fleet = Fleet(servers.servers, servers.router, policy, SharedMemory(), _no_op, health).watch()
         try:
-            yield yielded
+            yield fleet
         finally:
-            await yielded.close()
+            await fleet.close()
 
 
-async def _nothing() -> None:
+async def _no_op() -> None:
     pass
 
 
 def pids_at(port: int) -> list[int]:
-    """All processes under the guard whose command line holds this port, the guard itself not among them."""
-    parents, found, guards = {}, [], set()
+    """All processes under the guard whose command line has this port, without the guard itself."""
+    parents, matches, guards = {}, [], set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
                 parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
             except OSError:
                 continue
-            if str(port).encode() in words:
-                found.append(int(entry.name))
-                guards |= {int(entry.name)} if any(word.endswith(b"guard.py") for word in words) else set()
+            if str(port).encode() in arguments:
+                matches.append(int(entry.name))
+                guards |= (
+                    {int(entry.name)}
+                    if any(argument.endswith(b"guard.py") for argument in arguments)
+                    else set()
+                )
     # Some processes rename themselves.
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid and child not in found]
-    return [pid for pid in found if pid not in guards]
+    for pid in matches:
+        matches += [child for child, parent in parents.items() if parent == pid and child not in matches]
+    return [pid for pid in matches if pid not in guards]
 
 
-def strike(pids: Sequence[int], number: signal.Signals) -> None:
+def send_signal(pids: Sequence[int], number: signal.Signals) -> None:
     """Send a signal to all of them."""
     for pid in pids:
         os.kill(pid, number)
 
 
-async def until(true, within_s: float = 60.0) -> None:
-    """Wait for something to become true."""
+async def until(condition, within_s: float = 60.0) -> None:
+    """Wait until the condition is true."""
     async with asyncio.timeout(within_s):
-        while not true():
+        while not condition():
             await asyncio.sleep(0.01)

@@ -1,6 +1,6 @@
-"""A server that takes weights as SGLang does, and dies where SGLang would; our loader runs inside it.
+"""A server with SGLang's weight endpoints and crashes, and our loader inside.
 
-Its model keeps its parameters as SGLang keeps them: fused, and padded.
+The parameters of its model have SGLang's layout: fused, and padded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PADDED_VOCAB, PADDED_MLP = 8, 4
 
 
 class Fused(nn.Module):
-    """`model.layers.0` as SGLang has it; the names of a checkpoint lie inside."""
+    """`model.layers.0` as SGLang has it; with the names of a checkpoint inside."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class Fused(nn.Module):
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in weights:
-            part = self.place(name)
+            part = self.slice_of(name)
             part[tuple(slice(size) for size in tensor.shape)] = tensor
 
-    def place(self, name: str) -> Tensor:
+    def slice_of(self, name: str) -> Tensor:
         module, _, kind = name.rpartition(".")
         if module in ("q_proj", "k_proj", "v_proj"):
             number = "qkv".index(module[0])
@@ -84,7 +84,7 @@ def checkpoint(seed: int, dtype: torch.dtype = torch.float32) -> list[tuple[str,
     def some(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    named = {
+    tensors = {
         "embed_tokens.weight": some(VOCAB, WIDTH),
         **{f"{n}_proj.weight": some(size, WIDTH) for n, size in zip("qkv", HEADS, strict=True)},
         **{f"{n}_proj.bias": some(size) for n, size in zip("qkv", HEADS, strict=True)},
@@ -93,14 +93,14 @@ def checkpoint(seed: int, dtype: torch.dtype = torch.float32) -> list[tuple[str,
         "norm": some(),
         "steps": torch.full((2,), seed),
     }
-    return [(f"layer.{name}", tensor) for name, tensor in named.items()]
+    return [(f"layer.{name}", tensor) for name, tensor in tensors.items()]
 
 
 class Scheduler:
     """One server. `app` is the ASGI application.
 
-    calls: paths that were posted, in order. dead: why it died; it then answers nothing but 500, as an SGLang
-    whose scheduler is gone. before: runs ahead of each call with its path and body, to make it fail.
+    calls: paths of POST requests, in order. dead: why it crashed; every response is then 500, as from an
+    SGLang without its scheduler. before: called before each request with its path and body, to make it fail.
     served: every set of weights with the version under which it could have been sampled.
     """
 
@@ -159,7 +159,7 @@ class Scheduler:
                 await waiting
             if self.dead:
                 return Response(self.dead, 500)
-            # As in SGLang, what goes on in the scheduler does not keep others from asking.
+            # As in SGLang, the HTTP server stays responsive while the scheduler works.
             return await asyncio.to_thread(do, body)
 
         return endpoint
@@ -171,7 +171,7 @@ class Scheduler:
         return endpoint
 
     async def _health(self, request: Request) -> Response:
-        # SGLang samples a token to see how it is, and while it is paused none comes.
+        # SGLang samples a token as a health check, which fails while it is paused.
         return Response("", 503 if self.dead or self.paused else 200)
 
     def _model_info(self) -> dict:
@@ -225,8 +225,8 @@ class Scheduler:
         return self._done()
 
     def _leave(self, body: dict) -> Response:
-        found = self.groups.pop(body["group_name"], None)
-        return JSONResponse({"success": found is not None}, 400 if found is None else 200)
+        group = self.groups.pop(body["group_name"], None)
+        return JSONResponse({"success": group is not None}, 400 if group is None else 200)
 
     def _receive(self, body: dict) -> Response:
         group = self.groups.get(body["group_name"])
@@ -239,13 +239,13 @@ class Scheduler:
             group.broadcast(flat, 0).wait()
         except RuntimeError as error:
             return JSONResponse({"success": False, "message": str(error)}, 400)
-        start, named = 0, []
+        start, tensors = 0, []
         for spec in specs:
             # In place, as SGLang does: a tensor that does not begin where its dtype may is refused.
             part = flat[start : start + size_of(spec)].view(torch_dtype(spec.dtype))
-            named.append((spec.name, part.reshape(spec.shape)))
+            tensors.append((spec.name, part.reshape(spec.shape)))
             start += size_of(spec)
-        self.model.load_weights(named)
+        self.model.load_weights(tensors)
         return self._done()
 
     def _done(self) -> Response:

@@ -1,4 +1,4 @@
-"""Servers under test: the embedded engine over HTTP, one that says what it is told, and a real SGLang."""
+"""Servers under test: the embedded engine over HTTP, one with scripted replies, and a real SGLang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.engine.subjects import VOCAB, text_of, tiny
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300
-WORDS = TextCodec(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids))
+CODEC = TextCodec(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids))
 
 
 @asynccontextmanager
@@ -52,26 +52,26 @@ async def embedded_server(
     engine = EmbeddedEngine.from_model(
         tiny("qwen3"), max_slots=4, max_context_len=max_context_len, decode=text_of
     )
-    async with listening(EngineApp(engine, WORDS, name="tiny", **changes).app) as url:
+    async with listening(EngineApp(engine, CODEC, name="tiny", **changes).app) as url:
         yield url, engine
 
 
-class Said:
-    """A server that answers /generate as a test says, one entry for a request, the last one for ever.
+class ScriptedServer:
+    """A server with scripted replies of /generate, one per request; the last one repeats.
 
     An entry is a body, a status with a body, or "hang", "drop" (the connection, in mid-reply), "refuse" (with
-    503). seen: the requests that came, as JSON; heads: their headers; aborted: rids that were to end.
+    503). requests: received, as JSON; headers: of each; aborted: rids of the aborts.
     """
 
     def __init__(self, *replies, info: dict | None = None):
         self.replies = list(replies)
         self.info = {"context_length": 64} if info is None else info
-        self.seen: list[dict] = []
-        self.heads: list[str] = []
+        self.requests: list[dict] = []
+        self.headers: list[str] = []
         self.aborted: list[str] = []
         self.connections = 0
-        self.arrived = asyncio.Event()
-        self.abort_came = asyncio.Event()
+        self.request_received = asyncio.Event()
+        self.abort_received = asyncio.Event()
 
     @asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[str]:
@@ -96,32 +96,34 @@ class Said:
     async def _answer(self, head, body, writer):
         path = head.split(" ")[1]
         if path == "/generate":
-            self.seen.append(json.loads(body))
-            self.heads.append(head)
-            self.arrived.set()
-            return await self._say(self.replies[0] if len(self.replies) == 1 else self.replies.pop(0), writer)
+            self.requests.append(json.loads(body))
+            self.headers.append(head)
+            self.request_received.set()
+            return await self._send(
+                self.replies[0] if len(self.replies) == 1 else self.replies.pop(0), writer
+            )
         if path == "/abort_request":
             self.aborted.append(json.loads(body)["rid"])
-            self.abort_came.set()
-        told = {"/server_info": self.info, "/model_info": {"weight_version": "default"}}.get(path, {})
-        return await self._say(told, writer)
+            self.abort_received.set()
+        reply = {"/server_info": self.info, "/model_info": {"weight_version": "default"}}.get(path, {})
+        return await self._send(reply, writer)
 
-    async def _say(self, reply, writer):
+    async def _send(self, reply, writer):
         if reply == "hang":
             await asyncio.Event().wait()
         if reply == "drop":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
             await writer.drain()
             raise ConnectionResetError
-        status, told = reply if isinstance(reply, tuple) else (503 if reply == "refuse" else 200, reply)
-        content = told.encode() if isinstance(told, str) else json.dumps(told).encode()
+        status, body = reply if isinstance(reply, tuple) else (503 if reply == "refuse" else 200, reply)
+        content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
         await writer.drain()
 
 
 def generated(ids: Sequence[int], finish: dict | None = None, **meta) -> dict:
-    """A reply of SGLang, as it was observed."""
-    told = {
+    """A reply of SGLang, as observed."""
+    defaults = {
         "id": "x",
         "finish_reason": finish or {"type": "length", "length": len(ids)},
         "weight_version": "default",
@@ -129,17 +131,17 @@ def generated(ids: Sequence[int], finish: dict | None = None, **meta) -> dict:
         "output_token_logprobs": [[-0.5, i, None] for i in ids],
         "dp_rank": None,
     }
-    return {"text": text_of(ids), "output_ids": list(ids), "meta_info": told | meta}
+    return {"text": text_of(ids), "output_ids": list(ids), "meta_info": defaults | meta}
 
 
 def save_tiny(folder: Path, seed: int = 0, *, context_len: int = 256) -> Path:
     """A model directory with a tokenizer whose text is `text_of`."""
     tiny("qwen3", seed, max_position_embeddings=context_len).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
-    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    words.decoder = decoders.Fuse()
+    word_level = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
+    word_level.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    word_level.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=context_len, clean_up_tokenization_spaces=False
+        tokenizer_object=word_level, model_max_length=context_len, clean_up_tokenization_spaces=False
     )
     tokenizer.save_pretrained(folder)
     return folder
@@ -166,14 +168,14 @@ def free_port() -> int:
 def running(command: Sequence[str | Path], url: str, path: str, log: Path) -> Iterator[str]:
     """A server under guard, from where it answers `path` until the block ends."""
     env = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    guarded = guard.command([str(word) for word in command])
+    guarded = guard.command([str(argument) for argument in command])
     with log.open("w") as out:
         process = subprocess.Popen(guarded, stdout=out, stderr=out, env=env, start_new_session=True)
     try:
-        until = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         while not _answers(url + path):
             assert process.poll() is None, f"the server ended:\n{log.read_text()[-3000:]}"
-            assert time.monotonic() < until, f"the server did not start:\n{log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline_s, f"the server did not start:\n{log.read_text()[-3000:]}"
             time.sleep(0.2)
         yield url
     finally:
@@ -189,7 +191,7 @@ def _answers(url: str) -> bool:
 
 
 def sglang_command(model: Path, port: int, *, context_length: int) -> list[str | Path]:
-    told = {
+    arguments = {
         "model_path": model,
         "device": "cpu",
         "host": "127.0.0.1",
@@ -199,7 +201,7 @@ def sglang_command(model: Path, port: int, *, context_length: int) -> list[str |
         "max_running_requests": 4,
         "context_length": context_length,
     }
-    words: list[str] = []
-    for name, value in told.items():
-        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return [sglang_python(), "-m", "sglang.launch_server", *words]
+    command_line: list[str] = []
+    for name, value in arguments.items():
+        command_line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return [sglang_python(), "-m", "sglang.launch_server", *command_line]

@@ -1,4 +1,4 @@
-"""The engines under test, each with an independent account of what its model believes."""
+"""The engines under test, each with an independent reference for its model's logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 def tiny(architecture: str, seed: int = 0, **changes: object) -> PreTrainedModel:
-    """A random model, its weights large enough that its beliefs differ from token to token."""
+    """A random model, with weights so large that the probabilities of tokens differ clearly."""
     sizes: dict[str, object] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -53,8 +53,8 @@ def tiny(architecture: str, seed: int = 0, **changes: object) -> PreTrainedModel
 
 
 def delivery_of(model: PreTrainedModel) -> WeightVersion:
-    named = list(named_weights(model))
-    return WeightVersion(manifest_of(named), list(pack_buckets(named, 8_000)), checksum(named))
+    tensors = list(named_weights(model))
+    return WeightVersion(manifest_of(tensors), list(pack_buckets(tensors, 8_000)), checksum(tensors))
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ SGLANG_CAPS = EngineCaps(seeds=False, private_caches=False, weight_updates=False
 
 
 def remote_subject(url: str, caps: EngineCaps, max_context_len: int) -> Subject:
-    """What serves `tiny("qwen3")` at an address, behind a policy of its own."""
+    """The server of `tiny("qwen3")` at an address, with its own policy."""
     model = tiny("qwen3")
     return Subject(
         engine=SGLangPolicy(url, vocab_size=VOCAB, decode=text_of),
@@ -106,8 +106,8 @@ def fake_subject(caps: EngineCaps | None = None, engine: FakeEngine | None = Non
     tables = [seeded_table(VOCAB, seed) for seed in (0, 1)]
 
     def delivery(version: int) -> WeightVersion:
-        named = [("table", torch.from_numpy(tables[version].copy()))]
-        return WeightVersion(manifest_of(named), list(pack_buckets(named, 1 << 20)), checksum(named))
+        tensors = [("table", torch.from_numpy(tables[version].copy()))]
+        return WeightVersion(manifest_of(tensors), list(pack_buckets(tensors, 1 << 20)), checksum(tensors))
 
     engine = engine or FakeEngine(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of)
     return Subject(

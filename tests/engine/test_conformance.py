@@ -1,4 +1,4 @@
-"""Both engines keep every promise; and each promise is one that a broken engine is caught at."""
+"""Both engines pass every check; and each check fails on an engine that is broken in its way."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SUBJECTS = {
 
 @pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-async def test_an_engine_keeps_its_promise(check: Check, make: Callable[[], Subject]) -> None:
+async def test_an_engine_passes(check: Check, make: Callable[[], Subject]) -> None:
     subject = make()
-    assert lack(check, subject.caps) is None, "nothing is left unchecked on our own engines"
+    assert lack(check, subject.caps) is None, "our own engines declare no missing capability"
     await check.run(subject)
     await subject.engine.close()
 
 
-async def test_a_lack_is_reported_and_only_a_declared_one() -> None:
+async def test_a_missing_capability_is_reported_where_it_is_declared() -> None:
     report = await run_conformance(lambda: fake_subject(EngineCaps(stop_strings=False)))
     assert len(report.passed) == len(CHECKS) - 1
     (skipped,) = report.skipped
@@ -48,17 +48,17 @@ async def test_a_lack_is_reported_and_only_a_declared_one() -> None:
 
 
 class Broken(FakeEngine):
-    """A fake that tells a lie about each completion."""
+    """A fake that changes each completion."""
 
-    def __init__(self, lie: Callable[[Completion], Completion]) -> None:
+    def __init__(self, change: Callable[[Completion], Completion]) -> None:
         super().__init__(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of)
-        self._lie = lie
+        self._change = change
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        return self._lie(await super().generate(prompt_ids, sampling, session=session))
+        return self._change(await super().generate(prompt_ids, sampling, session=session))
 
 
-LIES: dict[str, Callable[[Completion], Completion]] = {
+CHANGES: dict[str, Callable[[Completion], Completion]] = {
     "logprobs shifted by one": lambda c: replace(c, logprobs=np.roll(c.logprobs, 1)),
     "logprobs of temperature one": lambda c: replace(c, logprobs=c.logprobs * np.float32(1.01)),
     "the stop token dropped": lambda c: (
@@ -70,11 +70,11 @@ LIES: dict[str, Callable[[Completion], Completion]] = {
     "versions always zero": lambda c: replace(c, versions=np.zeros_like(c.versions)),
     "versions always new": lambda c: replace(c, versions=np.ones_like(c.versions)),
     "the cache not reported": lambda c: replace(c, cached_tokens=0),
-    "the matched string not told": lambda c: replace(c, matched=None),
+    "the matched string is missing": lambda c: replace(c, matched=None),
 }
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-async def test_the_suite_catches(lie: Callable[[Completion], Completion]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_the_suite_catches(change: Callable[[Completion], Completion]) -> None:
     with pytest.raises(ConformanceError):
-        await run_conformance(lambda: fake_subject(engine=Broken(lie)))
+        await run_conformance(lambda: fake_subject(engine=Broken(change)))

@@ -1,4 +1,4 @@
-"""The same suite on fleets: servers of ours that get new weights while requests run."""
+"""The same suite on fleets, whose servers get new weights while requests run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_agentrls_own_servers_take_new_weights_while_requests_run(tmp_path
 @pytest.mark.full
 @pytest.mark.parametrize("count", [1, 2])
 async def test_real_servers_keep_their_promises_under_new_weights(tmp_path, count):
-    # Long enough that requests still run when new weights come.
+    # Long enough that requests still run during the update.
     async with sglang_fleet(tmp_path, count, context_len=1024) as fleet:
         await keeps_all(subject_of(fleet, FLEET_CAPS, 1022), CHECKS[:-1])
         assert fleet.incidents == []

@@ -1,4 +1,4 @@
-"""The same suite over HTTP: on the embedded engine, and on a real SGLang, alone and behind its router."""
+"""The same suite over HTTP: on the embedded engine, and on a real SGLang, with and without its router."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, logits_of, remote_subj
 CONTEXT_LEN = 256
 SGLANG_CONTEXT_LEN = 2048
 """Longer: it is through with few tokens before anything can end them."""
-ROOM = SGLANG_CONTEXT_LEN - 2
+MAX_TOKENS = SGLANG_CONTEXT_LEN - 2
 """Of its context SGLang keeps two tokens for itself."""
 
 
@@ -39,10 +39,10 @@ async def keeps(check: Check, url: str, caps: EngineCaps, max_context_len: int) 
     await subject.engine.close()
 
 
-def test_what_is_lacking_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_capabilities_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         for name, caps in {"embedded over HTTP": HTTP_CAPS, "SGLang": SGLANG_CAPS}.items():
-            lacks = [told for check in CHECKS if (told := lack(check, caps))]
+            lacks = [reason for check in CHECKS if (reason := lack(check, caps))]
             print(f"\n{name}:", *lacks, sep="\n  ")
     assert len(CHECKS) - len(checked(HTTP_CAPS)) == 4
     assert len(CHECKS) - len(checked(SGLANG_CAPS)) == 5
@@ -55,7 +55,7 @@ async def test_the_embedded_engine_keeps_its_promise_over_http(check: Check) -> 
         assert engine.num_requests == 0, "a request was left behind"
 
 
-# Gone before other modules count what is left behind.
+# It ends before other modules count the remaining processes.
 @pytest.fixture(scope="module")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("sglang")
@@ -88,18 +88,18 @@ async def test_sglang_keeps_its_promise(check: Check, where: str, request: pytes
     assert httpx2.post(f"{worker}/flush_cache", trust_env=False).status_code == 200, (
         "requests were left behind"
     )
-    await keeps(check, url, SGLANG_CAPS, ROOM)
+    await keeps(check, url, SGLANG_CAPS, MAX_TOKENS)
 
 
 @pytest.mark.full
-async def test_a_real_server_tells_the_version_of_new_weights(sglang: str, tmp_path: Path) -> None:
+async def test_a_real_server_reports_the_version_of_new_weights(sglang: str, tmp_path: Path) -> None:
     rule, prompt = Sampling(24, temperature=0.0), [1, 10, 20, 30]
-    subject = remote_subject(sglang, SGLANG_CAPS, ROOM)
+    subject = remote_subject(sglang, SGLANG_CAPS, MAX_TOKENS)
     before = await subject.engine.generate(prompt, rule, session="a")
     for seed, version in ((1, "7"), (0, "default")):
         update = {"model_path": str(save_tiny(tmp_path / version, seed)), "weight_version": version}
-        told = httpx2.post(f"{sglang}/update_weights_from_disk", json=update, timeout=60, trust_env=False)
-        assert told.json()["success"], told.text
+        response = httpx2.post(f"{sglang}/update_weights_from_disk", json=update, timeout=60, trust_env=False)
+        assert response.json()["success"], response.text
         after = await subject.engine.generate(prompt, rule, session="a")
         assert set(after.versions.tolist()) == {wire.version_of(version)}
         assert subject.engine.version == wire.version_of(version)

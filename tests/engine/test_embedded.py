@@ -37,11 +37,11 @@ async def test_the_cache_is_bounded_by_slots_and_context(max_slots: int, max_con
     assert engine.cache_bytes == 0
 
 
-async def test_context_is_at_most_what_the_model_was_made_for() -> None:
+async def test_context_is_at_most_max_position_embeddings() -> None:
     assert engine_with(1, 10_000).max_context_len == MODEL.config.max_position_embeddings
 
 
-async def test_what_can_never_fit_is_refused_in_one_sentence() -> None:
+async def test_a_request_over_the_context_is_refused_in_one_sentence() -> None:
     with pytest.raises(RequestTooLargeError) as refusal:
         await engine_with().generate([1] * 60, Sampling(5), session="a")
     assert str(refusal.value) == (
@@ -51,7 +51,7 @@ async def test_what_can_never_fit_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "rule", "word"),
+    ("prompt", "rule", "sentence"),
     [
         ([], Sampling(3), "needs a prompt"),
         ([1], Sampling(0), "at least one token"),
@@ -59,8 +59,8 @@ async def test_what_can_never_fit_is_refused_in_one_sentence() -> None:
         ([-1, 2], Sampling(3), "from -1 to 2"),
     ],
 )
-async def test_senseless_requests_are_refused(prompt: list[int], rule: Sampling, word: str) -> None:
-    with pytest.raises(EngineError, match=word):
+async def test_invalid_requests_are_refused(prompt: list[int], rule: Sampling, sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
         await engine_with().generate(prompt, rule, session="a")
 
 
@@ -75,21 +75,21 @@ async def test_the_session_used_longest_ago_loses_its_slot() -> None:
     histories = {}
     for session in "aba":
         prompt = [5, 6, 7, *histories.get(session, [])]
-        got = await engine.generate(prompt, Sampling(5, seed=1), session=session)
-        histories[session] = got.token_ids.tolist()
+        completion = await engine.generate(prompt, Sampling(5, seed=1), session=session)
+        histories[session] = completion.token_ids.tolist()
     await engine.generate([9], Sampling(2), session="c")
-    kept = await engine.generate([5, 6, 7, 1], Sampling(2), session="a")
-    assert kept.cached_tokens == 3
+    completion = await engine.generate([5, 6, 7, 1], Sampling(2), session="a")
+    assert completion.cached_tokens == 3
     evicted = await engine.generate([5, 6, 7, *histories["b"]], Sampling(2), session="b")
     assert evicted.cached_tokens == 0
 
 
-async def test_an_evicted_session_samples_what_a_kept_one_samples() -> None:
+async def test_an_evicted_session_samples_the_same_as_a_cached_one() -> None:
     async def converse(engine: EmbeddedEngine, number: int) -> list[int]:
         prefix = [number, 2, 3]
         for turn in range(4):
-            got = await engine.generate(prefix, Sampling(5, seed=turn), session=str(number))
-            prefix += [*got.token_ids.tolist(), 4, turn]
+            completion = await engine.generate(prefix, Sampling(5, seed=turn), session=str(number))
+            prefix += [*completion.token_ids.tolist(), 4, turn]
         return prefix
 
     roomy, tight = engine_with(max_slots=9), engine_with(max_slots=2)
@@ -103,44 +103,44 @@ async def test_a_session_that_comes_back_at_once_keeps_its_slot_while_others_wai
     async def converse(number: int) -> list[int]:
         prefix, cached = [number, 2, 3], []
         for turn in range(3):
-            got = await engine.generate(prefix, Sampling(3, seed=turn), session=str(number))
-            cached.append(got.cached_tokens)
-            prefix += [*got.token_ids.tolist(), 4]
+            completion = await engine.generate(prefix, Sampling(3, seed=turn), session=str(number))
+            cached.append(completion.cached_tokens)
+            prefix += [*completion.token_ids.tolist(), 4]
         await engine.close_session(str(number))
         return cached
 
     assert await asyncio.gather(*(converse(n) for n in range(3))) == [[0, 5, 9]] * 3
 
 
-async def test_gaps_between_running_slots_are_closed_without_a_trace() -> None:
+async def test_closing_gaps_between_slots_changes_no_completion() -> None:
     """Long requests in high slots, idle sessions and free slots below them."""
     engine = engine_with(max_slots=24)
-    alone = engine_with(max_slots=1)
+    reference = engine_with(max_slots=1)
     first = [engine.generate([n, 1], Sampling(2, seed=n), session=str(n)) for n in range(20)]
     long = [
         engine.generate([n, 8, 8], Sampling(40, seed=n, stop=("never",)), session=f"long{n}")
         for n in range(4)
     ]
     *short, a, b, c, d = await asyncio.gather(*first, *long)
-    for n, got in enumerate((a, b, c, d)):
-        wanted = await alone.generate([n, 8, 8], Sampling(40, seed=n), session=str(n))
-        assert got.token_ids.tolist() == wanted.token_ids.tolist()
-    # The idle sessions that made room are where their caches are.
+    for n, completion in enumerate((a, b, c, d)):
+        expected = await reference.generate([n, 8, 8], Sampling(40, seed=n), session=str(n))
+        assert completion.token_ids.tolist() == expected.token_ids.tolist()
+    # The idle sessions that were moved are in the slots of their caches.
     for n, before in enumerate(short):
         prefix = [n, 1, *before.token_ids.tolist(), 3]
-        got = await engine.generate(prefix, Sampling(6, seed=1), session=str(n))
-        wanted = await alone.generate(prefix, Sampling(6, seed=1), session=f"again{n}")
-        assert got.cached_tokens == 3
-        assert got.token_ids.tolist() == wanted.token_ids.tolist()
+        completion = await engine.generate(prefix, Sampling(6, seed=1), session=str(n))
+        expected = await reference.generate(prefix, Sampling(6, seed=1), session=f"again{n}")
+        assert completion.cached_tokens == 3
+        assert completion.token_ids.tolist() == expected.token_ids.tolist()
 
 
 async def test_a_stop_string_at_the_limit_is_a_stop() -> None:
     engine = engine_with()
     free = (await engine.generate([3, 4], Sampling(6, seed=3), session="a")).token_ids.tolist()
     stop = text_of(free[4:6])
-    got = await engine.generate([3, 4], Sampling(6, seed=3, stop=(stop,)), session="b")
-    assert got.finish is Finish.STOP
-    assert got.matched == stop
+    completion = await engine.generate([3, 4], Sampling(6, seed=3, stop=(stop,)), session="b")
+    assert completion.finish is Finish.STOP
+    assert completion.matched == stop
 
 
 async def test_the_models_own_end_token_ends_a_completion() -> None:
@@ -148,9 +148,9 @@ async def test_the_models_own_end_token_ends_a_completion() -> None:
     end = int(free.token_ids[2])
     assert end not in free.token_ids[:2]
     engine = EmbeddedEngine.from_model(MODEL, max_slots=1, eos_token_ids=(end,))
-    got = await engine.generate([3, 4], Sampling(6, seed=5), session="a")
-    assert got.token_ids.tolist() == free.token_ids[:3].tolist()
-    assert got.matched == end
+    completion = await engine.generate([3, 4], Sampling(6, seed=5), session="a")
+    assert completion.token_ids.tolist() == free.token_ids[:3].tolist()
+    assert completion.matched == end
 
 
 class BrokenDecoderError(RuntimeError):
@@ -173,8 +173,8 @@ async def test_when_a_step_fails_every_request_fails_and_the_next_one_runs() -> 
     ended = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
     assert [type(error) for error in ended] == [EngineError] * 5
     assert all("BrokenDecoderError: no such word" in str(error) for error in ended)
-    got = await asyncio.wait_for(engine.generate([1, 2], Sampling(3), session="0"), 30)
-    assert len(got.token_ids) == 3
+    completion = await asyncio.wait_for(engine.generate([1, 2], Sampling(3), session="0"), 30)
+    assert len(completion.token_ids) == 3
 
 
 async def test_closing_a_session_ends_the_request_that_runs_in_it() -> None:
@@ -192,12 +192,12 @@ async def test_closing_a_session_ends_the_request_that_runs_in_it() -> None:
 def test_an_engine_serves_one_event_loop_after_another() -> None:
     engine = engine_with()
     for session in "ab":
-        got = asyncio.run(engine.generate([1, 2], Sampling(3), session=session))
-        assert len(got.token_ids) == 3
+        completion = asyncio.run(engine.generate([1, 2], Sampling(3), session=session))
+        assert len(completion.token_ids) == 3
     asyncio.run(engine.close())
 
 
-async def test_training_the_model_does_not_show_until_it_is_published() -> None:
+async def test_training_the_model_does_not_change_the_engines_weights() -> None:
     model = tiny("qwen3", seed=5)
     engine = EmbeddedEngine.from_model(model, max_slots=1)
     before = await engine.generate([1, 2], Sampling(8, temperature=0.0), session="a")
@@ -211,9 +211,9 @@ async def test_training_the_model_does_not_show_until_it_is_published() -> None:
 async def test_a_saved_model_serves_as_the_one_in_memory(tmp_path: Path) -> None:
     MODEL.save_pretrained(tmp_path)
     engine = EmbeddedEngine.from_pretrained(tmp_path, max_slots=1, max_context_len=64)
-    got = await engine.generate([1, 2], Sampling(8, seed=1), session="a")
-    wanted = await engine_with().generate([1, 2], Sampling(8, seed=1), session="a")
-    assert got.token_ids.tolist() == wanted.token_ids.tolist()
+    completion = await engine.generate([1, 2], Sampling(8, seed=1), session="a")
+    expected = await engine_with().generate([1, 2], Sampling(8, seed=1), session="a")
+    assert completion.token_ids.tolist() == expected.token_ids.tolist()
 
 
 def test_broken_directories_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_broken_directories_are_refused_in_a_sentence(tmp_path: Path) -> None:
         EmbeddedEngine.from_pretrained(tmp_path / "nowhere")
     MODEL.save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
-    whole = load_file(weights)
-    save_file({k: v for k, v in whole.items() if "layers.1.mlp" not in k}, weights, {"format": "pt"})
+    tensors = load_file(weights)
+    save_file({k: v for k, v in tensors.items() if "layers.1.mlp" not in k}, weights, {"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"lacks 3 tensors, model.layers.1.mlp"):
         EmbeddedEngine.from_pretrained(tmp_path)
     weights.write_bytes(b"not a model")
@@ -240,15 +240,15 @@ def test_other_architectures_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "sentence"),
     [
         ({"hidden_act": "gelu"}, "gelu"),
         ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, "sliding-window"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
     ],
 )
-def test_variants_that_are_not_computed_are_refused(changes: dict[str, object], word: str) -> None:
-    with pytest.raises(ModelLoadError, match=word):
+def test_variants_that_are_not_computed_are_refused(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ModelLoadError, match=sentence):
         EmbeddedEngine.from_model(tiny("qwen3", **changes))
 
 

@@ -43,15 +43,21 @@ VARIANTS = {
 variants = pytest.mark.parametrize("model", VARIANTS.values(), ids=VARIANTS)
 
 
-def expect_exact(model: PreTrainedModel, prompt: Sequence[int], got: Completion, temperature: float) -> None:
-    rows = logits_of(model, [*prompt, *got.token_ids.tolist()])[len(prompt) - 1 : -1].astype(np.float64)
+def expect_exact(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Completion, temperature: float
+) -> None:
+    rows = logits_of(model, [*prompt, *completion.token_ids.tolist()])[len(prompt) - 1 : -1].astype(
+        np.float64
+    )
     if temperature == 0:
-        assert (rows.max(-1) - rows[np.arange(len(rows)), got.token_ids] <= CLOSE).all()
+        assert (rows.max(-1) - rows[np.arange(len(rows)), completion.token_ids] <= CLOSE).all()
     rows /= temperature or 1.0
     rows -= np.log(np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, keepdims=True)) + rows.max(
         -1, keepdims=True
     )
-    np.testing.assert_allclose(got.logprobs, rows[np.arange(len(rows)), got.token_ids], atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(
+        completion.logprobs, rows[np.arange(len(rows)), completion.token_ids], atol=CLOSE, rtol=0
+    )
 
 
 @variants
@@ -60,18 +66,18 @@ async def test_greedy_is_what_transformers_generates(model: PreTrainedModel) -> 
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, size).tolist() for size in (1, 5, 17, 33, 40, 2)]
     rule = Sampling(24, temperature=0.0)
-    got = await asyncio.gather(
+    completions = await asyncio.gather(
         *(engine.generate(prompt, rule, session=str(n)) for n, prompt in enumerate(prompts))
     )
-    for prompt, completion in zip(prompts, got, strict=True):
-        wanted = model.generate(
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=24,
             do_sample=False,
             eos_token_id=None,
         )
-        assert completion.token_ids.tolist() == wanted[0, len(prompt) :].tolist()
+        assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
         expect_exact(model, prompt, completion, 0.0)
 
 
@@ -87,9 +93,9 @@ async def test_ragged_conversations_are_exact(model: PreTrainedModel, max_slots:
         temperature = (0.0, 0.7, 1.0, 1.3)[number % 4]
         for turn in range(4):
             rule = Sampling(int(rng.integers(1, 12)), temperature=temperature, top_p=0.95, seed=turn)
-            got = await engine.generate(prefix, rule, session=str(number))
-            expect_exact(model, prefix, got, temperature)
-            prefix += [*got.token_ids.tolist(), *rng.integers(0, VOCAB, rng.integers(0, 9)).tolist()]
+            completion = await engine.generate(prefix, rule, session=str(number))
+            expect_exact(model, prefix, completion, temperature)
+            prefix += [*completion.token_ids.tolist(), *rng.integers(0, VOCAB, rng.integers(0, 9)).tolist()]
         await engine.close_session(str(number))
 
     await asyncio.gather(*(converse(number) for number in range(7)))
@@ -109,9 +115,9 @@ def test_any_history_of_a_session_is_exact(data: st.DataObject) -> None:
             session = data.draw(st.sampled_from("abc"))
             old = histories.get(session, [])
             prefix = old[: data.draw(st.integers(0, len(old)))] + data.draw(tokens)
-            got = await engine.generate(prefix[-100:], Sampling(4, seed=turn), session=session)
-            expect_exact(model, prefix[-100:], got, 1.0)
-            histories[session] = prefix[-100:] + got.token_ids.tolist()
+            completion = await engine.generate(prefix[-100:], Sampling(4, seed=turn), session=session)
+            expect_exact(model, prefix[-100:], completion, 1.0)
+            histories[session] = prefix[-100:] + completion.token_ids.tolist()
 
     asyncio.run(play())
 
@@ -120,19 +126,21 @@ async def test_a_prompt_longer_than_a_prefill_batch_is_exact() -> None:
     model = tiny("qwen3", max_position_embeddings=4096)
     engine = EmbeddedEngine.from_model(model, max_slots=2, max_context_len=2600)
     prompts = [np.random.default_rng(n).integers(0, VOCAB, 2500 - 300 * n).tolist() for n in range(2)]
-    got = await asyncio.gather(*(engine.generate(p, Sampling(3, seed=1), session=str(p[0])) for p in prompts))
-    for prompt, completion in zip(prompts, got, strict=True):
+    completions = await asyncio.gather(
+        *(engine.generate(p, Sampling(3, seed=1), session=str(p[0])) for p in prompts)
+    )
+    for prompt, completion in zip(prompts, completions, strict=True):
         rows = torch.from_numpy(logits_of(model, [*prompt, *completion.token_ids.tolist()]))
-        wanted = rows[len(prompt) - 1 : -1].log_softmax(-1)[range(3), completion.token_ids.tolist()]
-        np.testing.assert_allclose(completion.logprobs, wanted.numpy(), atol=5e-5)
+        expected = rows[len(prompt) - 1 : -1].log_softmax(-1)[range(3), completion.token_ids.tolist()]
+        np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=5e-5)
 
 
 async def test_bfloat16_weights_stay_close_to_their_own_model() -> None:
     model = tiny("llama", hidden_size=64, intermediate_size=128).to(torch.bfloat16)
     engine = EmbeddedEngine.from_model(model, max_slots=2, max_context_len=64)
     prompt = list(range(20))
-    got = await engine.generate(prompt, Sampling(8, seed=1), session="a")
-    rows = torch.from_numpy(logits_of(model.float(), [*prompt, *got.token_ids.tolist()]))
-    wanted = rows[len(prompt) - 1 : -1].log_softmax(-1)[range(8), got.token_ids.tolist()]
+    completion = await engine.generate(prompt, Sampling(8, seed=1), session="a")
+    rows = torch.from_numpy(logits_of(model.float(), [*prompt, *completion.token_ids.tolist()]))
+    expected = rows[len(prompt) - 1 : -1].log_softmax(-1)[range(8), completion.token_ids.tolist()]
     model.to(torch.bfloat16)
-    assert np.abs(got.logprobs - wanted.numpy()).max() < 0.15
+    assert np.abs(completion.logprobs - expected.numpy()).max() < 0.15

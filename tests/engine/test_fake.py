@@ -12,10 +12,10 @@ from agentrl.types import Finish
 
 async def test_a_script_is_recited_and_ends() -> None:
     engine = FakeEngine(answer=lambda prompt: [prompt[-1], 7, 8])
-    got = await engine.generate([1, 2], Sampling(9), session="a")
-    assert got.token_ids.tolist() == [2, 7, 8]
-    assert got.logprobs.tolist() == [0.0, 0.0, 0.0]
-    assert got.finish is Finish.STOP
+    completion = await engine.generate([1, 2], Sampling(9), session="a")
+    assert completion.token_ids.tolist() == [2, 7, 8]
+    assert completion.logprobs.tolist() == [0.0, 0.0, 0.0]
+    assert completion.finish is Finish.STOP
 
 
 async def test_a_script_obeys_limits_and_stop_tokens() -> None:
@@ -31,5 +31,5 @@ def test_importing_the_fake_and_the_suite_brings_no_torch() -> None:
         "import sys, agentrl.engine, agentrl.engine.fake, agentrl.engine.conformance\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

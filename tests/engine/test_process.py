@@ -1,4 +1,4 @@
-"""The embedded engine in a process of its own keeps every promise that it keeps in this one."""
+"""The embedded engine in a process of its own has the same guarantees as in this process."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, text_of,
 @pytest.fixture(scope="module")
 def process(tmp_path_factory) -> Iterator[EngineProcess]:
     """One for all tests that leave it alive."""
-    made = EngineProcess(tmp_path_factory.mktemp("engine"))
-    yield made
-    made.end()
-    assert not os.path.exists(f"/proc/{made.pid}")
+    engine_process = EngineProcess(tmp_path_factory.mktemp("engine"))
+    yield engine_process
+    engine_process.end()
+    assert not os.path.exists(f"/proc/{engine_process.pid}")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    words = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
-    words.decoder = decoders.Fuse()
+    word_level = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
+    word_level.decoder = decoders.Fuse()
     path = tmp_path_factory.mktemp("model") / "model"
-    save_model(tiny("qwen3"), PreTrainedTokenizerFast(tokenizer_object=words), str(path))
+    save_model(tiny("qwen3"), PreTrainedTokenizerFast(tokenizer_object=word_level), str(path))
     return path
 
 
@@ -58,18 +58,16 @@ async def test_it_keeps_its_promise(check: Check, process: EngineProcess, folder
 
 
 async def test_it_samples_bit_for_bit_what_is_sampled_inline(process: EngineProcess, folder: Path) -> None:
-    there, here = await subject_on(process, folder), embedded_subject("qwen3")
+    remote, local = await subject_on(process, folder), embedded_subject("qwen3")
     rules = [Sampling(12, temperature=t, seed=3) for t in (0.0, 0.7, 1.3)]
     for number, rule in enumerate(rules):
-        a, b = await there.sample(number, rule), await here.sample(number, rule)
+        a, b = await remote.sample(number, rule), await local.sample(number, rule)
         assert a.token_ids.tolist() == b.token_ids.tolist()
         assert a.logprobs.tolist() == b.logprobs.tolist()
-    await there.engine.close()
+    await remote.engine.close()
 
 
-async def test_many_versions_arrive_whole_though_their_memory_is_used_again(
-    process: EngineProcess, folder: Path
-) -> None:
+async def test_many_versions_arrive_intact_in_reused_memory(process: EngineProcess, folder: Path) -> None:
     subject, versions = await subject_on(process, folder), [tiny("qwen3", seed) for seed in range(4)]
     for version, model in enumerate(versions):
         delivery = delivery_of(model)
@@ -83,9 +81,11 @@ async def test_many_versions_arrive_whole_though_their_memory_is_used_again(
         checked = replace(subject, logits=lambda ids, _, model=model: logits_of(model, ids))
         from agentrl.engine.conformance.subject import expect_logprobs
 
-        got = await checked.engine.generate(checked.prompt(1), Sampling(12, seed=1), session=f"v{version}")
-        assert set(got.versions.tolist()) == {version} == {subject.engine.version}
-        expect_logprobs(checked, checked.prompt(1), got, 1.0)
+        completion = await checked.engine.generate(
+            checked.prompt(1), Sampling(12, seed=1), session=f"v{version}"
+        )
+        assert set(completion.versions.tolist()) == {version} == {subject.engine.version}
+        expect_logprobs(checked, checked.prompt(1), completion, 1.0)
     await subject.engine.close()
 
 
@@ -112,19 +112,19 @@ async def test_the_loop_goes_on_while_it_decodes(process: EngineProcess, folder:
     await subject.engine.close()
 
 
-async def test_a_process_that_dies_is_named_to_everybody_who_waits(tmp_path: Path, folder: Path) -> None:
+async def test_a_process_that_dies_fails_every_pending_call(tmp_path: Path, folder: Path) -> None:
     process = EngineProcess(tmp_path / "engine")
     subject = await subject_on(process, folder)
     waiting = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(200)]
     await asyncio.sleep(0)
     os.kill(process.pid, signal.SIGKILL)
-    says = rf"the embedded engine \(process {process.pid}\) was ended by SIGKILL; see .*engine.log"
+    sentence = rf"the embedded engine \(process {process.pid}\) was ended by SIGKILL; see .*engine.log"
     for task in waiting:
-        with pytest.raises(EngineDiedError, match=says) as died:
+        with pytest.raises(EngineDiedError, match=sentence) as died:
             await task
-    # It ends a run, rather than one episode after the other.
+    # The error ends a run, instead of one episode after the other.
     assert isinstance(died.value, UserError)
-    with pytest.raises(EngineDiedError, match=says):
+    with pytest.raises(EngineDiedError, match=sentence):
         await subject.sample(1, Sampling(1))
     await subject.engine.close()
     process.end()

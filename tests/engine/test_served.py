@@ -1,4 +1,4 @@
-"""The embedded engine over HTTP: what it answers, to SGLang's clients and to mistaken ones."""
+"""The embedded engine over HTTP: its replies to SGLang's clients, and to wrong requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GREEDY = {"temperature": 0, "max_new_tokens": 4}
 
 
 @asynccontextmanager
-async def asking(**changes):
+async def connect(**changes):
     async with embedded_server(**changes) as (url, engine):
         limits = httpx2.Limits(keepalive_expiry=2)
         async with (
@@ -46,13 +46,13 @@ async def generated(client, status=200, headers=None, **body):
 
 
 async def test_a_reply_is_what_sglang_replies():
-    async with asking() as (client, engine):
-        got = await generated(client, rid="r", input_ids=IDS, sampling_params=GREEDY, return_logprob=True)
+    async with connect() as (client, engine):
+        reply = await generated(client, rid="r", input_ids=IDS, sampling_params=GREEDY, return_logprob=True)
         direct = await engine.generate(IDS, Sampling(4, temperature=0.0), session="direct")
-        meta = got["meta_info"]
+        meta = reply["meta_info"]
         assert meta.pop("e2e_latency") > 0
-        assert got == {
-            "text": text_of(got["output_ids"]),
+        assert reply == {
+            "text": text_of(reply["output_ids"]),
             "output_ids": direct.token_ids.tolist(),
             "meta_info": {
                 "id": "r",
@@ -73,25 +73,25 @@ async def test_a_reply_is_what_sglang_replies():
                 "output_token_logprobs_length": 4,
             },
         }
-        bare = await generated(client, input_ids=IDS, sampling_params=GREEDY)
-        assert "output_token_logprobs" not in bare["meta_info"]
+        minimal = await generated(client, input_ids=IDS, sampling_params=GREEDY)
+        assert "output_token_logprobs" not in minimal["meta_info"]
         text = await generated(client, text=text_of(IDS), sampling_params=GREEDY)
-        assert text["output_ids"] == got["output_ids"]
+        assert text["output_ids"] == reply["output_ids"]
 
 
-async def test_stops_are_kept_among_the_tokens_and_cut_from_the_text():
-    async with asking() as (client, _):
+async def test_stops_are_in_the_tokens_and_trimmed_from_the_text():
+    async with connect() as (client, _):
         free = await generated(client, input_ids=[7] * 3, sampling_params={**GREEDY, "max_new_tokens": 16})
         ids = free["output_ids"]
         string = text_of(ids[4:7])
         size = next(n for n in range(17) if string in text_of(ids[:n]))
         rule = {**GREEDY, "max_new_tokens": 16, "stop": string}
-        got = await generated(client, input_ids=[7] * 3, sampling_params=rule)
-        assert got["output_ids"] == ids[:size]
-        assert got["text"] == text_of(ids[:size]).split(string)[0]
-        assert got["meta_info"]["finish_reason"] == {"type": "stop", "matched": string}
-        kept = await generated(client, input_ids=[7] * 3, sampling_params={**rule, "no_stop_trim": True})
-        assert kept["text"] == text_of(ids[:size])
+        reply = await generated(client, input_ids=[7] * 3, sampling_params=rule)
+        assert reply["output_ids"] == ids[:size]
+        assert reply["text"] == text_of(ids[:size]).split(string)[0]
+        assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": string}
+        untrimmed = await generated(client, input_ids=[7] * 3, sampling_params={**rule, "no_stop_trim": True})
+        assert untrimmed["text"] == text_of(ids[:size])
         token = await generated(
             client, input_ids=[7] * 3, sampling_params={**GREEDY, "stop_token_ids": [ids[0]]}
         )
@@ -100,27 +100,27 @@ async def test_stops_are_kept_among_the_tokens_and_cut_from_the_text():
 
 
 async def test_lists_and_copies_are_answered_in_order():
-    async with asking() as (client, _):
+    async with connect() as (client, _):
         prompts = [[n, n + 1] for n in range(5)]
-        alone = [await generated(client, input_ids=one, sampling_params=GREEDY) for one in prompts]
+        single = [await generated(client, input_ids=prompt, sampling_params=GREEDY) for prompt in prompts]
         rules = [{**GREEDY, "max_new_tokens": 1 + n % 4} for n in range(5)]
         several = await generated(client, input_ids=prompts, sampling_params=rules, rid=list("abcde"))
-        assert [one["meta_info"]["id"] for one in several] == list("abcde")
-        assert [one["output_ids"] for one in several] == [
-            one["output_ids"][: 1 + n % 4] for n, one in enumerate(alone)
+        assert [reply["meta_info"]["id"] for reply in several] == list("abcde")
+        assert [reply["output_ids"] for reply in several] == [
+            reply["output_ids"][: 1 + n % 4] for n, reply in enumerate(single)
         ]
         seeded = {"max_new_tokens": 20, "n": 3, "sampling_seed": 5}
         copies = await generated(client, input_ids=IDS, sampling_params=seeded)
         again = await generated(client, input_ids=IDS, sampling_params=seeded, rid="x")
-        assert [one["output_ids"] for one in copies] == [one["output_ids"] for one in again]
-        assert len({tuple(one["output_ids"]) for one in copies}) == 3
-        assert [one["meta_info"]["id"] for one in again] == ["x_0", "x_1", "x_2"]
+        assert [reply["output_ids"] for reply in copies] == [reply["output_ids"] for reply in again]
+        assert len({tuple(reply["output_ids"]) for reply in copies}) == 3
+        assert [reply["meta_info"]["id"] for reply in again] == ["x_0", "x_1", "x_2"]
 
 
-async def test_a_stream_grows_and_ends_with_the_whole_reply():
-    async with asking() as (client, engine):
+async def test_a_stream_grows_and_ends_with_the_complete_reply():
+    async with connect() as (client, engine):
         rule = {"temperature": 0, "max_new_tokens": 200}
-        whole = await generated(client, input_ids=IDS, sampling_params=rule, return_logprob=True)
+        complete = await generated(client, input_ids=IDS, sampling_params=rule, return_logprob=True)
         body = {"input_ids": IDS, "sampling_params": rule, "return_logprob": True, "stream": True}
         async with client.stream("POST", "/generate", json=body) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
@@ -131,9 +131,9 @@ async def test_a_stream_grows_and_ends_with_the_whole_reply():
         assert sizes == sorted(set(sizes))
         assert len(sizes) > 1
         assert [event["meta_info"]["finish_reason"] for event in events[:-1]] == [None] * (len(events) - 1)
-        assert events[-1]["output_ids"] == whole["output_ids"]
+        assert events[-1]["output_ids"] == complete["output_ids"]
         assert all(
-            event["output_ids"] == whole["output_ids"][:n] for event, n in zip(events, sizes, strict=True)
+            event["output_ids"] == complete["output_ids"][:n] for event, n in zip(events, sizes, strict=True)
         )
         async with client.stream("POST", "/generate", json=body) as answer:
             await anext(answer.aiter_lines())
@@ -141,8 +141,8 @@ async def test_a_stream_grows_and_ends_with_the_whole_reply():
             await asyncio.sleep(0.01)
 
 
-async def test_requests_of_one_routing_key_share_a_cache_and_never_disturb_each_other():
-    async with asking() as (client, engine):
+async def test_requests_of_one_routing_key_share_a_cache_and_may_run_concurrently():
+    async with connect() as (client, engine):
         first = await generated(client, headers={ROUTING_KEY: "e"}, input_ids=IDS, sampling_params=GREEDY)
         longer = [*IDS, *first["output_ids"], 5]
         turn = {"input_ids": longer, "sampling_params": GREEDY}
@@ -153,9 +153,9 @@ async def test_requests_of_one_routing_key_share_a_cache_and_never_disturb_each_
         assert (await client.post("/flush_cache")).status_code == 200
         flushed = await generated(client, headers={ROUTING_KEY: "e"}, **turn)
         assert flushed["meta_info"]["cached_tokens"] == 0
-        (task,) = await running(client, engine)
-        beside = await generated(client, headers={ROUTING_KEY: "r0"}, **turn)
-        assert beside["output_ids"] == again["output_ids"]
+        (task,) = await start_requests(client, engine)
+        concurrent = await generated(client, headers={ROUTING_KEY: "r0"}, **turn)
+        assert concurrent["output_ids"] == again["output_ids"]
         assert (await task)["meta_info"]["finish_reason"]["type"] == "length"
 
 
@@ -189,14 +189,14 @@ WRONG = [
 
 
 async def test_a_wrong_request_is_one_sentence():
-    async with asking() as (client, engine):
+    async with connect() as (client, engine):
         for body, sentence in WRONG:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             answer = await client.post("/generate", content=content)
             assert answer.status_code == 400, (body, answer.text)
-            told = answer.json()["error"]["message"]
-            assert sentence in told, (body, told)
-            assert "\n" not in told
+            message = answer.json()["error"]["message"]
+            assert sentence in message, (body, message)
+            assert "\n" not in message
         neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "regex": None, "top_k": -1}
         await generated(client, input_ids=[1], sampling_params={**GREEDY, **neutral}, unknown=1)
         assert (await client.get("/generate")).json() == {"error": {"message": "Method Not Allowed"}}
@@ -205,7 +205,7 @@ async def test_a_wrong_request_is_one_sentence():
 
 
 async def test_a_body_without_end_is_refused():
-    async with asking(max_body_bytes=100) as (client, _):
+    async with connect(max_body_bytes=100) as (client, _):
         answer = await client.post("/generate", content=b" " * 101)
         assert (answer.status_code, answer.json()["error"]["message"]) == (
             413,
@@ -213,43 +213,43 @@ async def test_a_body_without_end_is_refused():
         )
 
 
-async def running(client, engine, count=1):
-    """Requests that run, each with some tokens already."""
+async def start_requests(client, engine, count=1):
+    """Start requests, and wait until each has some tokens."""
     body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 240, "sampling_seed": 3}}
     tasks = [
         asyncio.create_task(generated(client, rid=f"r{n}", headers={ROUTING_KEY: f"r{n}"}, **body))
         for n in range(count)
     ]
-    while not all(sampled(engine, n) for n in range(count)):
+    while not all(partial_tokens(engine, n) for n in range(count)):
         await asyncio.sleep(0)
     return tasks
 
 
-def sampled(engine, number=0):
-    """The tokens that a running request has so far."""
+def partial_tokens(engine, number=0):
+    """The tokens of a running request so far."""
     completion = engine.partial_completion(f"key r{number}")
     return [] if completion is None else completion.token_ids.tolist()
 
 
-async def test_an_abort_ends_those_it_names_with_what_they_have():
-    async with asking() as (client, engine):
-        tasks = await running(client, engine, 2)
+async def test_an_abort_ends_the_matching_requests_with_their_tokens_so_far():
+    async with connect() as (client, engine):
+        tasks = await start_requests(client, engine, 2)
         duplicate = await generated(client, 400, rid="r0", input_ids=IDS)
         assert duplicate["error"]["message"] == "Duplicate request ID detected: r0"
         for body in ({"rid": "zz"}, {"rid": ""}, {}, {"rid": "r1"}):
             answer = await client.post("/abort_request", json=body)
             assert (answer.status_code, answer.content) == (200, b"")
-        got = await tasks[1]
-        assert got["meta_info"]["finish_reason"]["type"] == "abort"
-        assert 0 < len(got["output_ids"]) < 240
+        reply = await tasks[1]
+        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+        assert 0 < len(reply["output_ids"]) < 240
         assert not tasks[0].done()
         await client.post("/abort_request", json={"abort_all": True})
         assert (await tasks[0])["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_what_a_client_that_is_gone_asked_for_is_ended():
-    async with asking() as (client, engine):
-        (task,) = await running(client, engine)
+async def test_requests_of_a_disconnected_client_are_aborted():
+    async with connect() as (client, engine):
+        (task,) = await start_requests(client, engine)
         engine.pause()
         task.cancel()
         async with asyncio.timeout(10):
@@ -258,48 +258,48 @@ async def test_what_a_client_that_is_gone_asked_for_is_ended():
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-async def test_a_pause_holds_everything_at_a_token_and_goes_on_from_there(mode):
-    async with asking() as (client, engine):
+async def test_a_pause_stops_at_a_token_and_a_resume_continues_there(mode):
+    async with connect() as (client, engine):
         free = await generated(
             client, input_ids=IDS, sampling_params={"max_new_tokens": 240, "sampling_seed": 3}
         )
-        (task,) = await running(client, engine)
+        (task,) = await start_requests(client, engine)
         assert (await client.post("/pause_generation", json={"mode": mode})).status_code == 200
         later = asyncio.create_task(generated(client, input_ids=IDS, sampling_params=GREEDY))
         while engine.num_requests < (1 if mode == "abort" else 2):
             await asyncio.sleep(0)
-        before = sampled(engine)
+        before = partial_tokens(engine)
         await asyncio.sleep(0.05)
-        assert sampled(engine) == before
+        assert partial_tokens(engine) == before
         assert not later.done()
         assert (await client.get("/health_generate")).status_code == 200
         flushed = await client.post("/flush_cache")
         assert flushed.status_code == (200 if mode == "abort" else 400)
         assert (await client.post("/continue_generation", json={})).status_code == 200
-        got = await task
+        reply = await task
         assert len((await later)["output_ids"]) == 4
         if mode == "abort":
-            assert got["meta_info"]["finish_reason"]["type"] == "abort"
-            assert got["output_ids"] == free["output_ids"][: len(got["output_ids"])]
+            assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+            assert reply["output_ids"] == free["output_ids"][: len(reply["output_ids"])]
         else:
-            assert got["output_ids"] == free["output_ids"]
+            assert reply["output_ids"] == free["output_ids"]
 
 
 async def test_weights_from_disk_serve_under_their_version_and_every_token_has_its_own(tmp_path):
     folder = save_tiny(tmp_path / "one", seed=1)
-    async with asking() as (client, engine):
+    async with connect() as (client, engine):
         policy = SGLangPolicy(str(client.base_url))
         rule = Sampling(240, seed=3)
         task = asyncio.create_task(policy.generate(IDS, rule, session="a"))
         while engine.partial_completion("key a") is None:
             await asyncio.sleep(0)
         update = {"model_path": str(folder), "weight_version": "7"}
-        told = await client.post("/update_weights_from_disk", json=update)
-        assert told.json()["success"], told.text
-        got = await task
-        assert got.finish is Finish.LENGTH
-        assert set(got.versions.tolist()) <= {0, 7}
-        assert (np.diff(got.versions) >= 0).all()
+        response = await client.post("/update_weights_from_disk", json=update)
+        assert response.json()["success"], response.text
+        completion = await task
+        assert completion.finish is Finish.LENGTH
+        assert set(completion.versions.tolist()) <= {0, 7}
+        assert (np.diff(completion.versions) >= 0).all()
         after = await policy.generate(IDS, Sampling(4, temperature=0.0), session="b")
         assert (policy.version, set(after.versions.tolist())) == (7, {7})
         assert (await client.get("/model_info")).json()["weight_version"] == "7"
@@ -317,9 +317,9 @@ async def test_weights_from_disk_serve_under_their_version_and_every_token_has_i
         await policy.close()
 
 
-async def test_a_request_across_an_update_tells_the_version_of_each_token():
-    async with asking() as (client, engine):
-        (task,) = await running(client, engine)
+async def test_a_request_across_an_update_reports_the_version_of_each_token():
+    async with connect() as (client, engine):
+        (task,) = await start_requests(client, engine)
         delivery = delivery_of(tiny("qwen3", 1))
         async with engine.sink.begin(delivery.manifest, 5) as transaction:
             for bucket in delivery.buckets:
@@ -331,8 +331,8 @@ async def test_a_request_across_an_update_tells_the_version_of_each_token():
         assert len(meta["output_token_versions"]) == 240
 
 
-async def test_the_server_tells_who_it_is():
-    async with asking(max_context_len=64) as (client, _):
+async def test_the_server_reports_its_model_and_limits():
+    async with connect(max_context_len=64) as (client, _):
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/health_generate")).status_code == 200
         info = (await client.get("/server_info")).json()
@@ -343,14 +343,14 @@ async def test_the_server_tells_who_it_is():
 
 
 async def test_a_broken_engine_is_an_error_of_the_server(monkeypatch):
-    async with asking() as (client, engine):
+    async with connect() as (client, engine):
 
         def broken():
             raise RuntimeError("no memory")
 
         monkeypatch.setattr(engine._stepper, "step", broken)
-        told = await generated(client, 500, input_ids=IDS)
-        assert "no memory" in told["error"]["message"]
+        reply = await generated(client, 500, input_ids=IDS)
+        assert "no memory" in reply["error"]["message"]
         assert (await client.get("/health_generate")).status_code == 503
 
 
@@ -363,9 +363,9 @@ def test_a_taken_port_and_a_wrong_model_are_one_sentence(capsys, tmp_path):
             ([str(tmp_path), "--port", "0"], "holds no config.json"),
             ([str(tmp_path), "--port", "x"], "`serve.port` = 'x'"),
         ):
-            with pytest.raises(SystemExit) as left:
+            with pytest.raises(SystemExit) as caught:
                 main(["serve", *arguments])
-            assert left.value.code == 2
+            assert caught.value.code == 2
             assert sentence in capsys.readouterr().err
 
 
@@ -373,10 +373,10 @@ def test_a_taken_port_and_a_wrong_model_are_one_sentence(capsys, tmp_path):
 def test_the_command_serves_and_ends_cleanly_in_mid_generation(tmp_path, number):
     command = [Path(sys.executable).parent / "agentrl", "serve", save_tiny(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        told = json.loads(server.stdout.readline())
-        assert told["max_context_len"] == 256
+        info = json.loads(server.stdout.readline())
+        assert info["max_context_len"] == 256
         body = {"text": "01", "sampling_params": {"max_new_tokens": 200}, "stream": True}
-        with httpx2.stream("POST", f"{told['url']}/generate", json=body, trust_env=False) as answer:
+        with httpx2.stream("POST", f"{info['url']}/generate", json=body, trust_env=False) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.send_signal(number)
@@ -385,11 +385,11 @@ def test_the_command_serves_and_ends_cleanly_in_mid_generation(tmp_path, number)
     assert (server.returncode, out, err) == (0, "", "")
 
 
-async def test_weights_can_be_called_by_another_version():
-    async with asking() as (client, engine):
+async def test_the_version_of_weights_can_be_changed():
+    async with connect() as (client, engine):
         for version, status in (("7", 200), ("seven", 400)):
             body = {"new_version": version, "abort_all_requests": False}
             assert (await client.post("/update_weight_version", json=body)).status_code == status
         assert engine.version == 7
-        got = await generated(client, input_ids=IDS, sampling_params=GREEDY)
-        assert got["meta_info"]["weight_version"] == "7"
+        reply = await generated(client, input_ids=IDS, sampling_params=GREEDY)
+        assert reply["meta_info"]["weight_version"] == "7"

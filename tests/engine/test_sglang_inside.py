@@ -1,4 +1,4 @@
-"""What runs inside SGLang's scheduler: it loads, tells what is held, and never raises."""
+"""The loader inside SGLang's scheduler: it loads, reports the model's tensors, and never raises."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPLY, FILE = f"{agentrl_sglang.PREFIX}reply", f"{agentrl_sglang.PREFIX}file"
 
 
 class Careful(pickle.Unpickler):
-    """Takes what a tensor by value is made of. SGLang's own allows this and more, handles among it."""
+    """Unpickles tensors by value only. SGLang's own also allows others, such as handles."""
 
     def find_class(self, module: str, name: str) -> object:
         assert (module, name) in ALLOWED
@@ -42,7 +42,7 @@ class Careful(pickle.Unpickler):
 
 
 def call(folder: Path, model: torch.nn.Module, **message: JSON) -> Mapping[str, object]:
-    """Ask the loader as a server would; gives its reply."""
+    """Call the loader as a server does; returns its reply."""
     reply = folder / REPLY
     reply.touch()
     payload = inside._payload({**message, "reply": str(reply)})
@@ -50,62 +50,62 @@ def call(folder: Path, model: torch.nn.Module, **message: JSON) -> Mapping[str, 
     return json.loads(reply.read_text())
 
 
-def load(folder: Path, model: torch.nn.Module, named, **changes: JSON) -> Mapping[str, object]:
-    (bucket,) = pack_buckets(named, 1 << 20)
+def load(folder: Path, model: torch.nn.Module, weights, **changes: JSON) -> Mapping[str, object]:
+    (bucket,) = pack_buckets(weights, 1 << 20)
     tensors = _write_bucket(folder / FILE, bucket)
     message = {"action": "load", "file": str(folder / FILE), "tensors": tensors, "whole": True}
     return call(folder, model, **(message | changes))
 
 
-def listed(named) -> JSON:
-    return [[name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in named]
+def listed(weights) -> JSON:
+    return [[name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in weights]
 
 
-def crcs(named) -> dict[str, list[object]]:
+def crcs(weights) -> dict[str, list[object]]:
     return {
         name: [str(tensor.dtype).removeprefix("torch."), zlib.crc32(bytes_of(tensor).data)]
-        for name, tensor in named
+        for name, tensor in weights
     }
 
 
-def test_what_is_told_is_what_fused_and_padded_parameters_hold(tmp_path: Path) -> None:
-    model, named = Layered(), checkpoint(1)
-    assert load(tmp_path, model, named) == {"error": None, "tensors": {}}
-    assert call(tmp_path, model, action="read", tensors=listed(named)) == {
+def test_crcs_are_of_the_fused_and_padded_parameters(tmp_path: Path) -> None:
+    model, weights = Layered(), checkpoint(1)
+    assert load(tmp_path, model, weights) == {"error": None, "tensors": {}}
+    assert call(tmp_path, model, action="read", tensors=listed(weights)) == {
         "error": None,
-        "tensors": crcs(named),
+        "tensors": crcs(weights),
     }
     for name in ("q_proj.weight", "v_proj.bias", "up_proj.weight", "embed_tokens.weight", "norm", "steps"):
-        place = model.layer.place(name)
+        place = model.layer.slice_of(name)
         before = place.clone()
         place += 1
-        told = call(tmp_path, model, action="read", tensors=listed(named))["tensors"]
-        assert [one for one in told if told[one] != crcs(named)[one]] == [f"layer.{name}"]
+        reply = call(tmp_path, model, action="read", tensors=listed(weights))["tensors"]
+        assert [changed for changed in reply if reply[changed] != crcs(weights)[changed]] == [f"layer.{name}"]
         place.copy_(before)
 
 
-def test_fused_parameters_without_padding_lie_as_the_tensors_say(tmp_path: Path) -> None:
-    model, named = Layered(), checkpoint(1)
-    load(tmp_path, model, named)
-    order = [pair for pair in reversed(named) if "_proj" in pair[0] and "up" not in pair[0]]
-    told = call(tmp_path, model, action="read", tensors=listed(order))["tensors"]
-    assert told == crcs(order)
+def test_fused_parameters_without_padding_are_read_back(tmp_path: Path) -> None:
+    model, weights = Layered(), checkpoint(1)
+    load(tmp_path, model, weights)
+    order = [pair for pair in reversed(weights) if "_proj" in pair[0] and "up" not in pair[0]]
+    reply = call(tmp_path, model, action="read", tensors=listed(order))["tensors"]
+    assert reply == crcs(order)
 
 
-def test_ranks_that_hold_parts_tell_what_arrived(tmp_path: Path) -> None:
-    named = [("anything", torch.arange(5, dtype=torch.bfloat16)), ("nothing", torch.empty(0, 3))]
+def test_ranks_with_shards_report_the_tensors_they_received(tmp_path: Path) -> None:
+    weights = [("anything", torch.arange(5, dtype=torch.bfloat16)), ("nothing", torch.empty(0, 3))]
     model = Layered()
     model.load_weights = list
-    assert load(tmp_path, model, named, whole=False) == {"error": None, "tensors": crcs(named)}
+    assert load(tmp_path, model, weights, whole=False) == {"error": None, "tensors": crcs(weights)}
 
 
 def test_experts_are_not_read(tmp_path: Path) -> None:
-    told = call(tmp_path, Layered(), action="read", tensors=[["mlp.experts.0.up_proj.weight", [1], "int8"]])
-    assert told == {"error": None, "tensors": {"mlp.experts.0.up_proj.weight": None}}
+    reply = call(tmp_path, Layered(), action="read", tensors=[["mlp.experts.0.up_proj.weight", [1], "int8"]])
+    assert reply == {"error": None, "tensors": {"mlp.experts.0.up_proj.weight": None}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "sentence"),
     [
         ({"tensors": [["layer.other", [2], "float32", 0]]}, "has no tensor layer.other"),
         ({"tensors": [["layer.norm", [2], "float32", 0]]}, "the server's model has ()"),
@@ -124,15 +124,15 @@ def test_experts_are_not_read(tmp_path: Path) -> None:
         ({"whole": None, "tensors": [["layer.other", [1], "float32", 0]]}, "AttributeError"),
     ],
 )
-def test_what_makes_no_sense_is_told_and_changes_nothing(
-    tmp_path: Path, changes: dict[str, JSON], said: str
+def test_an_invalid_request_is_reported_and_changes_nothing(
+    tmp_path: Path, changes: dict[str, JSON], sentence: str
 ) -> None:
     model = Layered()
     load(tmp_path, model, checkpoint(1))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    told = load(tmp_path, model, checkpoint(2), **changes)
-    assert said in told["error"]
-    assert told["tensors"] == {}
+    reply = load(tmp_path, model, checkpoint(2), **changes)
+    assert sentence in reply["error"]
+    assert reply["tensors"] == {}
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -142,16 +142,16 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert "OSError" in load(tmp_path, Layered(), checkpoint(1), file=str(link))["error"]
 
 
-def test_only_files_are_opened_that_are_named_as_a_senders(tmp_path: Path) -> None:
+def test_only_files_with_a_senders_prefix_are_opened(tmp_path: Path) -> None:
     model = Layered()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     load(tmp_path, Layered(), checkpoint(1))
     (tmp_path / FILE).rename(tmp_path / "model.bin")
-    told = load(tmp_path, model, checkpoint(2), file=str(tmp_path / "model.bin"))
-    assert "model.bin is no file of a sender" in told["error"]
+    reply = load(tmp_path, model, checkpoint(2), file=str(tmp_path / "model.bin"))
+    assert "model.bin is no file of a sender" in reply["error"]
     (tmp_path / f"{FILE}-folder").mkdir()
-    told = load(tmp_path, model, checkpoint(2), file=str(tmp_path / f"{FILE}-folder"))
-    assert "is no file of this user" in told["error"]
+    reply = load(tmp_path, model, checkpoint(2), file=str(tmp_path / f"{FILE}-folder"))
+    assert "is no file of this user" in reply["error"]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -166,13 +166,13 @@ def test_a_reply_overwrites_no_other_file(tmp_path: Path, name: str) -> None:
         assert path.read_text() == "precious"
 
 
-def test_a_shorter_reply_is_whole(tmp_path: Path) -> None:
+def test_a_shorter_reply_overwrites_a_longer_one(tmp_path: Path) -> None:
     (tmp_path / REPLY).write_text("x" * 1000)
     assert call(tmp_path, Layered(), action="read", tensors=[]) == {"error": None, "tensors": {}}
 
 
 @pytest.mark.parametrize(
-    "words",
+    "body",
     [
         b"",
         b"{",
@@ -183,8 +183,8 @@ def test_a_shorter_reply_is_whole(tmp_path: Path) -> None:
         b'{"reply": 3}',
     ],
 )
-def test_words_that_are_no_request_end_nothing(words: bytes) -> None:
-    agentrl_sglang.load(Layered(), [("agentrl", torch.tensor(list(words), dtype=torch.uint8))])
+def test_bytes_that_are_no_request_raise_nothing(body: bytes) -> None:
+    agentrl_sglang.load(Layered(), [("agentrl", torch.tensor(list(body), dtype=torch.uint8))])
     agentrl_sglang.load(Layered(), [])
 
 
@@ -199,7 +199,7 @@ def test_an_interrupt_is_no_reply(tmp_path: Path) -> None:
         load(tmp_path, model, checkpoint(1))
 
 
-def test_it_needs_nothing_of_ours() -> None:
+def test_it_imports_only_torch_and_the_standard_library() -> None:
     module, _, function = inside.LOADER.partition(".")
     path = inside.LOADER_FOLDER / f"{module}.py"
     assert hasattr(agentrl_sglang, function)

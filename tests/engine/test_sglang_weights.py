@@ -1,4 +1,4 @@
-"""Weights into real SGLang servers: what they sample afterwards is what transformers would."""
+"""Weights to real SGLang servers: afterwards they sample the same tokens as transformers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ KINDS = ("shared memory", "distributed", "disk", "delta")
 
 
 def transport_of(kind: str, folder: Path) -> Transport:
-    made: dict[str, Callable[[], Transport]] = {
+    factories: dict[str, Callable[[], Transport]] = {
         "shared memory": SharedMemory,
         "distributed": lambda: Distributed(timeout_s=60.0),
         "disk": lambda: Disk(folder / "disk"),
         "delta": lambda: Disk(folder / "disk", full_every=3, mirror=folder / "mirror"),
     }
-    return made[kind]()
+    return factories[kind]()
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         yield [stack.enter_context(sglang_with_loader(folder)) for folder in folders]
 
 
-class Feeding(NamedTuple):
+class Rig(NamedTuple):
     sink: SGLangSink
     servers: list[Server]
     lost: list[Server]
@@ -71,21 +71,21 @@ class Feeding(NamedTuple):
                 await transaction.put(bucket)
             await transaction.commit(delivery.checksum)
 
-    async def serve(self, version: int, servers: Sequence[Server] | None = None) -> None:
-        """What each server samples is what transformers would with the weights of this version."""
+    async def expect_version(self, version: int, servers: Sequence[Server] | None = None) -> None:
+        """Expect each server to sample the same tokens as transformers with the weights of this version."""
         for server in self.servers if servers is None else servers:
             policy = SGLangPolicy(server.url, vocab_size=VOCAB, decode=text_of)
             for prompt in PROMPTS:
-                got = await policy.generate(prompt, GREEDY, session="a")
-                ids = [*prompt, *got.token_ids.tolist()]
-                wanted = logits_of(tiny("qwen3", version), ids)[len(prompt) - 1 : -1].argmax(-1)
-                assert got.token_ids.tolist() == wanted.tolist()
-                assert set(got.versions.tolist()) == {version}
+                completion = await policy.generate(prompt, GREEDY, session="a")
+                ids = [*prompt, *completion.token_ids.tolist()]
+                expected = logits_of(tiny("qwen3", version), ids)[len(prompt) - 1 : -1].argmax(-1)
+                assert completion.token_ids.tolist() == expected.tolist()
+                assert set(completion.versions.tolist()) == {version}
             await policy.close()
 
 
 @asynccontextmanager
-async def feeding(servers: Sequence[Server], transport: Transport) -> AsyncIterator[Feeding]:
+async def open_rig(servers: Sequence[Server], transport: Transport) -> AsyncIterator[Rig]:
     lost: list[Server] = []
 
     @asynccontextmanager
@@ -93,43 +93,43 @@ async def feeding(servers: Sequence[Server], transport: Transport) -> AsyncItera
         yield
 
     sink = SGLangSink(transport, lambda: servers, hold, lambda server, error: lost.append(server))
-    yield Feeding(sink, list(servers), lost)
+    yield Rig(sink, list(servers), lost)
     await sink.close()
     for server in servers:
         await server.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_servers_serve_what_was_sent_or_what_they_served_before(
+async def test_servers_serve_the_new_version_or_the_previous_one(
     urls: list[str], tmp_path: Path, kind: str
 ) -> None:
     armed: list[bool] = []
     before = set(os.listdir("/dev/shm"))
     transport = Damaging(transport_of(kind, tmp_path), armed)
-    async with feeding([Server(url) for url in urls], transport) as made:
+    async with open_rig([Server(url) for url in urls], transport) as rig:
         for version in (1, 2, 3):
-            await made.send(version)
-            await made.serve(version)
+            await rig.send(version)
+            await rig.expect_version(version)
         armed.append(True)
         with pytest.raises(EngineError):
-            await made.send(4)
-        await made.serve(3)
-        assert (made.sink.version, made.lost) == (3, [])
-        await made.send(5)
-        await made.serve(5)
-        await made.sink.restore(made.servers[0])
-        await made.serve(5)
+            await rig.send(4)
+        await rig.expect_version(3)
+        assert (rig.sink.version, rig.lost) == (3, [])
+        await rig.send(5)
+        await rig.expect_version(5)
+        await rig.sink.restore(rig.servers[0])
+        await rig.expect_version(5)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("agentrl")]
 
 
-async def test_an_update_under_running_requests_ends_nobody_and_every_token_has_its_version(
+async def test_an_update_under_running_requests_loses_none_and_every_token_has_its_version(
     urls: list[str],
 ) -> None:
     """A flush while a request runs ends SGLang's scheduler: the sink waits until none does."""
     prompts = [[1, 2, 3 + n] for n in range(3)]
-    async with feeding([Server(url) for url in urls], SharedMemory()) as made:
-        await made.send(1)
-        policies = [SGLangPolicy(server.url, vocab_size=VOCAB, decode=text_of) for server in made.servers]
+    async with open_rig([Server(url) for url in urls], SharedMemory()) as rig:
+        await rig.send(1)
+        policies = [SGLangPolicy(server.url, vocab_size=VOCAB, decode=text_of) for server in rig.servers]
         rule = Sampling(240, temperature=0.0)
         tasks = {
             asyncio.create_task(policy.generate(prompt, rule, session=f"{prompt}")): prompt
@@ -137,27 +137,27 @@ async def test_an_update_under_running_requests_ends_nobody_and_every_token_has_
             for prompt in prompts
         }
         for policy in policies:
-            await policy.generate([9], Sampling(1), session="beside")
-        await made.send(2)
-        seen = set()
+            await policy.generate([9], Sampling(1), session="short")
+        await rig.send(2)
+        combinations = set()
         for task, prompt in tasks.items():
-            got = await task
-            seen.add(tuple(sorted(set(got.versions.tolist()))))
-            for version in set(got.versions.tolist()):
-                ids = [*prompt, *got.token_ids.tolist()]
-                wanted = logits_of(tiny("qwen3", version), ids)[len(prompt) - 1 : -1].argmax(-1)
-                mine = got.versions == version
-                assert got.token_ids[mine].tolist() == wanted[mine].tolist()
-        assert (1, 2) in seen, "no request ran across the update"
+            completion = await task
+            combinations.add(tuple(sorted(set(completion.versions.tolist()))))
+            for version in set(completion.versions.tolist()):
+                ids = [*prompt, *completion.token_ids.tolist()]
+                expected = logits_of(tiny("qwen3", version), ids)[len(prompt) - 1 : -1].argmax(-1)
+                mine = completion.versions == version
+                assert completion.token_ids[mine].tolist() == expected[mine].tolist()
+        assert (1, 2) in combinations, "no request ran across the update"
         for policy in policies:
             await policy.close()
-        await made.serve(2)
+        await rig.expect_version(2)
 
 
 class Doomed(Server):
-    """A server that is killed when it is asked for its third bucket."""
+    """A server that is killed when it receives its third bucket."""
 
-    asked = 0
+    num_buckets = 0
 
     async def update_from_tensor(self, *arguments, **more):
         self.kill_at_third()
@@ -168,8 +168,8 @@ class Doomed(Server):
         return await super().update_from_group(*arguments, **more)
 
     def kill_at_third(self) -> None:
-        self.asked += 1
-        if self.asked == 3:
+        self.num_buckets += 1
+        if self.num_buckets == 3:
             port = self.url.rpartition(":")[2]
             os.kill(launched(port), signal.SIGKILL)
 
@@ -178,30 +178,32 @@ def launched(port: str) -> int:
     """The first process of the server at a port; those it started end with it."""
     commands = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        # Others may end meanwhile.
+        # Other processes may end meanwhile.
         with suppress(OSError):
             commands[int(path.parent.name)] = path.read_bytes().split(b"\0")
     start = [b"-m", b"sglang.launch_server"]
-    (pid,) = [pid for pid, words in commands.items() if words[1:3] == start and port.encode() in words]
+    (pid,) = [
+        pid for pid, arguments in commands.items() if arguments[1:3] == start and port.encode() in arguments
+    ]
     return pid
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["shared memory", "distributed"])
-async def test_a_server_killed_in_mid_update_is_lost_and_the_other_serves_on(
+async def test_a_server_killed_in_mid_update_is_reported_and_the_other_keeps_serving(
     urls: list[str], tmp_path: Path, kind: str
 ) -> None:
     with sglang_with_loader(tmp_path) as url:
         servers = [Server(urls[0]), Server(url)]
-        async with feeding(servers, transport_of(kind, tmp_path)) as made:
-            await made.send(1)
-            await made.serve(1)
+        async with open_rig(servers, transport_of(kind, tmp_path)) as rig:
+            await rig.send(1)
+            await rig.expect_version(1)
             doomed = Doomed(url)
             servers[1] = doomed
             with pytest.raises(EngineError):
-                await made.send(2)
-            assert made.lost == [doomed]
-            await made.serve(1, servers[:1])
+                await rig.send(2)
+            assert rig.lost == [doomed]
+            await rig.expect_version(1, servers[:1])
             servers.remove(doomed)
-            await made.send(3)
-            await made.serve(3, servers)
+            await rig.send(3)
+            await rig.expect_version(3, servers)

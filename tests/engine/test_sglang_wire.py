@@ -1,4 +1,4 @@
-"""What is sent to /generate, and what its replies become."""
+"""The request bodies of /generate, and the completions from its replies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.engine.subjects import text_of
 STOP_AT = {"type": "stop", "matched": 7}
 
 
-def read(*told, sampling=None, decode=text_of):
+def read(*replies, sampling=None, decode=text_of):
     draft = Draft(sampling or Sampling(3), decode)
-    for one in told:
-        draft.add(wire.read(wire.GenerateReply, json.dumps(one).encode(), "the reply"))
+    for reply in replies:
+        draft.add(wire.read(wire.GenerateReply, json.dumps(reply).encode(), "the reply"))
     return draft.completion()
 
 
-def test_a_request_says_all_that_decides():
+def test_a_request_sets_every_sampling_parameter():
     rule = Sampling(5, 0.7, 0.9, 20, stop=("a", "b"), stop_token_ids=(3, 4), seed=2**64 - 1)
-    told = json.loads(wire.generate_body("r1", np.asarray([1, 2]), rule))
-    assert told == {
+    payload = json.loads(wire.generate_body("r1", np.asarray([1, 2]), rule))
+    assert payload == {
         "rid": "r1",
         "input_ids": [1, 2],
         "return_logprob": True,
@@ -54,25 +54,25 @@ def test_a_request_says_all_that_decides():
 
 
 def test_an_observed_reply_is_read():
-    told = generated([59, 25, 45], cached_tokens=3, weight_version="12")
-    told["meta_info"]["output_token_logprobs"] = [[-3.8934, 59, None], [-3.3032, 25, "I"], [-1, 45, None]]
-    got = read(told)
-    assert got.token_ids.tolist() == [59, 25, 45]
-    assert got.logprobs.tolist() == pytest.approx([-3.8934, -3.3032, -1.0])
-    assert got.versions.tolist() == [12, 12, 12]
-    assert (got.finish, got.matched, got.cached_tokens) == (Finish.LENGTH, None, 3)
+    reply = generated([59, 25, 45], cached_tokens=3, weight_version="12")
+    reply["meta_info"]["output_token_logprobs"] = [[-3.8934, 59, None], [-3.3032, 25, "I"], [-1, 45, None]]
+    completion = read(reply)
+    assert completion.token_ids.tolist() == [59, 25, 45]
+    assert completion.logprobs.tolist() == pytest.approx([-3.8934, -3.3032, -1.0])
+    assert completion.versions.tolist() == [12, 12, 12]
+    assert (completion.finish, completion.matched, completion.cached_tokens) == (Finish.LENGTH, None, 3)
 
 
-def test_an_abort_keeps_what_it_had_and_may_have_nothing():
+def test_an_abort_keeps_its_tokens_and_may_have_none():
     finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
     assert read(generated([5], finish)).token_ids.tolist() == [5]
     empty = {"text": "", "meta_info": {"id": "x", "finish_reason": finish, "weight_version": "default"}}
-    got = read(empty)
-    assert (got.finish, len(got.token_ids)) == (Finish.ABORT, 0)
+    completion = read(empty)
+    assert (completion.finish, len(completion.token_ids)) == (Finish.ABORT, 0)
 
 
 @pytest.mark.parametrize(
-    ("ids", "told", "sampling", "kept", "matched"),
+    ("ids", "finish", "sampling", "num_tokens", "matched"),
     [
         pytest.param([5, 6, 7], STOP_AT, Sampling(9, stop_token_ids=(7,)), 3, 7, id="stop token"),
         pytest.param([5, 7], STOP_AT, Sampling(9), 2, 7, id="the model's own end token"),
@@ -96,20 +96,28 @@ def test_an_abort_keeps_what_it_had_and_may_have_nothing():
         pytest.param([6, 7], STOP_AT, Sampling(9, stop=("67",)), 2, 7, id="token and string at once"),
     ],
 )
-def test_a_completion_ends_where_its_first_stop_is_whole(ids, told, sampling, kept, matched):
-    got = read(generated(ids, told), sampling=sampling)
-    assert got.token_ids.tolist() == ids[:kept]
-    assert (got.finish, got.matched, len(got.logprobs)) == (Finish.STOP, matched, kept)
+def test_a_completion_ends_with_its_first_stop_string(ids, finish, sampling, num_tokens, matched):
+    completion = read(generated(ids, finish), sampling=sampling)
+    assert completion.token_ids.tolist() == ids[:num_tokens]
+    assert (completion.finish, completion.matched, len(completion.logprobs)) == (
+        Finish.STOP,
+        matched,
+        num_tokens,
+    )
 
 
 def test_without_a_decoder_no_token_is_cut():
-    got = read(generated([5, 6, 7, 8]), sampling=Sampling(4, stop=("67",)), decode=None)
-    assert (got.token_ids.tolist(), got.finish, got.matched) == ([5, 6, 7, 8], Finish.STOP, "67")
+    completion = read(generated([5, 6, 7, 8]), sampling=Sampling(4, stop=("67",)), decode=None)
+    assert (completion.token_ids.tolist(), completion.finish, completion.matched) == (
+        [5, 6, 7, 8],
+        Finish.STOP,
+        "67",
+    )
 
 
-def test_versions_of_single_tokens_are_taken_where_they_are_told():
-    told = generated([1, 2, 3], weight_version="4", output_token_versions=["3", "3", "4"])
-    assert read(told).versions.tolist() == [3, 3, 4]
+def test_versions_of_single_tokens_are_used_where_they_are_reported():
+    reply = generated([1, 2, 3], weight_version="4", output_token_versions=["3", "3", "4"])
+    assert read(reply).versions.tolist() == [3, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +145,7 @@ def test_versions_of_single_tokens_are_taken_where_they_are_told():
         ),
     ],
 )
-def test_a_reply_that_is_none_is_one_sentence(change, sentence):
+def test_an_invalid_reply_is_one_sentence(change, sentence):
     with pytest.raises(EngineError) as raised:
         read(generated([1, 2, 3]) | change)
     assert sentence in str(raised.value)
@@ -150,12 +158,12 @@ def test_what_is_not_json_is_no_reply(body):
         wire.read(wire.GenerateReply, body, "it")
 
 
-def test_a_server_that_cut_a_request_is_noticed():
+def test_a_truncated_request_is_detected():
     with pytest.raises(RequestTooLargeError, match="room for 3 of max_new_tokens = 9"):
         read(generated([1, 2, 3]), sampling=Sampling(9))
 
 
-def test_the_room_of_a_server_is_what_it_really_samples():
+def test_the_capacity_of_a_server_is_what_it_really_samples():
     # Observed: with a context of 64 a prompt of 7 gets 55 tokens and not 56, and a prompt of 58 is refused.
     capacity = wire.capacity_of(
         wire.ServerInfo(context_length=64, max_req_input_len=58, max_total_num_tokens=4000)
@@ -172,7 +180,7 @@ def test_the_room_of_a_server_is_what_it_really_samples():
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "sentence"),
     [
         (b'{"error": {"message": "too\\nlong"}}', "answered 400: too long"),
         (b'{"message": "no"}', "answered 400: no"),
@@ -181,5 +189,5 @@ def test_the_room_of_a_server_is_what_it_really_samples():
         (b"[" * 2000, "answered 400: " + "[" * 300),
     ],
 )
-def test_a_refusal_is_told_in_its_own_words(body, said):
-    assert wire.refusal(400, body) == said
+def test_a_refusal_has_the_servers_message(body, sentence):
+    assert wire.refusal(400, body) == sentence

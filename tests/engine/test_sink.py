@@ -1,4 +1,4 @@
-"""Weights arrive whole and become the served version, or nothing changes."""
+"""New weights arrive complete and become the served version, or nothing changes."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ OLD = tiny("qwen3", seed=0)
 NEW = tiny("qwen3", seed=1)
 UNTIED = tiny("qwen3", seed=0, tie_word_embeddings=False)
 HEAD = "lm_head.weight"
-Named = list[tuple[str, torch.Tensor]]
+NamedTensors = list[tuple[str, torch.Tensor]]
 
 
 def engine_of(model: PreTrainedModel = OLD, dtype: torch.dtype | None = None) -> EmbeddedEngine:
     return EmbeddedEngine.from_model(model, max_slots=2, max_context_len=64, dtype=dtype)
 
 
-async def send(engine: EmbeddedEngine, named: Named, *, version: int = 1, max_bytes: int = 5_000) -> None:
-    async with engine.sink.begin(manifest_of(named), version) as transaction:
-        for bucket in pack_buckets(named, max_bytes):
+async def send(
+    engine: EmbeddedEngine, tensors: NamedTensors, *, version: int = 1, max_bytes: int = 5_000
+) -> None:
+    async with engine.sink.begin(manifest_of(tensors), version) as transaction:
+        for bucket in pack_buckets(tensors, max_bytes):
             await transaction.put(bucket)
-        await transaction.commit(checksum(named))
+        await transaction.commit(checksum(tensors))
 
 
 async def expect_serving(engine: EmbeddedEngine, model: PreTrainedModel, version: int) -> Completion:
-    got = await engine.generate([1, 2, 3], Sampling(5, seed=1), session="probe")
+    completion = await engine.generate([1, 2, 3], Sampling(5, seed=1), session="probe")
     await engine.close_session("probe")
-    rows = torch.from_numpy(logits_of(model, [1, 2, 3, *got.token_ids.tolist()]))
-    wanted = rows[2:-1].log_softmax(-1)[range(5), got.token_ids.tolist()]
-    np.testing.assert_allclose(got.logprobs, wanted.numpy(), atol=1e-5)
+    rows = torch.from_numpy(logits_of(model, [1, 2, 3, *completion.token_ids.tolist()]))
+    expected = rows[2:-1].log_softmax(-1)[range(5), completion.token_ids.tolist()]
+    np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=1e-5)
     assert engine.version == version
-    assert set(got.versions.tolist()) == {version}
-    return got
+    assert set(completion.versions.tolist()) == {version}
+    return completion
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -57,7 +59,7 @@ def test_every_tensor_can_be_read_back_bit_for_bit(architecture: str, dtype: tor
         architecture, hidden_size=256, intermediate_size=600, attention_bias=True, head_dim=32, **changes
     )
     sent = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
-    loaded = dict(Parameters.load(read_architecture(model.config), sent, dtype).named())
+    loaded = dict(Parameters.load(read_architecture(model.config), sent, dtype).named_tensors())
     assert sent.keys() <= loaded.keys()
     for name, tensor in sent.items():
         assert loaded[name].dtype == dtype
@@ -72,7 +74,7 @@ async def test_buckets_of_any_size_deliver_the_model(max_bytes: int) -> None:
     await expect_serving(engine, NEW, 7)
 
 
-async def test_tied_weights_may_come_under_both_names() -> None:
+async def test_tied_weights_may_be_sent_under_both_names() -> None:
     engine = engine_of()
     await send(engine, list(NEW.state_dict().items()))
     await expect_serving(engine, NEW, 1)
@@ -91,8 +93,8 @@ async def test_weights_of_another_dtype_are_checked_and_then_cast() -> None:
     await send(engine, list(named_weights(NEW)))
     cast = engine_of(NEW, torch.bfloat16)
     rule = Sampling(8, temperature=0.0)
-    got, wanted = [await e.generate([1, 2], rule, session="a") for e in (engine, cast)]
-    assert got.logprobs.tolist() == wanted.logprobs.tolist()
+    completion, expected = [await e.generate([1, 2], rule, session="a") for e in (engine, cast)]
+    assert completion.logprobs.tolist() == expected.logprobs.tolist()
 
 
 @pytest.mark.parametrize("part", ["load_layer", "load_embedding", "load_norm", "load_head"])
@@ -101,12 +103,12 @@ async def test_weights_that_were_loaded_wrongly_are_refused(
 ) -> None:
     right = getattr(sink, part)
 
-    def wrong(*told: object) -> object:
-        return right(*(damaged(one) if isinstance(one, dict) else one for one in told))
+    def wrong(*arguments: object) -> object:
+        return right(*(damaged(value) if isinstance(value, dict) else value for value in arguments))
 
-    def damaged(named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        last = max(named)
-        return {**named, last: named[last] + 1}
+    def damaged(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        last = max(tensors)
+        return {**tensors, last: tensors[last] + 1}
 
     engine = engine_of(UNTIED)
     monkeypatch.setattr(sink, part, wrong)
@@ -119,42 +121,45 @@ async def test_weights_that_were_loaded_wrongly_are_refused(
 async def test_a_head_is_read_back_also_where_it_is_the_embedding(tied: bool) -> None:
     engine = engine_of(tiny("qwen3", seed=0, tie_word_embeddings=tied))
     model = tiny("qwen3", seed=1, tie_word_embeddings=tied)
-    named = [(name, tensor) for name, tensor in named_weights(model) if name != HEAD]
-    embedding = dict(named)["model.embed_tokens.weight"]
+    tensors = [(name, tensor) for name, tensor in named_weights(model) if name != HEAD]
+    embedding = dict(tensors)["model.embed_tokens.weight"]
     head = embedding if tied else model.lm_head.weight.detach()
-    for order in (named, named[::-1]):
+    for order in (tensors, tensors[::-1]):
         await send(engine, [*order, (HEAD, head)])
         await expect_serving(engine, model, 1)
     if tied:
         with pytest.raises(EngineError, match="arrived damaged"):
-            await send(engine, [(HEAD, head + 1), *named])
+            await send(engine, [(HEAD, head + 1), *tensors])
 
 
 @pytest.mark.parametrize("max_bytes", [5_000, 100_000_000])
-async def test_what_a_bucket_held_is_not_looked_at_again(max_bytes: int) -> None:
-    engine, named = engine_of(), list(named_weights(NEW))
-    async with engine.sink.begin(manifest_of(named[::-1]), 1) as transaction:
-        for bucket in pack_buckets(named[::-1], max_bytes):
+async def test_the_memory_of_a_bucket_can_be_reused(max_bytes: int) -> None:
+    engine, tensors = engine_of(), list(named_weights(NEW))
+    async with engine.sink.begin(manifest_of(tensors[::-1]), 1) as transaction:
+        for bucket in pack_buckets(tensors[::-1], max_bytes):
             await transaction.put(bucket)
             bucket.data[:] = 255
-        await transaction.commit(checksum(named))
+        await transaction.commit(checksum(tensors))
     await expect_serving(engine, NEW, 1)
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "sentence"),
     [
-        (lambda named: named[1:], "lacks 1 tensors"),
-        (lambda named: [*named, ("model.layers.9.x", torch.zeros(2))], "no such tensor"),
-        (lambda named: [(n, t[:1] if n == "model.norm.weight" else t) for n, t in named], r"shape \(1,\)"),
+        (lambda tensors: tensors[1:], "lacks 1 tensors"),
+        (lambda tensors: [*tensors, ("model.layers.9.x", torch.zeros(2))], "no such tensor"),
+        (
+            lambda tensors: [(n, t[:1] if n == "model.norm.weight" else t) for n, t in tensors],
+            r"shape \(1,\)",
+        ),
     ],
     ids=["one missing", "one too many", "one of another shape"],
 )
-async def test_a_manifest_of_another_model_is_refused_at_once(change: object, word: str) -> None:
+async def test_a_manifest_of_another_model_is_refused_at_once(change: object, sentence: str) -> None:
     assert callable(change)
     engine = engine_of()
     manifest = manifest_of(change(list(named_weights(NEW))))
-    with pytest.raises(EngineError, match=word):
+    with pytest.raises(EngineError, match=sentence):
         async with engine.sink.begin(manifest, 1):
             raise AssertionError("the transaction must not begin")
     await expect_serving(engine, OLD, 0)
@@ -162,9 +167,9 @@ async def test_a_manifest_of_another_model_is_refused_at_once(change: object, wo
 
 async def test_a_tensor_that_comes_twice_is_refused() -> None:
     engine = engine_of()
-    named = list(named_weights(NEW))
-    (bucket, *_) = pack_buckets(named, 1)
-    async with engine.sink.begin(manifest_of(named), 1) as transaction:
+    tensors = list(named_weights(NEW))
+    (bucket, *_) = pack_buckets(tensors, 1)
+    async with engine.sink.begin(manifest_of(tensors), 1) as transaction:
         await transaction.put(bucket)
         with pytest.raises(EngineError, match="came twice"):
             await transaction.put(bucket)
@@ -173,9 +178,9 @@ async def test_a_tensor_that_comes_twice_is_refused() -> None:
 
 async def test_a_bucket_cut_short_is_refused() -> None:
     engine = engine_of()
-    named = list(named_weights(NEW))
-    (bucket, *_) = pack_buckets(named, 1)
-    async with engine.sink.begin(manifest_of(named), 1) as transaction:
+    tensors = list(named_weights(NEW))
+    (bucket, *_) = pack_buckets(tensors, 1)
+    async with engine.sink.begin(manifest_of(tensors), 1) as transaction:
         with pytest.raises(EngineError, match="cannot be read"):
             await transaction.put(bucket._replace(data=bucket.data[:-4]))
     await expect_serving(engine, OLD, 0)
@@ -183,9 +188,9 @@ async def test_a_bucket_cut_short_is_refused() -> None:
 
 async def test_leaving_without_commit_changes_nothing() -> None:
     engine = engine_of()
-    named = list(named_weights(NEW))
-    async with engine.sink.begin(manifest_of(named), 1) as transaction:
-        for bucket in pack_buckets(named, 1 << 20):
+    tensors = list(named_weights(NEW))
+    async with engine.sink.begin(manifest_of(tensors), 1) as transaction:
+        for bucket in pack_buckets(tensors, 1 << 20):
             await transaction.put(bucket)
     await expect_serving(engine, OLD, 0)
 
@@ -196,13 +201,13 @@ async def test_a_long_completion_goes_through_several_versions() -> None:
     engine = engine_of()
     task = asyncio.create_task(engine.generate([4, 5], Sampling(60, seed=3), session="a"))
     for version in (1, 2):
-        # A short request beside the long one: when it is through, so are as many tokens of the other.
+        # A short concurrent request: when it has ended, the long one has at least as many tokens.
         await engine.generate([9], Sampling(15), session=f"pace{version}")
         await send(engine, list(named_weights(models[version])), version=version, max_bytes=1 << 30)
-    got = await task
-    assert set(got.versions.tolist()) == {0, 1, 2}
-    ids = [4, 5, *got.token_ids.tolist()]
+    completion = await task
+    assert set(completion.versions.tolist()) == {0, 1, 2}
+    ids = [4, 5, *completion.token_ids.tolist()]
     for version, model in models.items():
-        wanted = torch.from_numpy(logits_of(model, ids))[1:-1].log_softmax(-1)[range(60), ids[2:]].numpy()
-        mine = got.versions == version
-        np.testing.assert_allclose(got.logprobs[mine], wanted[mine], atol=1e-5)
+        expected = torch.from_numpy(logits_of(model, ids))[1:-1].log_softmax(-1)[range(60), ids[2:]].numpy()
+        mine = completion.versions == version
+        np.testing.assert_allclose(completion.logprobs[mine], expected[mine], atol=1e-5)

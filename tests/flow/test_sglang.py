@@ -14,7 +14,7 @@ import pytest
 
 import agentrl
 from agentrl.observe import reconcile
-from tests.engine.fleets import pids_at, strike
+from tests.engine.fleets import pids_at, send_signal
 from tests.engine.serving import ROOT, sglang_python
 from tests.flow.runs import HEARING, journal_of, metrics_of
 
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_in_mid_rollout_costs_no_episode(tmp_path):
         seen = len(log.read_text())
         # It says how many requests it decodes, every so many steps: tokens have come.
         waited(process, lambda: re.search(r"Decode batch, #running-req: [1-9]", log.read_text()[seen:]))
-        strike(victim, signal.SIGKILL)
+        send_signal(victim, signal.SIGKILL)
         assert process.wait(300) == 0, (tmp_path / "out.txt").read_text()[-3000:]
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""One real SGLang on the CPU, from its start to its end: what every landing meets (`make test-sglang`)."""
+"""One real SGLang on the CPU, from its start to its end (`make test-sglang`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
 from tests.engine.fleets import pids_at, sglang_fleet, until
-from tests.engine.test_fleet import asked, is_of_its_versions, publish
+from tests.engine.test_fleet import expect_versions, publish, start_request
 
 pytestmark = pytest.mark.full
 
@@ -28,17 +28,17 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
                 await publish(fleet, version)
             sampled[version] = await fleet.generate(PROMPT, Sampling(12, temperature=0.0), session="a")
             assert set(sampled[version].versions.tolist()) == {version}
-            is_of_its_versions(PROMPT, sampled[version])
+            expect_versions(PROMPT, sampled[version])
         assert sampled[0].token_ids.tolist() != sampled[1].token_ids.tolist()
 
-        prompt, running = asked(fleet, 3, LONG)
+        prompt, running = start_request(fleet, 3, LONG)
         await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
         await asyncio.sleep(0.5)  # some tokens come, by no means all
         await fleet.abort()
         cut = await asyncio.wait_for(running, 30)
         assert cut.finish is Finish.ABORT
         assert 0 < len(cut.token_ids) < LONG
-        is_of_its_versions(prompt, cut)
+        expect_versions(prompt, cut)
 
         after = await fleet.generate(PROMPT, Sampling(12, temperature=0.0), session="b")
         assert after.token_ids.tolist() == sampled[1].token_ids.tolist()

@@ -43,19 +43,23 @@ def test_it_is_a_64_bit_number_that_reproduces():
 
 
 def test_large_tensors_among_small_ones_count_like_any_other():
-    named = [(f"{n}", torch.arange(n, n + size)) for n, size in enumerate([3, 300_000, 5, *[200_000] * 9, 2])]
-    data = [np.frombuffer(tensor.numpy().tobytes(), dtype=np.uint8) for _, tensor in named]
-    wanted = sum_digests(map(digest, manifest_of(named), data))
-    assert checksum(named) == checksum_of(pack_buckets(named, 4_000_000)) == wanted
+    tensors = [
+        (f"{n}", torch.arange(n, n + size)) for n, size in enumerate([3, 300_000, 5, *[200_000] * 9, 2])
+    ]
+    data = [np.frombuffer(tensor.numpy().tobytes(), dtype=np.uint8) for _, tensor in tensors]
+    expected = sum_digests(map(digest, manifest_of(tensors), data))
+    assert checksum(tensors) == checksum_of(pack_buckets(tensors, 4_000_000)) == expected
 
 
-def test_bytes_are_hashed_by_xxh3_and_for_others_by_crc32():
-    named = [("a", A), ("b", torch.arange(300_000)), ("c", torch.empty(0, 3))]
-    told = [f"{name}\0{str(t.dtype)[6:]}\0{tuple(t.shape)}\0{xxh3(t)}".encode() for name, t in named]
-    digests = [int.from_bytes(hashlib.blake2b(one, digest_size=8).digest(), "little") for one in told]
-    assert checksum(named) == sum(digests) % 2**64
-    wanted = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in named}
-    assert bucket_checksums(*pack_buckets(named, 1000)) == (wanted, checksum(named))
+def test_bytes_are_hashed_by_xxh3_and_for_receivers_by_crc32():
+    tensors = [("a", A), ("b", torch.arange(300_000)), ("c", torch.empty(0, 3))]
+    identities = [f"{name}\0{str(t.dtype)[6:]}\0{tuple(t.shape)}\0{xxh3(t)}".encode() for name, t in tensors]
+    digests = [
+        int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little") for identity in identities
+    ]
+    assert checksum(tensors) == sum(digests) % 2**64
+    expected = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in tensors}
+    assert bucket_checksums(*pack_buckets(tensors, 1000)) == (expected, checksum(tensors))
 
 
 def xxh3(tensor: torch.Tensor) -> int:

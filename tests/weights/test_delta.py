@@ -1,4 +1,4 @@
-"""Deltas lead from one version to the next, bit for bit, and to nothing else."""
+"""Deltas turn one version into the next, bit for bit, and apply to no other weights."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_a_delta_gives_the_next_version_bit_for_bit(
     delta.write(delta.delta_between(base, result), path)
     assert bits_of(delta.apply(delta.read(path), base)) == bits_of(result)
     assert bits_of(base) == before
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 @given(versions())
 def test_the_checksum_is_that_of_the_tensors(both: tuple[list[Bucket], list[Bucket]]) -> None:
     for buckets in both:
-        named = [pair for bucket in buckets for pair in unpack(bucket)]
-        assert delta.checksum_of(buckets) == checksum(named)
+        tensors = [pair for bucket in buckets for pair in unpack(bucket)]
+        assert delta.checksum_of(buckets) == checksum(tensors)
 
 
 def packed(**tensors: torch.Tensor) -> list[Bucket]:
@@ -85,7 +85,7 @@ def some(seed: int, *, changed: int = 0) -> list[Bucket]:
     return packed(weight=weight, same=torch.arange(1000))
 
 
-def test_what_is_small_is_sent_and_nothing_else() -> None:
+def test_small_changes_are_sent_as_words_and_large_ones_in_full() -> None:
     few = delta.delta_between(some(0), some(0, changed=10))
     assert (set(few.changes), few.num_bytes) == ({"weight"}, 10 * (4 + 4))
     many = delta.delta_between(some(0), some(0, changed=60))
@@ -96,16 +96,16 @@ def test_what_is_small_is_sent_and_nothing_else() -> None:
 def test_payloads_of_nan_and_signs_of_zero_arrive() -> None:
     base = packed(x=torch.tensor([0x7FC00000, 0, 0x3F800000], dtype=torch.int32).view(torch.float32))
     result = packed(x=torch.tensor([0x7FC00001, -(2**31), 0x3F800000], dtype=torch.int32).view(torch.float32))
-    found = delta.delta_between(base, result)
-    assert bits_of(delta.apply(found, base)) == bits_of(result)
+    difference = delta.delta_between(base, result)
+    assert bits_of(delta.apply(difference, base)) == bits_of(result)
 
 
-def test_it_fits_its_own_base_alone() -> None:
-    found = delta.delta_between(some(0), some(0, changed=3))
+def test_a_delta_applies_only_to_its_base() -> None:
+    difference = delta.delta_between(some(0), some(0, changed=3))
     with pytest.raises(DeltaError, match="belongs to other weights"):
-        delta.apply(found, some(1))
+        delta.apply(difference, some(1))
     with pytest.raises(DeltaError, match="belongs to other weights"):
-        delta.apply(found, some(0, changed=3))
+        delta.apply(difference, some(0, changed=3))
 
 
 def test_versions_of_two_models_have_none() -> None:
@@ -124,10 +124,10 @@ def test_a_damaged_file_is_refused(tmp_path_factory: pytest.TempPathFactory, dat
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     try:
-        got = delta.apply(delta.read(path), base)
+        applied = delta.apply(delta.read(path), base)
     except DeltaError:
         return
-    assert bits_of(got) == bits_of(result), "the damage lay in what says nothing"
+    assert bits_of(applied) == bits_of(result), "the damage was in unused bytes"
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, -1])
@@ -161,9 +161,9 @@ def test_other_files_are_no_deltas(tmp_path: Path) -> None:
 def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, name: str, words: np.ndarray) -> None:
     path = tmp_path / "delta.safetensors"
     base = some(0)
-    found = delta.delta_between(base, some(0, changed=1))
-    delta.write(found, path)
-    told = {"format": "agentrl-delta-1", "base": str(found.base), "result": str(found.result)}
-    save_file(load_file(path) | {name: words}, path, told)
+    difference = delta.delta_between(base, some(0, changed=1))
+    delta.write(difference, path)
+    metadata = {"format": "agentrl-delta-1", "base": str(difference.base), "result": str(difference.result)}
+    save_file(load_file(path) | {name: words}, path, metadata)
     with pytest.raises(DeltaError):
         delta.apply(delta.read(path), base)

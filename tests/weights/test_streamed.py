@@ -1,4 +1,4 @@
-"""Files that are written as tensors come are read by safetensors, and hold exactly what was promised."""
+"""Files written tensor by tensor are read by safetensors, and hold exactly the manifest's tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from agentrl.weights.streamed import SafetensorsFile, dtype_of_code, write_model
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 
 
-def pieces(named):
-    return [(spec, bytes_of(tensor)) for spec, (_, tensor) in zip(manifest_of(named), named, strict=True)]
+def pieces(tensors):
+    return [(spec, bytes_of(tensor)) for spec, (_, tensor) in zip(manifest_of(tensors), tensors, strict=True)]
 
 
-def put(path, manifest, came):
+def put(path, manifest, written):
     with SafetensorsFile(path, manifest) as file:
-        for spec, data in came:
+        for spec, data in written:
             file.put(spec, data)
 
 
@@ -40,29 +40,29 @@ def some(count=3, dtype=torch.float32):
         st.tuples(st.lists(st.integers(0, 5), max_size=3).map(tuple), st.sampled_from(DTYPES)), max_size=8
     )
 )
-def test_safetensors_reads_what_came(tmp_path_factory, kinds):
+def test_safetensors_reads_the_written_tensors(tmp_path_factory, kinds):
     generator = torch.Generator().manual_seed(0)
-    named = [
+    pairs = [
         (f"layer.{n}", torch.randint(0, 2, shape, generator=generator).to(dtype))
         for n, (shape, dtype) in enumerate(kinds)
     ]
     path = tmp_path_factory.mktemp("streamed") / "x.safetensors"
-    put(path, manifest_of(named), pieces(named))
-    found = load_file(path)
-    assert found.keys() == dict(named).keys()
-    for name, tensor in named:
-        assert found[name].dtype == tensor.dtype
-        assert found[name].shape == tensor.shape
-        assert torch.equal(found[name], tensor)
+    put(path, manifest_of(pairs), pieces(pairs))
+    loaded = load_file(path)
+    assert loaded.keys() == dict(pairs).keys()
+    for name, tensor in pairs:
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert torch.equal(loaded[name], tensor)
     with safe_open(path, framework="pt") as opened:
         # transformers refuses a file that does not say so.
         assert opened.metadata() == {"format": "pt"}
-        assert {dtype_of_code(opened.get_slice(name).get_dtype()) for name, _ in named} == {
-            spec.dtype for spec in manifest_of(named)
+        assert {dtype_of_code(opened.get_slice(name).get_dtype()) for name, _ in pairs} == {
+            spec.dtype for spec in manifest_of(pairs)
         }
 
 
-def test_the_data_begins_where_any_dtype_may(tmp_path):
+def test_the_data_is_aligned_for_every_dtype(tmp_path):
     for length in range(1, 9):
         path = tmp_path / f"{length}.safetensors"
         spec = TensorSpec("x" * length, (1,), "float32")
@@ -72,13 +72,13 @@ def test_the_data_begins_where_any_dtype_may(tmp_path):
 
 def test_bf16_bits_are_kept_even_where_they_spell_nan(tmp_path):
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    named = [("w", bits.view(torch.bfloat16))]
-    write_model(tmp_path, manifest_of(named), pieces(named))
+    pairs = [("w", bits.view(torch.bfloat16))]
+    write_model(tmp_path, manifest_of(pairs), pieces(pairs))
     assert torch.equal(load_file(tmp_path / "model.safetensors")["w"].view(torch.int16), bits)
 
 
 @pytest.mark.parametrize(
-    ("order", "says"),
+    ("order", "sentence"),
     [
         ([0, 1], "was left without t2"),
         ([0, 2, 1], "takes TensorSpec.name='t1'.*not TensorSpec.name='t2'"),
@@ -86,11 +86,11 @@ def test_bf16_bits_are_kept_even_where_they_spell_nan(tmp_path):
         ([1], "takes TensorSpec.name='t0'"),
     ],
 )
-def test_what_does_not_come_as_promised_is_an_error(tmp_path, order, says):
-    named = some()
-    came = pieces(named)
-    with pytest.raises(ValueError, match=says):
-        put(tmp_path / "x.safetensors", manifest_of(named), [came[number] for number in order])
+def test_tensors_that_differ_from_the_manifest_are_an_error(tmp_path, order, sentence):
+    pairs = some()
+    sent = pieces(pairs)
+    with pytest.raises(ValueError, match=sentence):
+        put(tmp_path / "x.safetensors", manifest_of(pairs), [sent[number] for number in order])
 
 
 def test_a_tensor_of_another_kind_or_size_is_an_error(tmp_path):
@@ -101,7 +101,7 @@ def test_a_tensor_of_another_kind_or_size_is_an_error(tmp_path):
         put(tmp_path / "b", [spec], [(spec, np.zeros(23, np.uint8))])
 
 
-def test_what_cannot_be_written_makes_no_file(tmp_path):
+def test_an_invalid_manifest_creates_no_file(tmp_path):
     twice = TensorSpec("a", (1,), "float32")
     with pytest.raises(ValueError, match="the manifest has a twice"):
         SafetensorsFile(tmp_path / "x", [twice, twice])
@@ -120,25 +120,27 @@ def test_an_error_of_the_sender_is_not_hidden(tmp_path):
 
 @pytest.mark.parametrize(("file_bytes", "files"), [(1, 5), (48, 3), (71, 3), (72, 2), (120, 1)])
 def test_a_model_is_shared_out_over_files(tmp_path, file_bytes, files):
-    named = some(5)
-    write_model(tmp_path, manifest_of(named), iter(pieces(named)), file_bytes=file_bytes)
-    found = {path.name: load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))}
-    assert len(found) == files
-    for name, tensor in named:
-        (holder,) = (file for file, tensors in found.items() if name in tensors)
-        assert torch.equal(found[holder][name], tensor)
+    pairs = some(5)
+    write_model(tmp_path, manifest_of(pairs), iter(pieces(pairs)), file_bytes=file_bytes)
+    files_read = {path.name: load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))}
+    assert len(files_read) == files
+    for name, tensor in pairs:
+        (holder,) = (file for file, tensors in files_read.items() if name in tensors)
+        assert torch.equal(files_read[holder][name], tensor)
     index = tmp_path / "model.safetensors.index.json"
     assert index.exists() == (files > 1)
     if files > 1:
-        told = json.loads(index.read_text())
-        assert told["metadata"] == {"total_size": 5 * 24}
-        assert told["weight_map"] == {name: file for file, tensors in found.items() for name in tensors}
-        assert list(found) == [f"model-{n + 1:05d}-of-{files:05d}.safetensors" for n in range(files)]
+        index_json = json.loads(index.read_text())
+        assert index_json["metadata"] == {"total_size": 5 * 24}
+        assert index_json["weight_map"] == {
+            name: file for file, tensors in files_read.items() for name in tensors
+        }
+        assert list(files_read) == [f"model-{n + 1:05d}-of-{files:05d}.safetensors" for n in range(files)]
     else:
-        assert list(found) == ["model.safetensors"]
+        assert list(files_read) == ["model.safetensors"]
 
 
-@pytest.mark.parametrize(("came", "says"), [(4, "was left without t4"), (6, "does not have t5")])
-def test_too_few_and_too_many_are_errors(tmp_path, came, says):
-    with pytest.raises(ValueError, match=says):
-        write_model(tmp_path, manifest_of(some(5)), pieces(some(came)), file_bytes=48)
+@pytest.mark.parametrize(("count", "sentence"), [(4, "was left without t4"), (6, "does not have t5")])
+def test_too_few_and_too_many_are_errors(tmp_path, count, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        write_model(tmp_path, manifest_of(some(5)), pieces(some(count)), file_bytes=48)

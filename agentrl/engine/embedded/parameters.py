@@ -64,7 +64,7 @@ class Parameters:
         layers = (load_layer(architecture, tensors, dtype, n) for n in range(architecture.num_layers))
         return cls(architecture, load_outer(architecture, tensors, dtype), tuple(layers))
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its Hugging Face name, read back from what the decoder multiplies with."""
         yield from outer_tensors(self.outer)
         for n, layer in enumerate(self.layers):

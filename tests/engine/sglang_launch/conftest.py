@@ -10,7 +10,7 @@ from tests.tools.mcp.watching import servers
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _no_process_remains() -> Iterator[None]:
     before = servers()
     yield
     assert servers() - before == set()

@@ -1,4 +1,4 @@
-"""Servers for the tests of launching: the stand-in's, and what is known of their processes."""
+"""Stand-in servers for the tests of launching, and their processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STAND_IN = Path(__file__).parent / "stand_in"
 
 
 def settings(folder: Path, *habit: str, **changes: object) -> ServerSettings:
-    """Of servers that are the stand-in, with a habit."""
+    """The settings of stand-in servers with a habit."""
     arguments = {"habit": list(habit)} if habit else {}
-    told: dict[str, object] = {
+    defaults: dict[str, object] = {
         "model": Path("model"),
         "log_folder": folder,
         "python": Path(sys.executable),
@@ -25,15 +25,15 @@ def settings(folder: Path, *habit: str, **changes: object) -> ServerSettings:
         "arguments": arguments,
         "first_wait_s": 20.0,
     }
-    return ServerSettings(**told | changes)
+    return ServerSettings(**defaults | changes)
 
 
 def about(server: Listener) -> dict:
-    """What a server tells of itself."""
+    """The arguments, environment and processes that a server reports."""
     return httpx2.get(f"{server.url}/about", trust_env=False).json()
 
 
 def logged_pids(log: Path) -> list[int]:
-    """The processes of a server as its log tells them, healthy or not; none before they are all there."""
+    """The pids of a server in its log, healthy or not; none before all processes have started."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [pid for line in lines if line.startswith("[") for pid in json.loads(line)]

@@ -1,4 +1,4 @@
-"""SGLang's own arguments: what the installed version takes, what it does not, and what is ours to set."""
+"""SGLang's own arguments: those of the installed version, unknown ones, and those that agentrl sets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ async def available(tmp_path: Path) -> Arguments:
     return await installed(Path(sys.executable), settings(tmp_path).environment_of(()))
 
 
-def test_the_interpreter_tells_what_its_version_takes(available: Arguments) -> None:
+def test_the_interpreter_reports_the_arguments_of_its_version(available: Arguments) -> None:
     assert available.version == "0.0.1"
-    takes = {one.options[0]: one.takes for one in available.arguments}
+    takes = {argument.options[0]: argument.takes for argument in available.arguments}
     assert takes["--tp-size"] == "one"
     assert takes["--disable-cuda-graph"] == "nothing"
     assert takes["--cuda-graph-bs"] == "several"
 
 
-def test_values_become_words(available: Arguments) -> None:
+def test_values_become_a_command_line(available: Arguments) -> None:
     values = {
         "mem_fraction_static": 0.3,
         "disable-cuda-graph": True,
@@ -46,7 +46,7 @@ def test_values_become_words(available: Arguments) -> None:
     ]
 
 
-def test_defaults_give_way_and_those_that_a_version_lacks_are_left_out(available: Arguments) -> None:
+def test_values_override_defaults_and_unsupported_defaults_are_left_out(available: Arguments) -> None:
     defaults = {"disable_cuda_graph": True, "tp_size": 1, "no_such_argument": 3}
     assert available.command_line({}, defaults) == ["--disable-cuda-graph", "--tp-size=1"]
     assert available.command_line({"tensor_parallel_size": 2, "disable_cuda_graph": False}, defaults) == [
@@ -72,14 +72,14 @@ def test_defaults_give_way_and_those_that_a_version_lacks_are_left_out(available
         ({"attention_backend": "tritn"}, "cannot be 'tritn'. Did you mean `triton`?"),
     ],
 )
-def test_what_does_not_fit_is_a_sentence(available: Arguments, values: dict, sentence: str) -> None:
+def test_an_invalid_argument_is_one_sentence(available: Arguments, values: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         available.command_line(values, {})
 
 
 def test_flags_are_the_same_arguments() -> None:
-    words = "--sglang-mem-fraction-static 0.3 --sglang-disable-cuda-graph --sglang-tp-size=2 --sglang-bs 1 2"
-    assert from_flags(words.split()) == {
+    flags = "--sglang-mem-fraction-static 0.3 --sglang-disable-cuda-graph --sglang-tp-size=2 --sglang-bs 1 2"
+    assert from_flags(flags.split()) == {
         "mem_fraction_static": "0.3",
         "disable_cuda_graph": True,
         "tp_size": "2",
@@ -89,14 +89,14 @@ def test_flags_are_the_same_arguments() -> None:
         from_flags(["0.3"])
 
 
-async def test_an_interpreter_is_asked_once(tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
+async def test_an_interpreter_is_probed_once(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
     script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\necho once >> {asked}\nexec {sys.executable} "$@"\n')
+    script.write_text(f'#!/bin/sh\necho once >> {calls}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
     for _ in range(2):
         await installed(script, {"PYTHONPATH": str(STAND_IN)})
-    assert asked.read_text() == "once\n"
+    assert calls.read_text() == "once\n"
 
 
 async def test_without_sglang_the_interpreter_is_named(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_without_sglang_the_interpreter_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_the_real_version_tells_its_arguments(tmp_path: Path) -> None:
+async def test_the_real_version_reports_its_arguments(tmp_path: Path) -> None:
     real = ServerSettings(model=tmp_path, log_folder=tmp_path, device="cpu", python=sglang_python())
     available = await installed(real.python, real.environment_of(()))
     assert available.version.startswith("0.5.")

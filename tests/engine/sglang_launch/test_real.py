@@ -1,4 +1,4 @@
-"""The real SGLang and sglang-router: up, stopped, killed, taken out and in; sessions stay on their server."""
+"""The real SGLang and sglang-router: start, stop, kill, removal and addition; sessions keep their server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def real(folder: Path) -> ServerSettings:
 
 
 async def generated(url: str, session: str, ids: Sequence[int] = (1, 10, 20, 30)) -> dict:
-    """What a request of a session comes to."""
+    """The reply to a request of a session."""
     body = {"input_ids": list(ids), "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
     async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
         reply = await client.post(f"{url}/generate", json=body, headers={wire.ROUTING_KEY: session})
@@ -49,17 +49,19 @@ def requests_of(log: Path) -> int:
     return log.read_text().count("POST /generate")
 
 
-async def played(url: str, sessions: Sequence[str], logs: Sequence[Path]) -> dict[str, Counter[Path]]:
-    """Where the turns of each session went: all at once in the first turn, then one after the other."""
+async def play(url: str, sessions: Sequence[str], logs: Sequence[Path]) -> dict[str, Counter[Path]]:
+    """The servers of each session's turns: all sessions at once in the first turn, then in sequence."""
     await asyncio.gather(*(generated(url, session) for session in sessions))
-    seen: dict[str, Counter[Path]] = {session: Counter() for session in sessions}
+    servers_of: dict[str, Counter[Path]] = {session: Counter() for session in sessions}
     for _ in range(TURNS):
         for session in sessions:
             before = [requests_of(log) for log in logs]
             await generated(url, session)
             await until(lambda before=before: [requests_of(log) for log in logs] != before)
-            seen[session].update(log for log, n in zip(logs, before, strict=True) if requests_of(log) > n)
-    return seen
+            servers_of[session].update(
+                log for log, n in zip(logs, before, strict=True) if requests_of(log) > n
+            )
+    return servers_of
 
 
 @pytest.mark.faults
@@ -84,35 +86,37 @@ def cmdline(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
 
 
-async def test_sessions_stay_on_their_server_and_one_that_comes_back_gets_requests(tmp_path: Path) -> None:
-    said: list[str] = []
-    async with Servers(ServerReplicas(real(tmp_path), count=2), on_event=said.append) as launched:
+async def test_sessions_stay_on_their_server_and_a_restarted_one_gets_requests(tmp_path: Path) -> None:
+    events: list[str] = []
+    async with Servers(ServerReplicas(real(tmp_path), count=2), on_event=events.append) as launched:
         first, second = launched.servers
         router, logs = launched.router, [first.log, second.log]
         assert router is not None
         assert set(await router.workers()) == {first.url, second.url}
-        seen = await played(router.url, [f"episode-{i}" for i in range(8)], logs)
-        where = {session: list(places) for session, places in seen.items()}
-        print(json.dumps({s: {log.name: n for log, n in places.items()} for s, places in seen.items()}))
-        assert all(len(places) == 1 for places in where.values()), "each session on one server"
-        assert {places[0] for places in where.values()} == set(logs), "both servers had sessions"
+        servers_of = await play(router.url, [f"episode-{i}" for i in range(8)], logs)
+        logs_of = {session: list(counts) for session, counts in servers_of.items()}
+        print(json.dumps({s: {log.name: n for log, n in counts.items()} for s, counts in servers_of.items()}))
+        assert all(len(counts) == 1 for counts in logs_of.values()), "each session on one server"
+        assert {counts[0] for counts in logs_of.values()} == set(logs), "both servers had sessions"
 
         await first.stop()
         await router.remove(first.url)
         assert await router.workers() == (second.url,)
-        for session in seen:
-            assert (await generated(router.url, session))["output_ids"], "whoever was there moves over"
+        for session in servers_of:
+            assert (await generated(router.url, session))["output_ids"], (
+                "its sessions move to the other server"
+            )
 
         await first.start()
         await router.add(first.url)
         before = requests_of(first.log)
         await asyncio.gather(*(generated(router.url, f"late-{i}") for i in range(8)))
         await until(lambda: requests_of(first.log) > before)
-    assert said[-1] == "stopping 2 servers"
+    assert events[-1] == "stopping 2 servers"
 
 
-async def test_the_router_knows_who_prefills_and_who_decodes(tmp_path: Path) -> None:
-    """A real router, before stand-ins: SGLang moves keys and values between servers only on GPUs."""
+async def test_the_router_lists_prefill_and_decode_servers(tmp_path: Path) -> None:
+    """A real router with stand-in servers: SGLang transfers keys and values between servers only on GPUs."""
     (tmp_path / "sglang").symlink_to(STAND_IN / "sglang")
     chosen = {"python": sglang_python(), "python_path": (tmp_path,)}
     groups = [ServerReplicas(settings(tmp_path, role=role, **chosen)) for role in ("prefill", "decode")]
@@ -123,8 +127,8 @@ async def test_the_router_knows_who_prefills_and_who_decodes(tmp_path: Path) -> 
             if again:
                 await launched.router.remove(prefill.url)
                 await launched.router.add(prefill.url)
-            told = httpx2.get(f"{launched.router.url}/workers", trust_env=False).json()
-            known = {worker["url"]: worker for worker in told["workers"]}
-            assert known[prefill.url]["worker_type"] == "prefill"
-            assert known[prefill.url]["bootstrap_port"] == prefill.bootstrap_port
-            assert known[decode.url]["worker_type"] == "decode"
+            reply = httpx2.get(f"{launched.router.url}/workers", trust_env=False).json()
+            workers = {worker["url"]: worker for worker in reply["workers"]}
+            assert workers[prefill.url]["worker_type"] == "prefill"
+            assert workers[prefill.url]["bootstrap_port"] == prefill.bootstrap_port
+            assert workers[decode.url]["worker_type"] == "decode"

@@ -1,4 +1,4 @@
-"""A server as a process: it comes up, or says why not; and nothing of it is left, whoever ends first."""
+"""A server as a process: it starts, or reports why not; and no process remains, whichever ends first."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ async def started(folder: Path, *habit: str, **changes) -> tuple[ServerProcess, 
 
 async def test_a_server_gets_its_address_its_model_its_devices_and_a_log(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    told = settings(tmp_path, device="cpu", environment={"OF_THE_TEST": "yes"})
-    server = ServerProcess(told, name="third", gpus=("2", "3"))
+    chosen = settings(tmp_path, device="cpu", environment={"OF_THE_TEST": "yes"})
+    server = ServerProcess(chosen, name="third", gpus=("2", "3"))
     assert (server.running, server.returncode) == (False, None)
     await server.start()
     assert server.running
-    seen = about(server)
-    assert seen["arguments"]["port"] == server.port
-    assert seen["arguments"]["host"] == "127.0.0.1"
-    assert seen["arguments"]["model_path"] == str(Path("model").absolute())
-    assert seen["arguments"]["weight_version"] == "0"
-    assert seen["arguments"]["attention_backend"] == "torch_native"
-    assert seen["environment"]["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert seen["environment"]["SGLANG_USE_CPU_ENGINE"] == "1"
-    assert seen["environment"]["OMP_NUM_THREADS"] == "1"
-    assert seen["environment"]["OF_THE_TEST"] == "yes"
+    reported = about(server)
+    assert reported["arguments"]["port"] == server.port
+    assert reported["arguments"]["host"] == "127.0.0.1"
+    assert reported["arguments"]["model_path"] == str(Path("model").absolute())
+    assert reported["arguments"]["weight_version"] == "0"
+    assert reported["arguments"]["attention_backend"] == "torch_native"
+    assert reported["environment"]["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert reported["environment"]["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert reported["environment"]["OMP_NUM_THREADS"] == "1"
+    assert reported["environment"]["OF_THE_TEST"] == "yes"
     assert server.log == tmp_path / "third.log"
     assert "habit:" in server.log.read_text()
     await server.stop()
@@ -66,18 +66,18 @@ async def test_what_waits_for_a_servers_end_clears_up_after_it(tmp_path: Path) -
     assert tidied.read_text() == "yes"
 
 
-async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_ends_is_an_error_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "server-0.log").write_text("words of another day\n")
     with pytest.raises(EngineUnavailableError) as caught:
         await started(tmp_path, "ends")
-    said = str(caught.value)
-    assert said.startswith("server-0 ended with exit code 3 before it was up; the last lines of ")
-    assert said.endswith("\n  one line\n  another\n   [31mno room for the weights")
-    assert "words of another day" not in said
+    message = str(caught.value)
+    assert message.startswith("server-0 ended with exit code 3 before it was up; the last lines of ")
+    assert message.endswith("\n  one line\n  another\n   [31mno room for the weights")
+    assert "words of another day" not in message
     assert "words of another day" in (tmp_path / "server-0.log").read_text()
 
 
-async def test_a_server_that_hangs_while_it_starts_is_given_up_and_ended(tmp_path: Path) -> None:
+async def test_a_server_that_hangs_while_it_starts_is_stopped(tmp_path: Path) -> None:
     server = ServerProcess(settings(tmp_path, "hangs", first_wait_s=1.0))
     with pytest.raises(EngineUnavailableError, match="server-0 was not up after 1 s: give it longer"):
         await asyncio.wait_for(server.start(), 15)
@@ -85,7 +85,7 @@ async def test_a_server_that_hangs_while_it_starts_is_given_up_and_ended(tmp_pat
     assert not any(map(alive, logged_pids(server.log)))
 
 
-async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+async def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
     server = ServerProcess(settings(tmp_path, "hangs"))
     starting = asyncio.create_task(server.start())
     await until(lambda: logged_pids(server.log))
@@ -95,7 +95,7 @@ async def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path) -> Non
     assert not any(map(alive, logged_pids(server.log)))
 
 
-async def test_a_stop_that_is_interrupted_happens_all_the_same(tmp_path: Path) -> None:
+async def test_an_interrupted_stop_still_ends_the_server(tmp_path: Path) -> None:
     server, pids = await started(tmp_path)
     stopping = asyncio.create_task(server.stop())
     await asyncio.sleep(0)
@@ -129,7 +129,7 @@ async def test_starting_a_server_that_runs_replaces_it(tmp_path: Path) -> None:
 
 async def test_a_killed_guard_takes_its_server_along(tmp_path: Path) -> None:
     server, pids = await started(tmp_path)
-    apart = pids.pop()  # in a session of its own, and nobody is left who could end it
+    apart = pids.pop()  # in a session of its own, where no process could end it any more
     os.kill(os.getpgid(pids[0]), signal.SIGKILL)
     await until(lambda: not server.running and not any(map(alive, pids)))
     os.kill(apart, signal.SIGKILL)
@@ -162,7 +162,7 @@ async def test_when_we_are_killed_our_server_is_gone(tmp_path: Path) -> None:
     await until(lambda: not any(map(alive, pids)))
 
 
-async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_before_the_start(tmp_path: Path) -> None:
     first, _ = await started(tmp_path)
     second = ServerProcess(settings(tmp_path), name="second", port=first.port)
     with pytest.raises(EngineUnavailableError, match=f"cannot listen at {first.url}: another process does"):
@@ -172,7 +172,7 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path:
     await first.stop()
 
 
-def test_ports_differ_and_leave_room_above(tmp_path: Path) -> None:
+def test_ports_differ_and_so_do_those_at_the_offset(tmp_path: Path) -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     assert max(ports) + PORT_OFFSET < 32_768

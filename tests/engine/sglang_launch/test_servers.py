@@ -1,4 +1,4 @@
-"""Several servers and their router: all up, or all gone."""
+"""Several servers and their router: all start, or all are stopped."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.tools.mcp.watching import alive, servers, until
 
 async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path) -> None:
     (meeting := tmp_path / "meeting").mkdir()
-    said: list[str] = []
+    events: list[str] = []
     chosen = settings(tmp_path, "meets", str(meeting), "2")
     async with Servers(
-        ServerReplicas(chosen, count=2, gpus=("4", "5", "6", "7")), on_event=said.append
+        ServerReplicas(chosen, count=2, gpus=("4", "5", "6", "7")), on_event=events.append
     ) as launched:
         first, second = launched.servers
         assert launched.router is not None
@@ -34,9 +34,9 @@ async def test_servers_start_at_once_and_the_router_sends_to_all(tmp_path: Path)
         pids = [pid for server in launched.servers for pid in about(server)["pids"]]
     assert not any(map(alive, pids))
     assert not launched.router.running
-    assert said[0] == "starting 2 servers"
-    assert any(sentence.startswith(f"server-1 is up at {second.url} after ") for sentence in said)
-    assert said[-2:] == ["the router sends to 2 servers", "stopping 2 servers"]
+    assert events[0] == "starting 2 servers"
+    assert any(sentence.startswith(f"server-1 is up at {second.url} after ") for sentence in events)
+    assert events[-2:] == ["the router sends to 2 servers", "stopping 2 servers"]
 
 
 async def test_some_prefill_and_some_decode(tmp_path: Path) -> None:
@@ -45,21 +45,21 @@ async def test_some_prefill_and_some_decode(tmp_path: Path) -> None:
         ServerReplicas(settings(tmp_path, role="decode"), count=2, gpus=("1", "2")),
     )
     async with Servers(*groups) as launched:
-        first, *others = launched.servers
+        first, *decoders = launched.servers
         assert launched.router is not None
-        told = httpx2.get(f"{launched.router.url}/workers", trust_env=False).json()
-        assert "--pd-disaggregation" in told["flags"]
-        known = {worker["url"]: worker for worker in told["workers"]}
-        assert set(known) == {server.url for server in launched.servers}
+        reply = httpx2.get(f"{launched.router.url}/workers", trust_env=False).json()
+        assert "--pd-disaggregation" in reply["flags"]
+        workers = {worker["url"]: worker for worker in reply["workers"]}
+        assert set(workers) == {server.url for server in launched.servers}
         arguments = about(first)["arguments"]
-        assert (known[first.url]["worker_type"], arguments["disaggregation_mode"]) == ("prefill", "prefill")
+        assert (workers[first.url]["worker_type"], arguments["disaggregation_mode"]) == ("prefill", "prefill")
         port = arguments["disaggregation_bootstrap_port"]
-        assert known[first.url]["bootstrap_port"] == port is not None
-        for server, gpu in zip(others, "12", strict=True):
+        assert workers[first.url]["bootstrap_port"] == port is not None
+        for server, gpu in zip(decoders, "12", strict=True):
             assert about(server)["environment"]["CUDA_VISIBLE_DEVICES"] == gpu
             assert about(server)["arguments"]["disaggregation_mode"] == "decode"
-            assert known[server.url]["worker_type"] == "decode"
-            assert "bootstrap_port" not in known[server.url]
+            assert workers[server.url]["worker_type"] == "decode"
+            assert "bootstrap_port" not in workers[server.url]
 
 
 @pytest.mark.parametrize("roles", [("prefill",), ("decode",), ("regular", "decode")])
@@ -68,7 +68,7 @@ def test_roles_that_cannot_serve_together_are_refused(tmp_path: Path, roles: tup
         Servers(*(ServerReplicas(settings(tmp_path, role=role)) for role in roles))
 
 
-async def test_one_server_needs_no_router(tmp_path: Path) -> None:
+async def test_one_server_has_no_router(tmp_path: Path) -> None:
     async with Servers(ServerReplicas(settings(tmp_path))) as launched:
         assert launched.router is None
         assert launched.url == launched.servers[0].url
@@ -89,7 +89,7 @@ async def test_an_error_in_the_block_ends_all(tmp_path: Path) -> None:
     assert not any(map(alive, pids))
 
 
-async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
+async def test_where_a_server_does_not_start_all_are_stopped(tmp_path: Path) -> None:
     (meeting := tmp_path / "meeting").mkdir()
     launched = Servers(ServerReplicas(settings(tmp_path, "meets", str(meeting), "3"), count=2))
     starting = asyncio.create_task(launched.__aenter__())
@@ -103,13 +103,13 @@ async def test_where_one_does_not_come_up_none_is_left(tmp_path: Path) -> None:
     assert not any(map(alive, pids))
 
 
-async def test_a_mistake_in_an_argument_is_told_before_anything_is_started(tmp_path: Path) -> None:
-    said: list[str] = []
+async def test_a_wrong_argument_is_an_error_before_the_start(tmp_path: Path) -> None:
+    events: list[str] = []
     wrong = ServerReplicas(settings(tmp_path, role="decode", arguments={"habbit": "x"}))
-    launched = Servers(ServerReplicas(settings(tmp_path, role="prefill")), wrong, on_event=said.append)
+    launched = Servers(ServerReplicas(settings(tmp_path, role="prefill")), wrong, on_event=events.append)
     with pytest.raises(ConfigError, match="Did you mean `habit`"):
         await launched.__aenter__()
-    assert (said, list(tmp_path.iterdir())) == ([], [])
+    assert (events, list(tmp_path.iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize(("count", "gpus"), [(0, ()), (2, ("0",)), (2, ("0", "1", "2"))])
@@ -128,7 +128,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     chosen = settings(Path(sys.argv[1]), "hangs")
-    async with Servers(ServerReplicas(chosen, count=2), on_event=lambda said: print(said, flush=True)):
+    async with Servers(ServerReplicas(chosen, count=2), on_event=lambda event: print(event, flush=True)):
         pass
 
 try:
@@ -138,22 +138,22 @@ except KeyboardInterrupt:
 """
 
 
-async def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
+async def test_ctrl_c_while_starting_leaves_no_process(tmp_path: Path) -> None:
     ours = subprocess.Popen([sys.executable, "-c", OURS, tmp_path], stdout=subprocess.PIPE, text=True)
     logs = [tmp_path / f"server-{i}.log" for i in range(2)]
     try:
         await until(lambda: all(map(logged_pids, logs)))
         below = servers()
         ours.send_signal(signal.SIGINT)
-        said, _ = ours.communicate(timeout=20)
+        output, _ = ours.communicate(timeout=20)
     finally:
         ours.kill()
-    assert said.splitlines()[-2:] == ["stopping 2 servers", "interrupted"]
+    assert output.splitlines()[-2:] == ["stopping 2 servers", "interrupted"]
     assert len(below) >= 9, "the servers, their children, their guards"
     assert not any(map(alive, below))
 
 
-async def test_the_router_takes_in_and_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_router_adds_and_removes_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = settings(tmp_path)
     async with Servers(ServerReplicas(chosen)) as launched:
         worker, before = launched.servers[0], RouterProcess(chosen)
@@ -169,11 +169,11 @@ async def test_the_router_takes_in_and_lets_go(tmp_path: Path, monkeypatch: pyte
                 await before.remove(worker.url)
                 assert await before.workers() == ()
             monkeypatch.setattr(router, "CHANGE_TIMEOUT_S", 0.5)
-            nobody = ServerProcess(chosen, name="nobody")
+            missing = ServerProcess(chosen, name="nobody")
             with pytest.raises(
-                EngineUnavailableError, match=f"accepted a change of {nobody.url} and did not"
+                EngineUnavailableError, match=f"accepted a change of {missing.url} and did not"
             ):
-                await before.add(nobody.url)
+                await before.add(missing.url)
         finally:
             await before.stop()
         assert before.returncode == 0

@@ -31,7 +31,7 @@ from agentrl.weights import checksum, named_weights, unpack
 from agentrl.weights.delta import checksum_of
 from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, text_of
-from tests.engine.test_sglang_weights import KINDS, feeding, sglang_with_loader, transport_of
+from tests.engine.test_sglang_weights import KINDS, open_rig, sglang_with_loader, transport_of
 from tests.trainer.megatron.launching import megatron_trainer
 from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
 from tests.trainer.tiny import batch, settings, tokenizer
@@ -320,12 +320,12 @@ async def test_a_real_server_serves_what_any_layout_publishes(tmp_path, sglang, 
     url, _ = sglang
     before = shared_files()
     with trainer_over(save_tiny(tmp_path / "model"), layout) as trainer:
-        async with feeding([Server(url)], transport_of(transport, tmp_path)) as made:
+        async with open_rig([Server(url)], transport_of(transport, tmp_path)) as rig:
             policy = SGLangPolicy(url, vocab_size=VOCAB, decode=text_of)
             for version in (1, 2):
                 await trainer.update(batch())
                 # The sink compares what the server has loaded with the trainer's checksum.
-                await trainer.publish(made.sink, version=version)
+                await trainer.publish(rig.sink, version=version)
                 await expect_serving(policy, trainer, version)
 
             def breaks(number, bucket):
@@ -337,13 +337,13 @@ async def test_a_real_server_serves_what_any_layout_publishes(tmp_path, sglang, 
                     os.kill(trainer.ranks.pids[1], signal.SIGKILL)
 
             with pytest.raises(EngineError, match="no room"):
-                await trainer.publish(Between(made.sink, breaks), version=3)
+                await trainer.publish(Between(rig.sink, breaks), version=3)
             await expect_serving(policy, trainer, 2)
             await trainer.update(batch())
             with pytest.raises(TrainerError, match=r"rank 1 .*was ended by SIGKILL"):
-                await trainer.publish(Between(made.sink, strikes), version=3)
+                await trainer.publish(Between(rig.sink, strikes), version=3)
             got = await policy.generate(PROMPT, Sampling(4), session="last")
             assert set(got.versions.tolist()) == {2}
-            assert (made.sink.version, made.lost) == (2, [])
+            assert (rig.sink.version, rig.lost) == (2, [])
             await policy.close()
     assert shared_files() <= before

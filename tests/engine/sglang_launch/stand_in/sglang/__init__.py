@@ -1,1 +1,1 @@
-"""What launching meets of SGLang, as a small real program: its arguments, its processes, its health."""
+"""A stand-in for SGLang as a small real program: its arguments, its processes, its health check."""

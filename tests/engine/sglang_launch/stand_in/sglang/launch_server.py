@@ -1,8 +1,8 @@
 """Listens as SGLang does: three processes and more, healthy after a while.
 
---habit ends: says three lines and ends with code 3. hangs: is never healthy. stubborn: SIGTERM ends neither
-it nor what it starts. meets FOLDER N: is healthy when N servers have been started that meet there.
-GET /about tells its arguments, some of its environment, and the pids of all its processes.
+--habit ends: prints three lines and ends with code 3. hangs: is never healthy. stubborn: ignores SIGTERM, and
+so do its children. meets FOLDER N: is healthy when N servers have started with the same folder.
+GET /about returns its arguments, some of its environment, and the pids of all its processes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(100)"]
 APART = "import time; print(flush=True); time.sleep(100)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {APART}"
 TIDY = "import os, sys; open(os.environ['TIDIED'], 'w').write(sys.stdin.read() + 'yes')"
-SHOWN = ("CUDA_VISIBLE_DEVICES", "SGLANG_USE_CPU_ENGINE", "OMP_NUM_THREADS", "PYTHONPATH", "OF_THE_TEST")
+REPORTED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "SGLANG_USE_CPU_ENGINE",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "OF_THE_TEST",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    given = parser.parse_args()
-    habit, *details = given.habit or [""]
+    arguments = parser.parse_args()
+    habit, *details = arguments.habit or [""]
     print(f"habit: {habit}", flush=True)
     if habit == "ends":
         print("one line\nanother\n\x1b[31mno room for the weights", file=sys.stderr, flush=True)
@@ -45,20 +51,20 @@ def main() -> None:
     assert apart.stdout is not None
     apart.stdout.readline()
     about = {
-        "arguments": vars(given),
-        "environment": {name: os.environ[name] for name in SHOWN if name in os.environ},
+        "arguments": vars(arguments),
+        "environment": {name: os.environ[name] for name in REPORTED_VARIABLES if name in os.environ},
         "pids": [os.getpid(), plain.pid, apart.pid],
     }
     if habit == "meets":
-        Path(details[0], str(given.port)).touch()
+        Path(details[0], str(arguments.port)).touch()
 
     class Handler(BaseHTTPRequestHandler):
-        asked = 0
+        num_requests = 0
 
         def do_GET(self) -> None:
-            Handler.asked += 1
-            met = habit != "meets" or len(list(Path(details[0]).iterdir())) == int(details[1])
-            healthy = habit != "hangs" and met and Handler.asked > 1
+            Handler.num_requests += 1
+            all_started = habit != "meets" or len(list(Path(details[0]).iterdir())) == int(details[1])
+            healthy = habit != "hangs" and all_started and Handler.num_requests > 1
             body = json.dumps(about).encode()
             self.send_response(503 if self.path == "/health" and not healthy else 200)
             self.send_header("content-length", str(len(body)))
@@ -69,7 +75,7 @@ def main() -> None:
             pass
 
     print(json.dumps(about["pids"]), flush=True)
-    HTTPServer((given.host, given.port), Handler).serve_forever()
+    HTTPServer((arguments.host, arguments.port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answers as sglang-router does about its servers: it takes one in a little later, if that one answers."""
+"""A stand-in for sglang-router: it adds a server after a delay, if that server responds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-LATER_S = 0.15
+DELAY_S = 0.15
 workers: dict[str, dict[str, object]] = {}
 
 
-def take_in(told: dict[str, object]) -> None:
-    time.sleep(LATER_S)
-    url = str(told["url"])
+def add_worker(payload: dict[str, object]) -> None:
+    time.sleep(DELAY_S)
+    url = str(payload["url"])
     with urllib.request.urlopen(f"{url}/about", timeout=1):
-        workers[url] = {"id": f"id-{url[-5:]}", **told, "is_healthy": False}
-    time.sleep(LATER_S)
+        workers[url] = {"id": f"id-{url[-5:]}", **payload, "is_healthy": False}
+    time.sleep(DELAY_S)
     workers[url]["is_healthy"] = True
 
 
-def let_go(key: str) -> None:
-    time.sleep(LATER_S)
+def remove_worker(key: str) -> None:
+    time.sleep(DELAY_S)
     for url in [url for url, worker in workers.items() if worker["id"] == key]:
         del workers[url]
 
@@ -32,19 +32,19 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._say(200, {"workers": list(workers.values()), "total": len(workers), "flags": flags})
+        self._reply(200, {"workers": list(workers.values()), "total": len(workers), "flags": flags})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        threading.Thread(target=take_in, args=[body], daemon=True).start()
-        self._say(202, {"status": "accepted"})
+        threading.Thread(target=add_worker, args=[body], daemon=True).start()
+        self._reply(202, {"status": "accepted"})
 
     def do_DELETE(self) -> None:
-        threading.Thread(target=let_go, args=[self.path.rpartition("/")[2]], daemon=True).start()
-        self._say(202, {"status": "accepted"})
+        threading.Thread(target=remove_worker, args=[self.path.rpartition("/")[2]], daemon=True).start()
+        self._reply(202, {"status": "accepted"})
 
-    def _say(self, status: int, told: dict[str, object]) -> None:
-        body = json.dumps(told).encode()
+    def _reply(self, status: int, payload: dict[str, object]) -> None:
+        body = json.dumps(payload).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -57,5 +57,5 @@ class Handler(BaseHTTPRequestHandler):
 parser = argparse.ArgumentParser()
 parser.add_argument("--host", required=True)
 parser.add_argument("--port", type=int, required=True)
-given, flags = parser.parse_known_args()
-ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
+arguments, flags = parser.parse_known_args()
+ThreadingHTTPServer((arguments.host, arguments.port), Handler).serve_forever()
