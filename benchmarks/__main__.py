@@ -121,6 +121,15 @@ def stall_command(as_json: bool) -> None:
     _print(bench_stall(), as_json)
 
 
+@cli.command("journal")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def journal_command(as_json: bool) -> None:
+    """How long the event loop stands still while 512 episodes of 8,000 tokens are journalled."""
+    from benchmarks.journal import bench_journal
+
+    _print(bench_journal(), as_json)
+
+
 @cli.command("envs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def envs_command(as_json: bool) -> None:

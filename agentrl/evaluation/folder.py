@@ -41,9 +41,14 @@ class EvalFolder:
             ) from error
         return cls(path)
 
-    def write(self, evaluation: Evaluation) -> None:
-        """Write the episodes, then the report."""
+    async def write(self, evaluation: Evaluation) -> None:
+        """Write the episodes, then the report.
+
+        Raises:
+            UserError: the episodes cannot be written.
+        """
         report = evaluation.report
-        Journal(self.path).write_eval(report.split, 0, evaluation.entries())
+        async with Journal(self.path) as journal:
+            await journal.write_eval(report.split, 0, evaluation.entries())
         text = json.dumps(report.as_json(), indent=2)
         (self.path / "report.json").write_text(f"{text}\n", encoding="utf-8")

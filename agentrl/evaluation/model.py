@@ -41,7 +41,7 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
     folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
     evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
     if folder is not None:
-        folder.write(evaluation)
+        asyncio.run(folder.write(evaluation))
     return evaluation.report
 
 

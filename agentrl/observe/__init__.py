@@ -1,7 +1,8 @@
 """The records of a run: metrics of every step and every episode, as JSON lines."""
 
-from agentrl.observe.journal import Entry, Journal, Outcome, Reconciliation, read_journal, reconcile
+from agentrl.observe.journal import Entry, Outcome, Reconciliation, read_journal, reconcile
 from agentrl.observe.metrics import JsonlTracker, MetricLog, Record, TensorBoardTracker, Tracker, read_metrics
+from agentrl.observe.writer import Journal
 
 __all__ = [
     "Entry",

@@ -2,10 +2,12 @@
 
 The files of a run, under its folder:
 
-    trajectories/step_000012.jsonl       the episodes of training step 12
-    trajectories/eval_test_000012.jsonl  those of the evaluation `test` after step 12
+    trajectories/step_000012.jsonl.gz       the episodes of training step 12
+    trajectories/eval_test_000012.jsonl.gz  those of the evaluation `test` after step 12
 
-A line is an `Entry` as JSON, fields at their defaults left out. One entry, shortened:
+Each is lines under gzip (see `members`) and can be read while it grows: with `zcat`, with
+`pandas.read_json(path, lines=True)`, with `read_journal`. A line is an `Entry` as JSON, fields at their
+defaults left out. One entry, shortened:
 
     {"outcome": "trained", "verdicts": [{"episode_id": "g3-0", "scorer": "env", "total": 1.0, "parts": {"env":
      1.0}}], "episode": {"id": "g3-0", "env_id": "HopSearch-v0", "task": {"id": "rl/3", "prompt": [
@@ -22,17 +24,16 @@ Author and mask need no arrays of their own: `world_ids` are the world's and hav
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.observe import lines
+from agentrl.observe import lines, members
 from agentrl.types import Ending, Episode, Verdict
 
 
@@ -78,45 +79,21 @@ class Entry:
 
 
 _ENTRIES = TypeAdapter(Entry)
+SUFFIX: Final = ".jsonl.gz"
 
 
-class Journal:
-    """Writes the episodes of one run. An interrupted step leaves complete lines only."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / "trajectories"
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-    def write_step(self, step: int, entries: Iterable[Entry]) -> Path:
-        """Add episodes of a training step and return their file.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        return self._write(f"step_{step:06d}.jsonl", entries)
-
-    def write_eval(self, name: str, step: int, entries: Iterable[Entry]) -> Path:
-        """Add episodes of the evaluation `name` after `step` and return their file.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        safe = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
-        return self._write(f"eval_{safe}_{step:06d}.jsonl", entries)
-
-    def _write(self, name: str, entries: Iterable[Entry]) -> Path:
-        path = self._folder / name
-        lines.append(path, (_line(entry) for entry in entries))
-        return path
+def to_line(entry: Entry) -> bytes:
+    """One line, the newline included; a task's metadata may hold values that are no JSON."""
+    return lines.to_line(_ENTRIES.dump_python(entry, exclude_defaults=True, warnings="none"))
 
 
 def read_journal(path: Path) -> Iterator[Entry]:
-    """The entries of one file, in order; an incomplete last line is skipped.
+    """The entries of one file, in order; an incomplete last member is skipped.
 
     Raises:
-        ValueError: a line is not an entry.
+        ValueError: the file is broken before its last member, or a line is not an entry.
     """
-    for row in lines.read(path):
+    for row in members.read(path):
         try:
             yield _ENTRIES.validate_python(row)
         except ValidationError as error:
@@ -146,9 +123,9 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
     dropped: Counter[str] = Counter()
     training_ids: Counter[str] = Counter()
     trained = evaluated = 0
-    for path in sorted((run_dir / "trajectories").glob("*.jsonl")):
+    for path in sorted((run_dir / "trajectories").glob(f"*{SUFFIX}")):
         is_eval = path.name.startswith("eval_")
-        rows = [_row(line) for line in lines.read(path)]
+        rows = [_row(line) for line in members.read(path)]
         evaluated += len(rows) if is_eval else 0
         ids = Counter(id for id, _, _ in rows)
         problems += [f"{path.name} holds episode {id} {n} times." for id, n in ids.items() if n > 1]
@@ -171,8 +148,3 @@ def _row(line: object) -> tuple[str, str, str]:
     episode = entry["episode"]
     assert isinstance(episode, Mapping)
     return episode["id"], str(entry["outcome"]), str(entry.get("reason", ""))
-
-
-def _line(entry: Entry) -> bytes:
-    # A task's metadata may hold values that are no JSON; `to_line` writes these as text.
-    return lines.to_line(_ENTRIES.dump_python(entry, exclude_defaults=True, warnings="none"))

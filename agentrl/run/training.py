@@ -111,11 +111,16 @@ class TrainingRun:
         return replace(self, world=world, held_out=replace(self.held_out, world=world))
 
     async def close(self) -> None:
-        """Stop the engine, keep the weights as they are, close the logs."""
+        """Stop the engine, keep the weights as they are, close the logs.
+
+        Raises:
+            UserError: the journal could not be written.
+        """
         await self.engine.close()
         if self.progress.trainer is not None:
             await self.progress.trainer.save(str(self.records.folder.checkpoint))
         self.records.metrics.close()
+        await self.records.journal.close()
 
     async def warm_start(self) -> None:
         """Imitate demonstrations, then publish and keep the result beside the checkpoint."""
@@ -162,7 +167,7 @@ class TrainingRun:
         finally:
             entries = [*leftover_entries(await producer.close(), loop.in_progress)]
             if entries:
-                self.records.journal.write_step(progress.step + 1, entries)
+                await self.records.journal.write_step(progress.step + 1, entries)
 
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""
@@ -175,7 +180,7 @@ class TrainingRun:
             progress.milestones.append(Milestone(name, progress.step, in_table, evaluations))
             for mode, evaluation in evaluations.items():
                 # The name too: before and after a warm start are both step 0.
-                records.journal.write_eval(f"{mode} {name}", progress.step, evaluation.entries())
+                await records.journal.write_eval(f"{mode} {name}", progress.step, evaluation.entries())
             progress.latest |= eval_metrics(evaluations)
         records.metrics.log(progress.step, progress.latest)
 
@@ -187,7 +192,7 @@ class TrainingRun:
                 with self.records.watch.stage(RL):
                     iteration = await loop.iterate(step)
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
-                    self._record(iteration)
+                    await self._record(iteration)
                 # The last one belongs to the table and is made when the stage has ended.
                 if (step + 1) % self.config.eval.eval_interval == 0 and step + 1 < number:
                     await self.evaluate(f"iteration {step + 1}", in_table=False)
@@ -209,12 +214,12 @@ class TrainingRun:
         stream = TaskStream(tasks_of(world.make_env(), self.config.env.train_split), seed=seed)
         return Producer(stream.next, player.play, batch_size=rollout.prompts)
 
-    def _record(self, iteration: Iteration) -> None:
+    async def _record(self, iteration: Iteration) -> None:
         records, step = self.records, iteration.step + 1
         self.progress.step = step
         for warning in iteration.warnings:
             records.console.line(f"Warning: {warning}")
-        records.journal.write_step(step, iteration_entries(iteration))
+        await records.journal.write_step(step, iteration_entries(iteration))
         counts = {f"engine/{name}": float(count) for name, count in self.engine.counts.items()}
         records.metrics.log(step, iteration.metrics | counts)
 

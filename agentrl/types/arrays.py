@@ -27,9 +27,25 @@ def freeze(array: npt.NDArray[np.generic]) -> None:
     array.setflags(write=False)
 
 
+_POWERS = np.array([float(f"1e{k}") for k in range(23)])
+"""Powers of ten that a float64 holds exactly."""
+
+
 def _shortest(values_T: npt.NDArray[np.float32]) -> list[float]:
-    # Nine significant digits identify a float32; the repr of a float64 would have seventeen.
-    return [float(f"{value:.9g}") for value in values_T.tolist()]
+    # Nine significant digits identify a float32; the repr of a float64 would have seventeen. A whole number
+    # of nine digits over an exact power of ten is the float64 whose repr has these nine.
+    wide = values_T.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        places = 8 - np.floor(np.log10(np.abs(wide)))
+    known = (places >= 0) & (places < len(_POWERS))
+    powers = _POWERS[np.where(known, places, 0).astype(np.intp)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        short = np.where(wide == 0, wide, np.rint(wide * powers) / powers)
+        known = (wide == 0) | known & (short.astype(np.float32) == values_T)
+    for place in np.flatnonzero(~known).tolist():
+        short[place] = float(f"{wide[place]:.9g}")
+    found: list[float] = short.tolist()
+    return found
 
 
 def _packed(values: npt.NDArray[np.generic]) -> dict[str, object]:

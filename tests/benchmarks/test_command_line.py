@@ -11,7 +11,10 @@ from agentrl.cli import cli as product
 from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
-NAMES = {"algorithms", "engine", "engines", "envs", "megatron", "python", "quickstart", "search", "stall"}
+NAMES = {
+    *("algorithms", "engine", "engines", "envs", "journal"),
+    *("megatron", "python", "quickstart", "search", "stall"),
+}
 
 
 def test_help_names_every_benchmark_and_the_folder_to_start_it_in():

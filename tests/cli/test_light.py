@@ -93,7 +93,7 @@ async def test_an_endpoint_is_scored(tmp_path):
         done = await asyncio.to_thread(run_light, tmp_path, "eval", "HopSearch-v0", "--json", *where)
     assert done.returncode == 0, done
     assert json.loads(done.stdout)["mean"] == 1.0
-    assert list((tmp_path / "scored").rglob("*.jsonl"))
+    assert list((tmp_path / "scored").rglob("*.jsonl.gz"))
 
 
 @pytest.mark.parametrize(

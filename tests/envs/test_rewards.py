@@ -240,7 +240,8 @@ async def test_scoring_again_rewrites_nothing(tmp_path):
     entries = [
         Entry(one, (verdict,), Outcome.TRAINED) for one, verdict in zip(several, first.verdicts, strict=True)
     ]
-    path = Journal(tmp_path).write_step(1, entries)
+    async with Journal(tmp_path) as journal:
+        path = await journal.write_step(1, entries)
     before = path.read_bytes()
 
     def fails_for_e1(played):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import re
@@ -75,7 +76,7 @@ async def test_the_expert_behind_an_endpoint_gets_full_marks(env_id, tmp_path):
     assert report.counts["chat/requests"] == turns
     assert server.most <= 3
 
-    entries = list(read_journal(tmp_path / "eval" / "trajectories" / "eval_test_000000.jsonl"))
+    entries = list(read_journal(tmp_path / "eval" / "trajectories" / "eval_test_000000.jsonl.gz"))
     assert [entry.verdict.total for entry in entries] == [1.0] * 12
     assert {entry.outcome for entry in entries} == {Outcome.EVALUATED}
     assert sum(entry.episode.usage.prompt_tokens for entry in entries) == 20 * turns
@@ -83,6 +84,12 @@ async def test_the_expert_behind_an_endpoint_gets_full_marks(env_id, tmp_path):
     assert json.loads((tmp_path / "eval" / "report.json").read_text()) == json.loads(
         json.dumps(report.as_json())
     )
+
+
+def text_of(path):
+    """What a file says, unpacked where it is packed."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 
 
 async def test_the_command_prints_json_loads_nothing_heavy_and_shows_the_key_nowhere(tmp_path):
@@ -99,9 +106,9 @@ async def test_the_command_prints_json_loads_nothing_heavy_and_shows_the_key_now
     assert report["cost"] > 0
     assert server.asked[1]["temperature"] == 0
     written = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.name for path in written} == {"config.toml", "report.json", "eval_test_000000.jsonl"}
+    assert {path.name for path in written} == {"config.toml", "report.json", "eval_test_000000.jsonl.gz"}
     assert "OPENAI_API_KEY" in (folder / "config.toml").read_text()
-    assert not [path for path in written if KEY in path.read_text()]
+    assert not [path for path in written if KEY in text_of(path)]
     assert KEY not in out
 
 
@@ -144,7 +151,7 @@ async def test_what_the_endpoint_breaks_is_a_failed_episode_and_stands_in_no_mea
         report = await evaluated(server, n=8, output_dir=str(tmp_path))
     assert (report.mean, report.n) == (1.0, 6)
     assert report.failures == {"act_protocol": 2}
-    entries = list(read_journal(tmp_path / "trajectories" / "eval_test_000000.jsonl"))
+    entries = list(read_journal(tmp_path / "trajectories" / "eval_test_000000.jsonl.gz"))
     failed = [entry for entry in entries if entry.episode.ending is Ending.FAILED]
     assert [entry.verdict for entry in failed] == [None, None]
 

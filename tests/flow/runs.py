@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import agentrl
+from agentrl.observe import members
 
 SHAPE = {
     "num_layers": 1,
@@ -52,9 +53,8 @@ def metrics_of(folder):
 
 def journal_of(folder, pattern="*"):
     """The entries of all journal files whose name fits, in their order."""
-    files = sorted((folder / "trajectories").glob(f"{pattern}.jsonl"))
-    # Not splitlines(): what a model samples may hold any of Unicode's line ends.
-    return [json.loads(line) for file in files for line in file.read_text().split("\n") if line]
+    files = sorted((folder / "trajectories").glob(f"{pattern}.jsonl.gz"))
+    return [entry for file in files for entry in members.read(file)]
 
 
 def tokens_of(entry):

@@ -77,7 +77,8 @@ async def test_an_endpoint_is_sent_the_image_as_a_data_url(seen):
 
 
 async def test_the_journal_keeps_it_and_words_are_words(seen, tmp_path):
-    path = Journal(tmp_path).write_eval("x", 0, [Entry(seen[0], (), Outcome.EVALUATED)])
+    async with Journal(tmp_path) as journal:
+        path = await journal.write_eval("x", 0, [Entry(seen[0], (), Outcome.EVALUATED)])
     (entry,) = read_journal(path)
     (message,) = entry.episode.turns[0].observation
     assert message.content == (Text("What colour is this?"), PIXEL)

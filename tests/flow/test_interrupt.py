@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.observe import reconcile
+from agentrl.observe import members, read_journal, reconcile
 from tests.flow.runs import HEARING, TINY, WARM, journal_of, metrics_of
 
 ROOT = Path(__file__).parents[2]
@@ -94,14 +94,16 @@ def test_the_checkpoint_has_moved_on_from_the_warm_start(interrupted):
 
 def test_every_line_on_disk_is_whole_and_the_books_are_sound(interrupted):
     folder = interrupted[0]
-    for path in (folder / "trajectories").glob("*.jsonl"):
-        whole(path)
+    for path in (folder / "trajectories").iterdir():
+        assert path.stat().st_size == members.whole_end(path)
+        assert list(read_journal(path))
     rows = whole(folder / "metrics.jsonl")
     books = reconcile(folder)
     assert books.problems == ()
     assert books.played == books.trained + sum(books.dropped.values())
     steps = {row["step"] for row in rows if "train/loss" in row}
-    journalled = {int(path.stem.split("_")[1]) for path in (folder / "trajectories").glob("step_*")}
+    names = [path.name for path in (folder / "trajectories").glob("step_*")]
+    journalled = {int(name.removeprefix("step_").removesuffix(".jsonl.gz")) for name in names}
     # What had ended of the batch that was interrupted stands under the step it was played for.
     assert steps == journalled - {max(steps) + 1} == set(range(1, max(steps) + 1))
     stopped = books.dropped.get("run_stopped", 0)

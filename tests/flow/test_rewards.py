@@ -46,7 +46,7 @@ def test_parts_are_metrics(judged):
 
 
 def test_a_journal_is_scored_again_without_being_touched(judged):
-    path = judged / "trajectories" / "step_000001.jsonl"
+    path = judged / "trajectories" / "step_000001.jsonl.gz"
     before = path.read_bytes()
     entries = list(read_journal(path))
     scored = asyncio.run(score([entry.episode for entry in entries], Judged.rewards[1:]))

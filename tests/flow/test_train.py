@@ -74,7 +74,7 @@ def test_the_folder_holds_everything(learned):
     }
     assert any((learned.folder / "tensorboard").iterdir())
     steps = sorted(path.name for path in (learned.folder / "trajectories").glob("step_*"))
-    assert steps == [f"step_{step:06d}.jsonl" for step in range(1, STEPS + 1)]
+    assert steps == [f"step_{step:06d}.jsonl.gz" for step in range(1, STEPS + 1)]
     assert "<svg" in (learned.folder / "report.html").read_text()
 
 

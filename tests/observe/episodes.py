@@ -1,11 +1,13 @@
 """Synthetic episodes: random ones for properties, and one that looks like a real one."""
 
+import asyncio
 import dataclasses
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from agentrl.observe import Journal
 from agentrl.types import (
     Completion,
     Ending,
@@ -146,6 +148,16 @@ def episodes(draw):
         frozen_agents=frozen,
         seconds=draw(st.floats(0, 1e9)),
     )
+
+
+def journalled(folder, entries):
+    """The file of an evaluation that holds these entries."""
+
+    async def written():
+        async with Journal(folder) as journal:
+            return await journal.write_eval("x", 0, entries)
+
+    return asyncio.run(written())
 
 
 def simple_episode(id="g0-0", *, ending=Ending.COMPLETED):

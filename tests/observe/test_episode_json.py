@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.observe import Entry, Journal, Outcome, lines, read_journal
+from agentrl.observe import Entry, Outcome, members, read_journal
 from agentrl.types import Completion, Finish, Limits, Trajectory, Verdict
-from tests.observe.episodes import TEXT, episodes, simple_episode
+from tests.observe.episodes import TEXT, episodes, journalled, simple_episode
 
 
 def through_the_journal(episode, verdicts=()):
     """An entry as it is read back from the file that it was written into."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Journal(Path(folder)).write_eval("x", 0, [Entry(episode, verdicts, Outcome.EVALUATED)])
+        path = journalled(Path(folder), [Entry(episode, verdicts, Outcome.EVALUATED)])
         (entry,) = read_journal(path)
     return entry
 
@@ -22,8 +22,8 @@ def through_the_journal(episode, verdicts=()):
 def written(episode):
     """The JSON of an episode in the journal's line."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Journal(Path(folder)).write_eval("x", 0, [Entry(episode, (), Outcome.EVALUATED)])
-        (line,) = lines.read(path)
+        path = journalled(Path(folder), [Entry(episode, (), Outcome.EVALUATED)])
+        (line,) = members.read(path)
     return line["episode"]
 
 

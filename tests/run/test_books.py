@@ -23,14 +23,15 @@ def whole(name: str, failed: tuple[Episode, ...] = (), *, alike: bool = False) -
     return GroupOutcome(Group(name, TASK, 0, episodes, verdicts), failed, episodes)
 
 
-def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp_path: Path) -> None:
+async def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp_path: Path) -> None:
     learned, flat = whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1", alike=True)
     broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
     assert learned.group
     assert flat.group
     iteration = Iteration(0, (learned, flat, broken), (learned.group,), (flat.group,), {})
     entries = list(iteration_entries(iteration))
-    Journal(tmp_path).write_step(1, entries)
+    async with Journal(tmp_path) as journal:
+        await journal.write_step(1, entries)
     books = reconcile(tmp_path, played=7)
     assert not books.problems
     assert books.trained == 2
@@ -38,21 +39,22 @@ def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp
     assert {e.episode.id for e in entries if e.outcome is Outcome.TRAINED} == {"g0-0", "g0-1"}
 
 
-def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: Path) -> None:
-    Journal(tmp_path).write_step(
-        1, leftover_entries([whole("g0", (episode("g0-0-retry1", DOWN),))], BatchInProgress())
-    )
+async def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: Path) -> None:
+    ended = [whole("g0", (episode("g0-0-retry1", DOWN),))]
+    async with Journal(tmp_path) as journal:
+        await journal.write_step(1, leftover_entries(ended, BatchInProgress()))
     books = reconcile(tmp_path, played=3)
     assert not books.problems
     assert books.trained == 0
     assert books.dropped == {"run_stopped": 2, "reset_error": 1}
 
 
-def test_of_the_batch_in_hand_those_groups_are_trained_that_the_weights_have_seen(tmp_path: Path) -> None:
+async def test_of_the_batch_in_hand_those_groups_are_trained_that_were_seen(tmp_path: Path) -> None:
     broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
     in_progress = BatchInProgress((whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1"), broken), {"g0"})
     entries = list(leftover_entries([whole("g3")], in_progress))
-    Journal(tmp_path).write_step(1, entries)
+    async with Journal(tmp_path) as journal:
+        await journal.write_step(1, entries)
     books = reconcile(tmp_path, played=9)
     assert not books.problems
     assert books.dropped == {"run_stopped": 5, "reset_error": 2}

@@ -55,7 +55,8 @@ async def test_groups_count_as_trained_from_the_update_on_that_saw_them(tmp_path
     with pytest.raises(EngineError):
         await loop.iterate(0)
     entries = list(leftover_entries([], loop.in_progress))
-    Journal(tmp_path).write_step(1, entries)
+    async with Journal(tmp_path) as journal:
+        await journal.write_step(1, entries)
     books = reconcile(tmp_path, played=8)
     assert books.problems == ()
     found = {entry.episode.id.split(".")[0] for entry in entries if entry.outcome is Outcome.TRAINED}

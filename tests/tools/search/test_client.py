@@ -289,7 +289,9 @@ async def test_siblings_of_a_server_that_dies_in_mid_request_are_journalled_and_
         async with server.serving():
             outcome = await playing
     entries = [Entry(e, (), Outcome.DROPPED, "failed") for e in outcome.failed]
-    read = list(read_journal(Journal(tmp_path).write_step(0, entries)))
+    async with Journal(tmp_path) as journal:
+        path = await journal.write_step(0, entries)
+    read = list(read_journal(path))
     failures = [(one.episode.failure.stage, one.episode.failure.kind) for one in read]
     assert len(failures) >= 3, "the siblings shared the request that broke"
     assert set(failures) <= {("tool", "crashed"), ("tool", "unavailable")}
