@@ -3,6 +3,7 @@
     AgentRLError
       UserError                 a message with the remedy; the command line prints it and exits with 2
         ConfigError             a key, value or combination in the run file or the flags
+        DataError               a file of prompts, or a row of it, that cannot be read
         UnknownEnvError         no environment of that name
         UnknownToolError        no tool of that name
         ToolDefinitionError     a tool that cannot be described to a model
@@ -45,6 +46,10 @@ class UserError(AgentRLError):
 
 class ConfigError(UserError):
     """A key, a value or a combination in the run file or the flags is wrong."""
+
+
+class DataError(UserError):
+    """A file of prompts, or a row of it, cannot be read. The sentence says where it stands."""
 
 
 class UnknownEnvError(UserError):

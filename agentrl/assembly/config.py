@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
 from agentrl.config import Section
+from agentrl.data.config import COLUMNS, DataConfig, Paths
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import LimitChoice, OpponentChoice
+from agentrl.envs.config import LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
 from agentrl.tools.config import ToolChoice
@@ -37,7 +38,7 @@ class RunSection(Section):
     """Write TensorBoard events beside metrics.jsonl."""
 
 
-class EnvSection(ToolChoice, OpponentChoice, LimitChoice):
+class EnvSection(ToolChoice, OpponentChoice, RewardChoice, LimitChoice):
     """The world that is trained in."""
 
     env: str = "HopSearch-v0"
@@ -45,7 +46,7 @@ class EnvSection(ToolChoice, OpponentChoice, LimitChoice):
     env_kwargs: dict[str, JSON] = Field(default_factory=dict)
     """Arguments that the environment is made with (a table; as a flag: JSON)."""
     train_split: str = "train"
-    """Split whose tasks RL plays."""
+    """Split whose tasks RL plays; of a folder of prompt_data, the split whose files it plays."""
 
 
 class ModelSection(Section):
@@ -118,8 +119,10 @@ class EvalSection(Section):
 
     eval_interval: Count = 10
     """RL iterations between evaluations (count)."""
+    eval_prompt_data: Paths = None
+    """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data."""
     eval_split: str = "test"
-    """Split that is held out."""
+    """Split that is held out; of a folder of eval_prompt_data, the split whose files are."""
     eval_episodes: Count = 256
     """Episodes in each evaluation, sampled and again greedily (count)."""
     eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
@@ -131,6 +134,7 @@ class RunConfig(Section):
 
     run: RunSection = RunSection()
     env: EnvSection = EnvSection()
+    data: DataConfig = DataConfig()
     model: ModelSection = ModelSection()
     warm_start: WarmStartSection = WarmStartSection()
     rendering: RenderingConfig = RenderingConfig()
@@ -163,12 +167,26 @@ class RunConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Those of all sections, and what a run with this trainer and this engine does not have."""
+        """Those of all sections, and what a run with these prompts, trainer and engine does not have."""
+        return super().inactive | self._inactive_data | self._inactive_layout
+
+    @property
+    def _inactive_data(self) -> dict[str, str]:
+        data, found = self.data, {}
+        if data.data_source_path is not None:
+            names = ("prompt_data", "rollout_shuffle", "train_split")
+            found = dict.fromkeys(names, "with data_source_path, which gives the prompts; drop that")
+        reads_files = data.prompt_data is not None and not found
+        if not (reads_files or self.eval.eval_prompt_data is not None):
+            found |= dict.fromkeys(COLUMNS, "without prompt_data or eval_prompt_data; add one")
+        return found
+
+    @property
+    def _inactive_layout(self) -> dict[str, str]:
         if self.trainer.trainer != "megatron":
-            layout = dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
-            return super().inactive | layout
+            return dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
         processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
-        return super().inactive | ({"inline": processes} if self.engine.engine == "sglang" else {})
+        return {"inline": processes} if self.engine.engine == "sglang" else {}
 
     @model_validator(mode="after")
     def _megatron_does_what_is_asked(self) -> RunConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,24 +22,38 @@ _SMALL_MODEL = 20_000_000
 
 
 def model_source(
-    section: ModelSection, env: BaseEnv, dialect: Dialect, *, seed: int, folder: Path
+    section: ModelSection,
+    env: BaseEnv,
+    dialect: Dialect,
+    *,
+    seed: int,
+    folder: Path,
+    corpus: Iterable[str] | None = None,
 ) -> ModelSource:
     """The directory `hf_checkpoint`, or `folder`, which a fresh model for this environment is written into.
 
-    The weights of a fresh one are drawn by who opens it first.
+    The weights of a fresh one are drawn by who opens it first. corpus: what its tokenizer is trained
+    on; left out, the environment's own text.
 
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
     """
     if section.hf_checkpoint is not None:
         return open_source(section.hf_checkpoint)
-    return fresh_source(section, env, dialect, seed=seed, folder=folder)
+    return fresh_source(section, env, dialect, seed=seed, folder=folder, corpus=corpus)
 
 
 def fresh_source(
-    section: ModelSection, env: BaseEnv, dialect: Dialect, *, seed: int, folder: Path
+    section: ModelSection,
+    env: BaseEnv,
+    dialect: Dialect,
+    *,
+    seed: int,
+    folder: Path,
+    corpus: Iterable[str] | None = None,
 ) -> ModelSource:
-    """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text, in `folder`.
+    """A randomly initialised Qwen3, and a tokenizer trained on the environment's own text or `corpus`, in
+    `folder`.
 
     The dialect's markup becomes single tokens, so that a turn ends with one token.
 
@@ -51,7 +65,8 @@ def fresh_source(
         tags = dialect.names(schema.name for schema in env.tool_schemas)
         special = [form(tag) for tag in tags for form in (opening, closing)]
     try:
-        tokenizer = train_tokenizer(env.corpus(), special_tokens=special, vocab_size=section.vocab_size)
+        text = env.corpus() if corpus is None else corpus
+        tokenizer = train_tokenizer(text, special_tokens=special, vocab_size=section.vocab_size)
     except ValueError as error:
         raise ConfigError(f"{error}.") from error
     config = Qwen3Config(

@@ -121,8 +121,10 @@ def tasks_of(env: BaseEnv, split: str) -> Sequence[Task]:
     Raises:
         UserError: it declares no such split.
     """
+    name = env.id or type(env).__name__
+    if not env.splits:
+        raise UserError(f"{name} has no tasks of its own; give it some with prompt_data.")
     if split not in env.splits:
-        name = env.id or type(env).__name__
         raise UserError(
             f"{name} has no split `{split}`.{did_you_mean(split, env.splits)} It has {', '.join(env.splits)}."
         )

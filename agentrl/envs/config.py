@@ -23,6 +23,14 @@ class OpponentChoice(Section):
     plays all others (a table; as a flag: JSON)."""
 
 
+class RewardChoice(Section):
+    """What an answer is worth, in environments that leave it to the run."""
+
+    reward: str | None = None
+    """Reward of an answer, for environments that take one (SingleTurn-v0): exact_match, f1, number, choice,
+    or package.module:function of a task and an answer; left out, the environment's own."""
+
+
 class LimitChoice(Section):
     """Limits of an episode in place of the environment's own, see `Limits`; 0 = no limit."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 
 from agentrl.envs.base import Env, Script
 from agentrl.envs.scoring import Grade, graded
 from agentrl.errors import StageError
+from agentrl.protocols import ToolSchema
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task, say
 
 
@@ -21,7 +22,8 @@ class SingleTurnEnv(Env):
             def grade(self, task, answer):
                 return float(answer.strip() == task.answer)
 
-    The expert answers with `task.answer`; override `expert` where that is not the full answer.
+    The expert answers with `task.answer`; override `expert` where that is not the full answer. Tools in a
+    task's metadata (`tool_key`) are shown and never called: a call is the answer.
     """
 
     limits = Limits(max_turns=1)
@@ -37,6 +39,13 @@ class SingleTurnEnv(Env):
         A synchronous one runs in a thread of its own, so that its deadline can end the wait; where it takes
         microseconds, mark it `agentrl.tools.inline`.
         """
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """Those of the task."""
+        tools = self.task.metadata.get("tools") if self.task is not None else None
+        described = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+        return tuple(_schema(one) for one in described)
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Return the question."""
@@ -67,3 +76,9 @@ class SingleTurnEnv(Env):
 
 def _once(answer: str) -> Generator[Message, str, None]:
     yield say(answer)
+
+
+def _schema(tool: Mapping[str, JSON]) -> ToolSchema:
+    parameters = tool.get("parameters")
+    described = parameters if isinstance(parameters, dict) else {}
+    return ToolSchema(str(tool.get("name", "")), str(tool.get("description", "")), described)

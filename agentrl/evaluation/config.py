@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from agentrl.config import Section
+from agentrl.data.config import COLUMNS, DataChoice
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import LimitChoice, OpponentChoice
+from agentrl.envs.config import LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.chat.config import EndpointConfig
 from agentrl.rollout.config import Count
@@ -16,7 +17,7 @@ from agentrl.tools.config import ToolChoice
 from agentrl.types import JSON
 
 
-class EvalSettings(ToolChoice, OpponentChoice, LimitChoice):
+class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, LimitChoice):
     """Settings of the episodes and of sampling."""
 
     n: Count = 512
@@ -24,7 +25,7 @@ class EvalSettings(ToolChoice, OpponentChoice, LimitChoice):
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature; 0 = greedy."""
     split: str = "test"
-    """Split whose tasks are played."""
+    """Split whose tasks are played; of a folder of prompt_data, the split whose files are."""
     seed: int = 0
     """Seeds worlds and sampling."""
     env_kwargs: dict[str, JSON] = Field(default_factory=dict)
@@ -53,15 +54,18 @@ class EvalConfig(Section):
     """All settings of an eval-only run."""
 
     eval: EvalSettings = EvalSettings()
+    data: DataChoice = DataChoice()
     rendering: RenderingConfig = RenderingConfig()
     engine: EngineConfig = EngineConfig()
     openai: EndpointConfig = EndpointConfig()
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Settings of the engine, which have no effect where an endpoint samples."""
+        """Columns, which have no effect without files; settings of the engine, where an endpoint samples."""
+        columns = () if self.data.prompt_data is not None else COLUMNS
+        found = super().inactive | dict.fromkeys(columns, "without prompt_data; add it")
         if self.openai.openai_url is None:
-            return super().inactive
+            return found
         unused = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"}
         unused -= _LOCAL_MODEL_SETTINGS
-        return super().inactive | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")
+        return found | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")

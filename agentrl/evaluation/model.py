@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from agentrl.assembly.addresses import Addresses
+from agentrl.assembly.data import file_source, first_tasks
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.opponents import OpponentPlace, opened_opponents
 from agentrl.config import parse, place, refuse_inactive
-from agentrl.envs import Scorer, tasks_of
+from agentrl.envs import AnyEnv, Scorer, tasks_of
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.folder import EvalFolder
 from agentrl.evaluation.players import endpoint_players, local_models, model_players, with_limits
 from agentrl.evaluation.report import EvalReport, EvalSetting
-from agentrl.types import JSON
+from agentrl.types import JSON, Task
 from agentrl.view.console import RunConsole
 
 
@@ -62,11 +64,12 @@ async def _played(
         limits=section.chosen(max_turns=section.max_turns, max_tokens=section.rollout_max_context_len),
         tools=section,
         addresses=addresses,
+        reward=section.reward,
     )
     if directory is None:
         make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
     env = make_env()
-    tasks = tasks_of(env, section.split)
+    tasks = _tasks(config, env)
     opening = (
         endpoint_players(config, env)
         if directory is None
@@ -87,3 +90,11 @@ async def _played(
                 opponents=opponents,
             )
             return await evaluator.run(tasks, section.n, seed=section.seed)
+
+
+def _tasks(config: EvalConfig, env: AnyEnv) -> Sequence[Task]:
+    """The first prompts of the data; without data, the environment's split."""
+    section, paths = config.eval, config.data.prompt_data
+    if paths is None:
+        return tasks_of(env, section.split)
+    return first_tasks(file_source(paths, config.data, split=section.split), section.n)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from agentrl.config import Section
+from agentrl.config import Section, Spelling, chosen
 
 
 class RenderingConfig(Section):
@@ -16,6 +17,8 @@ class RenderingConfig(Section):
     chat_format: str = "auto"
     """Chat format of the model family (qwen3, llama-3, glm-4.5, ...); auto = detected from the tokenizer;
     template = the tokenizer's own chat template."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {"apply_chat_template": chosen("dialect", "chat", "own")}
 
     @property
     def inactive(self) -> dict[str, str]:

@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, Scorer, play
 from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, all_of
 from agentrl.protocols import Agent
-from agentrl.rollout.data import Prompt
 from agentrl.types import Episode, Group, Verdict
 
 

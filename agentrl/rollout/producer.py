@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
+from agentrl.data import Prompt
 from agentrl.errors import WorldBrokenError
-from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupOutcome
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.assembly.policy import agent_factory
-from agentrl.envs import tasks_of
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting
 from agentrl.protocols import Policy
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.run.parts import World
+from agentrl.types import Task
 
 GREEDY, SAMPLED = "greedy", "sampled"
 
@@ -22,6 +22,7 @@ class HeldOut:
 
     world: World
     policy: Policy
+    tasks: Sequence[Task]
     split: str
     sampling: SamplingSettings
     seed: int
@@ -42,7 +43,7 @@ class HeldOut:
             setting=EvalSetting(env.id, self.split, sampling.temperature, env.breakdown),
             opponents=self.world.opponents,
         )
-        return await evaluator.run(tasks_of(env, self.split), number, seed=self.seed)
+        return await evaluator.run(self.tasks, number, seed=self.seed)
 
 
 def eval_metrics(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:

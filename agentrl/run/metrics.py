@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agentrl.algorithms.filters import has_signal
+from agentrl.data.source import TOO_LONG
 from agentrl.evaluation.report import (
     part_means,
     policy_tokens_of,
@@ -44,6 +45,12 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
+
+
+def skipped_metrics(counts: Mapping[str, int]) -> dict[str, float]:
+    """How many prompts of the data were passed over, by reason; 0 for those that were too long."""
+    found = {TOO_LONG: 0, **counts}
+    return {f"rollout/skipped/{reason}": float(count) for reason, count in found.items()}
 
 
 def cached_ratio(episodes: Sequence[Episode]) -> float:

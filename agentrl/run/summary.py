@@ -60,9 +60,11 @@ def write_page(run: TrainingRun) -> None:
 def show(run: TrainingRun) -> None:
     """The table, some episodes of the trained agent, and where everything lies."""
     console = run.records.console
-    console.table(_rows(run), title=f"{run.config.env.env}, held-out tasks")
-    for episode, verdict in _samples_of(_in_table(run)[-1]):
-        console.episode(episode, verdict, title=_in_table(run)[-1].name)
+    if run.held_out is not None:
+        console.table(_rows(run), title=f"{run.config.env.env}, held-out tasks")
+    for milestone in _in_table(run)[-1:]:
+        for episode, verdict in _samples_of(milestone):
+            console.episode(episode, verdict, title=milestone.name)
     for stage in run.records.watch.stages:
         console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
     console.line(f"Run:    {run.records.folder.path}")

@@ -9,18 +9,19 @@ from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import RunData, bounded
 from agentrl.assembly.env import EnvFactory, env_factory
 from agentrl.assembly.model import model_source, threads_for
 from agentrl.assembly.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.trainer import TrainerFactory
+from agentrl.data import DataSource, PromptStream
 from agentrl.envs import BaseEnv, Scorer, tasks_of
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.observe import Journal, MetricLog
 from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.data import TaskStream
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer
 from agentrl.run.books import iteration_entries, leftover_entries
@@ -29,6 +30,7 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop
+from agentrl.run.metrics import skipped_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
 from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
@@ -45,6 +47,7 @@ class TrainingRun:
     """The stages of a run, over parts that stay as they are; `progress` is all that changes.
 
     sink: where new weights go: the engine's own, unless someone put another before it.
+    held_out: None = nothing is held out, so there are no evaluations. prompts: None = a run without RL.
     """
 
     config: RunConfig
@@ -53,7 +56,8 @@ class TrainingRun:
     sink: WeightSink
     algorithm: Algorithm
     trainers: TrainerFactory
-    held_out: HeldOut
+    held_out: HeldOut | None
+    prompts: DataSource | None
     records: Records
     progress: Progress
 
@@ -79,7 +83,10 @@ class TrainingRun:
             check_opponents(env, config.env.opponents)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
-            source = model_source(config.model, env, dialect, seed=config.run.seed, folder=folder.model)
+            data = RunData.of(config, env, console.line)
+            source = model_source(
+                config.model, env, dialect, seed=config.run.seed, folder=folder.model, corpus=data.corpus(env)
+            )
             processes.trainers.prepare(source)
             place = Place(
                 folder.engine,
@@ -91,7 +98,6 @@ class TrainingRun:
             )
             engine = await build_engine(source, config.engine, env.limits, place)
         world = World(make_env, Scorer(env.rewards), build_renderer(source, dialect, config.rendering))
-        sampling = _sampling(config.rollout, config.eval.eval_temperature)
         metrics = MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard)
         return cls(
             config=config,
@@ -100,7 +106,8 @@ class TrainingRun:
             sink=engine.sink,
             algorithm=algorithm,
             trainers=processes.trainers,
-            held_out=HeldOut(world, engine, config.eval.eval_split, sampling, config.run.seed),
+            held_out=_held_out(data, config, world, engine),
+            prompts=data.source and bounded(data.source, config, env, world.renderer),
             records=Records(folder, console, metrics, Journal(folder.path), watch),
             progress=Progress(replace(source, seed=None)),
         )
@@ -108,7 +115,8 @@ class TrainingRun:
     def against(self, opponents: Mapping[str, Opponent]) -> TrainingRun:
         """The same run, in which these play the agents that are not trained."""
         world = replace(self.world, opponents=opponents)
-        return replace(self, world=world, held_out=replace(self.held_out, world=world))
+        held_out = self.held_out and replace(self.held_out, world=world)
+        return replace(self, world=world, held_out=held_out)
 
     async def close(self) -> None:
         """Stop the engine, keep the weights as they are, close the logs.
@@ -152,7 +160,9 @@ class TrainingRun:
         """The RL iterations; the producer is closed however they end."""
         config, progress = self.config, self.progress
         trainer = progress.trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
-        producer = self._producer()
+        assert self.prompts is not None, "a run with RL has prompts"
+        stream = PromptStream(self.prompts)
+        producer = self._producer(stream)
         loop = Loop(
             producer=producer,
             trainer=trainer,
@@ -163,7 +173,7 @@ class TrainingRun:
         )
         try:
             async with LagMeter() as lag:
-                await self._iterations(loop, lag)
+                await self._iterations(loop, lag, stream)
         finally:
             entries = [*leftover_entries(await producer.close(), loop.in_progress)]
             if entries:
@@ -172,6 +182,8 @@ class TrainingRun:
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""
         records, progress = self.records, self.progress
+        if self.held_out is None:
+            return
         number = self.config.eval.eval_episodes
         if progress.trainer is None and self.config.model.hf_checkpoint is None:
             number = min(number, _UNTRAINED_EPISODES)
@@ -184,7 +196,7 @@ class TrainingRun:
             progress.latest |= eval_metrics(evaluations)
         records.metrics.log(progress.step, progress.latest)
 
-    async def _iterations(self, loop: Loop, lag: LagMeter) -> None:
+    async def _iterations(self, loop: Loop, lag: LagMeter, stream: PromptStream) -> None:
         number = self.config.rollout.num_rollout
         with self.records.console.stage(RL, number) as bar:
             for step in range(number):
@@ -192,13 +204,14 @@ class TrainingRun:
                 with self.records.watch.stage(RL):
                     iteration = await loop.iterate(step)
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
+                    iteration.metrics.update(skipped_metrics(stream.take_skipped()))
                     await self._record(iteration)
                 # The last one belongs to the table and is made when the stage has ended.
                 if (step + 1) % self.config.eval.eval_interval == 0 and step + 1 < number:
                     await self.evaluate(f"iteration {step + 1}", in_table=False)
                 bar.advance(1, **_shown(iteration, self.progress.latest))
 
-    def _producer(self) -> Producer:
+    def _producer(self, stream: PromptStream) -> Producer:
         rollout, seed, world = self.config.rollout, self.config.run.seed, self.world
         sampling = _sampling(rollout, rollout.rollout_temperature)
         player = GroupPlayer(
@@ -211,7 +224,6 @@ class TrainingRun:
             shuffle_rewards=rollout.shuffle_rewards,
             opponents=world.opponents,
         )
-        stream = TaskStream(tasks_of(world.make_env(), self.config.env.train_split), seed=seed)
         return Producer(stream.next, player.play, batch_size=rollout.prompts)
 
     async def _record(self, iteration: Iteration) -> None:
@@ -242,6 +254,13 @@ def _shown(iteration: Iteration, latest: dict[str, float]) -> dict[str, float]:
     return shown | {mode: latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in latest}
 
 
+def _held_out(data: RunData, config: RunConfig, world: World, engine: Engine) -> HeldOut | None:
+    if data.held_out is None:
+        return None
+    sampling = _sampling(config.rollout, config.eval.eval_temperature)
+    return HeldOut(world, engine, data.held_out, config.eval.eval_split, sampling, config.run.seed)
+
+
 def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
     rollout = config.rollout
     return env_factory(
@@ -250,6 +269,7 @@ def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
         limits=config.env.chosen(max_turns=rollout.max_turns, max_tokens=rollout.rollout_max_context_len),
         tools=config.env,
         addresses=addresses,
+        reward=config.env.reward,
     )
 
 

@@ -268,6 +268,10 @@ INACTIVE = {
     "warm_start_split": ("demo", {}),
     "num_demonstrations": (8, {}),
     "chat_format": ("qwen3", {"dialect": "inline"}),
+    **{name: ("x", {}) for name in ("input_key", "label_key", "metadata_key", "tool_key")},
+    "prompt_data": ("x.jsonl", {"data_source_path": "x:y"}),
+    "rollout_shuffle": (True, {"data_source_path": "x:y"}),
+    "train_split": ("demo", {"data_source_path": "x:y"}),
     "inline": (True, {"trainer": "megatron", **SERVERS}),
     "min_lr": (1e-6, {}),
     "lr_decay_iters": (9, {}),
@@ -296,7 +300,10 @@ INACTIVE = {
 }
 # A validator refuses these with a sentence of its own.
 REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}
-CONTEXTS = ({}, {"trainer": "megatron", **SERVERS}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS)
+CONTEXTS = (
+    *({}, {"trainer": "megatron", **SERVERS}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS),
+    {"data_source_path": "x:y"},
+)
 
 
 def file_with(path, settings):

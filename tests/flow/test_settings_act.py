@@ -36,6 +36,9 @@ SMALL = {
     "use_tensorboard": False,
 }
 RPS = {"env": "RockPaperScissors-v0"}
+PROMPTS = str(Path(__file__).with_name("prompts.jsonl"))
+FILE = {"prompt_data": PROMPTS}
+SINGLE = {"env": "SingleTurn-v0", "rollout_max_context_len": 96, **FILE}
 
 
 class Change(NamedTuple):
@@ -63,6 +66,15 @@ CHANGES = {
     "env": Change("tests.flow.worlds:Judged"),
     "env_kwargs": Change({"map_name": "8x8"}, {"env": "FrozenLake-v0"}),
     "train_split": Change("other"),
+    "reward": Change("tests.flow.worlds:shortness", SINGLE),
+    "prompt_data": Change(PROMPTS),
+    "input_key": Change("question", FILE),
+    "label_key": Change("answer", FILE),
+    "metadata_key": Change("facts", FILE),
+    "tool_key": Change("tools", FILE),
+    "rollout_max_prompt_len": Change(30, FILE),
+    "rollout_shuffle": Change(False, FILE),
+    "data_source_path": Change("tests.flow.worlds:Numbers"),
     "hf_checkpoint": Change("nowhere"),
     "warm_start_steps": Change(1),
     "dialect": Change("chat"),
@@ -95,6 +107,7 @@ CHANGES = {
     "max_context_len": Change(20),
     "sglang_models": Change({"judge": {"hf_checkpoint": "nowhere"}}),
     "eval_interval": Change(1),
+    "eval_prompt_data": Change(PROMPTS),
     "eval_split": Change("other"),
     "eval_episodes": Change(3),
     "eval_temperature": Change(0.1),

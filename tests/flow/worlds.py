@@ -6,6 +6,7 @@ import asyncio
 import random
 
 from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, call, say
+from agentrl.data import DataSource
 from agentrl.tools import PythonTool
 from agentrl.types import Restart
 
@@ -206,3 +207,17 @@ class Coder(ToolEnv):
     def corpus(self):
         yield from (task.prompt[0].content for task in self.tasks("train"))
         yield from (self.honest, *self.breaking, "42", "stopped")
+
+
+class Numbers(DataSource):
+    """Prompts of one's own, without end."""
+
+    fingerprint = "numbers 1"
+
+    def task(self, ordinal):
+        return Task.ask(f"number{ordinal}", f"press {ordinal % 7}", str(self.seed))
+
+
+def shortness(task, answer):
+    """What an answer is worth: the less, the longer it is."""
+    return 1.0 / (1 + len(answer))

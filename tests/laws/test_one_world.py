@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Task, ToolEnv, call, play, say
+from agentrl.data import Prompt, PromptStream, TaskSource
 from agentrl.envs import Scorer
 from agentrl.protocols import Act
-from agentrl.rollout.data import Prompt, TaskStream
 from agentrl.rollout.group import GroupPlayer
 from agentrl.types import Limits
 
@@ -90,5 +90,5 @@ def test_another_seed_is_another_world_and_the_same_seed_the_same(seed, other):
 
 @given(st.integers(0, 2**31 - 1))
 def test_two_groups_of_one_task_see_different_worlds(seed):
-    stream = TaskStream([Task.ask("t", "?")], seed=seed)
+    stream = PromptStream(TaskSource([Task.ask("t", "?")], seed=seed))
     assert stream.next().seed != stream.next().seed

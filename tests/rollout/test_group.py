@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from agentrl import GroupReward, Reward, UserError, say
+from agentrl.data import Prompt
 from agentrl.envs import Scorer
-from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupPlayer, all_of
 from agentrl.tools import inline
 from agentrl.types import Ending, Finish, Step

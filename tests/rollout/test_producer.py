@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Limits
+from agentrl.data import Prompt
 from agentrl.errors import WorldBrokenError
-from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.types import Ending, Episode, Failure, Group

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from agentrl.data import Prompt
 from agentrl.losses import LossInputs, TokenOutputs
 from agentrl.protocols import PublishReport, StepReport
-from agentrl.rollout.data import Prompt
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.types import Group, Scores, Verdict

@@ -51,7 +51,8 @@ def probe_tasks(
     """Ids, splits, order, lengths and leaks. span: expert_score - chance_score."""
     tasks = [task for of_split in splits.values() for task in of_split]
     if not tasks:
-        return ProbeResult((error("no-tasks", f"no split has a task ({', '.join(splits)}); write `tasks`."),))
+        names = ", ".join(splits) or "there is none"
+        return ProbeResult((error("no-tasks", f"no split has a task ({names}); write `tasks`."),))
     findings = (
         *_identity(splits, again),
         *_lengths(tasks, max_tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl import env_ids
+from agentrl import env_ids, make
 from agentrl.envs.check import check_env
 
 EXPENSIVE = {"Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"}
@@ -16,7 +16,9 @@ MANY_ALIKE = "ReasoningGym-"
 def cases():
     alike = [id for id in env_ids() if id.startswith(MANY_ALIKE)][1:]
     return [
-        pytest.param(id, marks=pytest.mark.full if id in {*EXPENSIVE, *alike} else ()) for id in env_ids()
+        pytest.param(id, marks=pytest.mark.full if id in {*EXPENSIVE, *alike} else ())
+        for id in env_ids()
+        if make(id).splits
     ]
 
 
@@ -24,3 +26,7 @@ def cases():
 def test_a_shipped_environment_passes_its_check(env_id):
     report = check_env(env_id, n=8)
     assert report.ok, str(report)
+
+
+def test_an_environment_without_tasks_of_its_own_says_so():
+    assert check_env("SingleTurn-v0").codes == ("no-tasks",)

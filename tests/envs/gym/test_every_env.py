@@ -12,9 +12,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from agentrl import env_ids
+from agentrl import UserError, env_ids, make
 
-EVERY = env_ids()
+EVERY = [id for id in env_ids() if make(id).splits]
 every = pytest.mark.parametrize("id", EVERY)
 FOREIGN = ("Zürich 東京 🙂", "<answer> łódź</answer>")
 
@@ -72,3 +72,10 @@ def test_no_episode_touches_the_global_generators(id):
         env.step(env.action_space.sample())
     env.close()
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_an_environment_without_tasks_of_its_own_says_so():
+    env = made("SingleTurn-v0")
+    with pytest.raises(UserError, match="SingleTurn-v0 has no tasks of its own"):
+        env.reset(seed=0)
+    env.close()

@@ -1,0 +1,161 @@
+"""From the configuration to the prompts of a run, of its evaluations, and of its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, cast
+
+from agentrl.assembly.config import RunConfig
+from agentrl.data import (
+    Bounded,
+    Columns,
+    DataSource,
+    FileSource,
+    Mixture,
+    Skipped,
+    TaskSource,
+    check_data_source,
+)
+from agentrl.data.config import DataChoice, Paths, weights_of
+from agentrl.envs import AnyEnv, SingleTurnEnv, tasks_of
+from agentrl.errors import ConfigError
+from agentrl.protocols import Renderer
+from agentrl.tools.names import Names
+from agentrl.types import Task
+
+NOTHING_HELD_OUT = "Nothing is held out, so nothing is evaluated: eval_prompt_data names prompts for that."
+_SOURCES = Names("source of prompts", "package.module:name", ConfigError)
+_CORPUS = 10_000
+
+
+class RunData(NamedTuple):
+    """The prompts of a run. source: of RL; None = a run without RL. held_out: of evaluations; None = no
+    evaluations.
+
+    gives_prompts: whether they come from elsewhere than the environment.
+    """
+
+    source: DataSource | None
+    held_out: Sequence[Task] | None
+    gives_prompts: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, env: AnyEnv, say: Callable[[str], None]) -> RunData:
+        """Open all of them. say: is told where nothing is held out.
+
+        Raises:
+            UserError: there is no such source, split or file, a row is no prompt, or a warm start has no
+                tasks.
+        """
+        steps = config.warm_start.warm_start_steps
+        if steps and not env.splits:
+            raise ConfigError(
+                f"warm_start_steps = {steps}: {env.id} has no tasks of its own, so nothing "
+                "can be demonstrated; "
+                "leave it out, or choose an environment with an expert."
+            )
+        source = training_source(config, env) if config.rollout.num_rollout else None
+        held_out = held_out_tasks(config, env)
+        if held_out is None:
+            say(NOTHING_HELD_OUT)
+        return cls(source, held_out, config.data.gives_prompts)
+
+    def corpus(self, env: AnyEnv) -> Iterator[str]:
+        """Text for a fresh model's tokenizer: the environment's, and the first prompts of the data."""
+        yield from env.corpus()
+        if self.source is not None and self.gives_prompts:
+            for task in first_tasks(self.source, _CORPUS):
+                yield from (message.text for message in task.prompt)
+                yield task.answer or ""
+
+
+def training_source(config: RunConfig, env: AnyEnv) -> DataSource:
+    """Where RL draws its prompts: a source of one's own, files, or the environment's split.
+
+    Raises:
+        UserError: there is no such source, split or file, or a row is no prompt.
+    """
+    section, seed = config.data, config.run.seed
+    if section.data_source_path is not None:
+        return own_source(section.data_source_path, seed=seed)
+    if section.prompt_data is None:
+        tasks = tasks_of(env, config.env.train_split)
+        return TaskSource(tasks, seed=seed, shuffle=section.rollout_shuffle)
+    shuffle, split = section.rollout_shuffle, config.env.train_split
+    return file_source(section.prompt_data, section, seed=seed, shuffle=shuffle, split=split)
+
+
+def bounded(source: DataSource, config: RunConfig, env: AnyEnv, renderer: Renderer) -> DataSource:
+    """The source without the prompts that are longer than `rollout_max_prompt_len`."""
+    most = config.data.rollout_max_prompt_len
+    return source if most is None else Bounded(source, most=most, length=prompt_length(env, renderer))
+
+
+def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
+    """Tokens of a task's prompt, with the tools that the environment offers."""
+
+    def length(task: Task) -> int:
+        if isinstance(env, SingleTurnEnv):
+            # The tools of a row are on offer in its episode.
+            env.task = task
+        return len(renderer.render(task.prompt, env.tool_schemas))
+
+    return length
+
+
+def file_source(
+    paths: Paths, choice: DataChoice, *, seed: int = 0, shuffle: bool = False, split: str
+) -> DataSource:
+    """Files of prompts; several are drawn from in turns.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    assert paths is not None
+    columns = Columns(choice.input_key, choice.label_key, choice.metadata_key, choice.tool_key)
+    open_one = partial(FileSource, columns=columns, seed=seed, shuffle=shuffle, split=split)
+    weights = weights_of(paths)
+    if not weights:
+        raise ConfigError("prompt_data names no file; name one, or leave it out.")
+    sources = [open_one(path) for path in weights]
+    return sources[0] if len(sources) == 1 else Mixture(sources, [*weights.values()], seed=seed)
+
+
+def own_source(path: str, *, seed: int) -> DataSource:
+    """The source of prompts at `package.module:name`, which has been tried out.
+
+    Raises:
+        ConfigError: there is none, or it breaks a promise of sources.
+    """
+    found = _SOURCES.imported(path)
+    if not callable(found):
+        raise ConfigError(
+            f"{path} is a {type(found).__name__}; name a class, or a function that makes a source."
+        )
+    try:
+        return check_data_source(cast("Callable[..., object]", found), seed=seed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}.") from error
+
+
+def first_tasks(source: DataSource, n: int) -> list[Task]:
+    """The first `n` prompts, at most those of one epoch; skipped ones are left out."""
+    most = n if source.num_tasks is None else min(n, source.num_tasks)
+    found = (source.task(ordinal) for ordinal in range(most))
+    return [one for one in found if not isinstance(one, Skipped)]
+
+
+def held_out_tasks(config: RunConfig, env: AnyEnv) -> Sequence[Task] | None:
+    """What evaluations play; None where a run with prompts of its own has nothing that is held out.
+
+    Raises:
+        UserError: there is no such split or file, or a row is no prompt.
+    """
+    section = config.eval
+    if section.eval_prompt_data is not None:
+        source = file_source(section.eval_prompt_data, config.data, split=section.eval_split)
+        return first_tasks(source, section.eval_episodes)
+    if config.data.gives_prompts and not env.splits:
+        return None
+    return tasks_of(env, section.eval_split)

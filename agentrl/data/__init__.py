@@ -1,0 +1,28 @@
+"""Prompts from files, from environments and from sources of one's own: all by their number.
+
+source = FileSource("questions.jsonl", Columns("question", "answer"), seed=1)
+source.prompt(123_456)                # the same in every process, in whatever order they are asked for
+PromptStream(source, 32).next()       # the 33rd prompt of a run
+"""
+
+from agentrl.data.bounded import Bounded
+from agentrl.data.columns import Columns
+from agentrl.data.contract import check_data_source
+from agentrl.data.files import FileSource
+from agentrl.data.mixture import Mixture
+from agentrl.data.source import DataSource, Prompt, PromptStream, Skipped, world_seed
+from agentrl.data.tasks import TaskSource
+
+__all__ = [
+    "Bounded",
+    "Columns",
+    "DataSource",
+    "FileSource",
+    "Mixture",
+    "Prompt",
+    "PromptStream",
+    "Skipped",
+    "TaskSource",
+    "check_data_source",
+    "world_seed",
+]

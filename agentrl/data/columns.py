@@ -1,0 +1,107 @@
+"""From a row to a task: which column holds what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.data.messages import prompt_of, tools_of
+from agentrl.data.rows.base import Row
+from agentrl.errors import DataError, did_you_mean
+from agentrl.types import JSON, Observation, Task
+
+ANSWERS, TOOLS = "answers", "tools"
+"""Keys of Task.metadata: all answers where there are several, and the tools of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The names of the columns; None = not read. A dot leads into an object: `reward_model.ground_truth`."""
+
+    input: str = "input"
+    label: str | None = None
+    metadata: str | None = None
+    tools: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are read."""
+        return tuple(name for name in (self.input, self.label, self.metadata, self.tools) if name is not None)
+
+    def task(self, row: Row, *, id: str, split: str, where: str) -> Task:
+        """The task of a row.
+
+        Raises:
+            DataError: a column is missing or holds something else; the sentence begins with `where`.
+        """
+        metadata = self._metadata(row, where)
+        answer = None
+        if self.label is not None:
+            label = found(row, self.label, where, "label_key")
+            answer = _answer(label)
+            if isinstance(label, list) and _are_texts(label):
+                metadata[ANSWERS] = label
+        if self.tools is not None:
+            metadata[TOOLS] = self._tools(row, self.tools, where)
+        return Task(id, self._prompt(row, where), answer, metadata, split)
+
+    def _prompt(self, row: Row, where: str) -> Observation:
+        given = found(row, self.input, where, "input_key")
+        try:
+            return prompt_of(given)
+        except ValueError as error:
+            raise DataError(f"{where}: `{self.input}` {error}.") from None
+
+    def _metadata(self, row: Row, where: str) -> dict[str, JSON]:
+        if self.metadata is None:
+            return {}
+        given = found(row, self.metadata, where, "metadata_key")
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except ValueError:
+                given = ""
+        if not isinstance(given, dict | None):
+            raise DataError(
+                f"{where}: `{self.metadata}` is no object; metadata_key names a column of objects."
+            )
+        return dict(given or {})
+
+    def _tools(self, row: Row, name: str, where: str) -> list[JSON]:
+        given = found(row, name, where, "tool_key")
+        try:
+            return [] if given is None else list(tools_of(given))
+        except ValueError as error:
+            raise DataError(f"{where}: `{name}` {error}.") from None
+
+
+def found(row: Row, name: str, where: str, setting: str) -> JSON:
+    """What a column holds.
+
+    Raises:
+        DataError: the row has no such column.
+    """
+    if name in row:
+        return row[name]
+    value: JSON = dict(row)
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            near = did_you_mean(name, row)
+            columns = ", ".join(f"`{one}`" for one in row) or "nothing"
+            raise DataError(
+                f"{where}: there is no `{name}`.{near} It has {columns}: name one with {setting}."
+            )
+        value = value[part]
+    return value
+
+
+def _answer(label: JSON) -> str | None:
+    """A label as text: words as they are, the first of several, else JSON."""
+    if isinstance(label, list) and _are_texts(label):
+        return str(label[0])
+    return label if isinstance(label, str | None) else json.dumps(label, ensure_ascii=False)
+
+
+def _are_texts(label: list[JSON]) -> bool:
+    return bool(label) and all(isinstance(one, str) for one in label)

@@ -1,0 +1,137 @@
+"""From a row's JSON to the messages of a prompt, as chat endpoints write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import cast, get_args
+
+from agentrl.types import JSON, Image, Message, Observation, Part, Role, Text, ToolCall
+
+_ROLES = get_args(Role)
+
+
+def prompt_of(given: JSON) -> Observation:
+    """A string is what the user says; a list holds messages, the last of which the model answers.
+
+    Raises:
+        ValueError: it is neither; the text says what is wrong.
+    """
+    if isinstance(given, str):
+        if not given.strip():
+            raise ValueError("is empty")
+        messages: Observation = (Message("user", given),)
+    elif isinstance(given, list):
+        messages = tuple(_message(one, number) for number, one in enumerate(given, start=1))
+    else:
+        raise ValueError(f"is {json.dumps(given)[:60]}, not a string or a list of messages")
+    if not messages:
+        raise ValueError("is an empty list of messages")
+    if messages[-1].role == "assistant":
+        raise ValueError(
+            "ends with a message of the assistant, which is what the model shall write; leave it out"
+        )
+    try:
+        for message in messages:
+            message.text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which is no text") from None
+    return messages
+
+
+def _message(given: JSON, number: int) -> Message:
+    if not isinstance(given, dict):
+        raise ValueError(
+            f'has a message {number} that is no object such as {{"role": "user", "content": "..."}}'
+        )
+    role = given.get("role")
+    if role not in _ROLES:
+        raise ValueError(f"has a message {number} of the role {role!r}; roles are {', '.join(_ROLES)}")
+    texts = {name: given.get(name) for name in ("reasoning", "reasoning_content", "tool_call_id", "name")}
+    for name, value in texts.items():
+        if not isinstance(value, str | None):
+            raise ValueError(f"has a message {number} whose `{name}` is no string")
+    told = cast("Mapping[str, str | None]", texts)
+    calls = given.get("tool_calls") or []
+    if not isinstance(calls, list) or (calls and role != "assistant"):
+        raise ValueError(f"has a message {number} whose `tool_calls` is no list of calls of the assistant")
+    return Message(
+        cast("Role", role),
+        _content(given.get("content"), number),
+        told["reasoning"] or told["reasoning_content"],
+        tuple(_call(one, number) for one in calls),
+        told["tool_call_id"],
+        told["name"],
+    )
+
+
+def _content(given: JSON, number: int) -> str | tuple[Part, ...]:
+    if given is None:
+        return ""
+    if isinstance(given, list):
+        return tuple(_part(one, number) for one in given)
+    if not isinstance(given, str):
+        raise ValueError(f"has a message {number} whose content is neither a string nor a list of parts")
+    return given
+
+
+def _part(given: JSON, number: int) -> Part:
+    part = given if isinstance(given, dict) else {}
+    text, image = part.get("text"), part.get("image_url")
+    if isinstance(text, str):
+        return Text(text)
+    url = image.get("url") if isinstance(image, dict) else image
+    if not isinstance(url, str):
+        raise ValueError(f"has a message {number} with a part that is neither text nor an image_url")
+    try:
+        return Image(url)
+    except ValueError as error:
+        raise ValueError(f"has a message {number} with an image that cannot be used: {error}") from None
+
+
+def _call(given: JSON, number: int) -> ToolCall:
+    call = given if isinstance(given, dict) else {}
+    function = call.get("function")
+    function = function if isinstance(function, dict) else call
+    name, arguments, id = function.get("name"), function.get("arguments"), call.get("id")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = None
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not isinstance(id, str | None):
+        raise ValueError(
+            f"has a message {number} with a tool call that lacks a name or an object of arguments"
+        )
+    return ToolCall(name, arguments, json.dumps(arguments), id or "")
+
+
+def tools_of(given: JSON) -> Sequence[JSON]:
+    """The schemas of tools, each as {"name", "description", "parameters"}.
+
+    Raises:
+        ValueError: a tool has no name or no parameters; the text says which.
+    """
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise ValueError("is a string that is no JSON") from None
+    if not isinstance(given, list):
+        raise ValueError("is no list of tools")
+    return [_tool(one, number) for number, one in enumerate(given, start=1)]
+
+
+def _tool(given: JSON, number: int) -> JSON:
+    outer = given if isinstance(given, dict) else {}
+    function = outer.get("function")
+    tool = function if isinstance(function, dict) else outer
+    name, parameters = tool.get("name"), tool.get("parameters")
+    if isinstance(parameters, str):
+        try:
+            parameters = json.loads(parameters)
+        except ValueError:
+            parameters = None
+    if not isinstance(name, str) or not name or not isinstance(parameters, dict):
+        raise ValueError(f"has a tool {number} without a name, or without an object of parameters")
+    return {"name": name, "description": str(tool.get("description") or ""), "parameters": parameters}

@@ -1,0 +1,6 @@
+"""Rows of files: tables of JSON values, by their number."""
+
+from agentrl.data.rows.base import Chained, Row, Rows, Sliced
+from agentrl.data.rows.opening import open_rows
+
+__all__ = ["Chained", "Row", "Rows", "Sliced", "open_rows"]

@@ -1,0 +1,196 @@
+"""JSON lines, and lists of JSON objects.
+
+A file of lines is read once when it is opened: where every 32nd row begins is kept, and a hash of all bytes.
+A row is then read from its block of lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator
+from functools import lru_cache
+from os import fstat, stat_result
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from agentrl.data.rows.base import Row, Rows
+from agentrl.errors import DataError
+from agentrl.types import JSON
+
+_BLOCK = 32
+_READ_AT_ONCE = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+class JsonlRows(Rows):
+    """A file with one JSON object a line; lines that hold nothing are no rows.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Where each block of rows begins, and the number of the line there.
+        self._starts, self._lines = array("q"), array("q")
+        self._count = 0
+        try:
+            self._file = path.open("rb")
+            self._fingerprint = self._indexed()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+        self._state = _state(fstat(self._file.fileno()))
+        self._block = lru_cache(maxsize=8)(self._read_block)
+
+    def _indexed(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        start = 0
+        for number, line in enumerate(_hashed(self._file, digest), start=1):
+            if line.strip():
+                if self._count % _BLOCK == 0:
+                    self._starts.append(start)
+                    self._lines.append(number)
+                self._count += 1
+            start += len(line)
+        self._starts.append(start)
+        return digest.hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every byte."""
+        return self._fingerprint
+
+    def __len__(self) -> int:
+        return self._count
+
+    def row(self, number: int) -> Row:
+        """One of them."""
+        block, place = divmod(number, _BLOCK)
+        _, line = self._block(block)[place]
+        return read_object(line.removeprefix(_BOM) if number == 0 else line, self.where(number))
+
+    def where(self, number: int) -> str:
+        """The file and the number of the line, from 1 on."""
+        block, place = divmod(number, _BLOCK)
+        return f"{self._path}, line {self._block(block)[place][0]}"
+
+    def _read_block(self, block: int) -> list[tuple[int, bytes]]:
+        """Some rows with the numbers of their lines."""
+        if _state(fstat(self._file.fileno())) != self._state:
+            raise DataError(f"{self._path} has changed since it was opened; start again.")
+        self._file.seek(self._starts[block])
+        text = self._file.read(self._starts[block + 1] - self._starts[block])
+        lines = enumerate(text.split(b"\n"), start=self._lines[block])
+        return [(number, line) for number, line in lines if line.strip()]
+
+
+class JsonRows(Rows):
+    """A file that is one list of JSON objects. All of it is kept in memory.
+
+    Raises:
+        DataError: it cannot be read, or is no list.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+        self._fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
+        found = read_json_bytes(text.removeprefix(_BOM), str(path))
+        if not isinstance(found, list):
+            raise DataError(
+                f"{path} is {_kind(found)}, not a list of objects; write one object a line (.jsonl)."
+            )
+        self._items = found
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every byte."""
+        return self._fingerprint
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def row(self, number: int) -> Row:
+        """One of them."""
+        return _object(self._items[number], self.where(number))
+
+    def where(self, number: int) -> str:
+        """The file and the number of the item, from 1 on."""
+        return f"{self._path}, item {number + 1}"
+
+
+def _hashed(file: BinaryIO, digest: hashlib.blake2b) -> Iterator[bytes]:
+    """The lines of a file, which is hashed in passing."""
+    while lines := file.readlines(_READ_AT_ONCE):
+        digest.update(b"".join(lines))
+        yield from lines
+
+
+def is_list(path: Path) -> bool:
+    """Whether a file of JSON begins as a list; the same name is given to lists and to lines."""
+    try:
+        with path.open("rb") as file:
+            for text in iter(lambda: file.read(4096), b""):
+                if begun := text.removeprefix(_BOM).lstrip():
+                    return begun.startswith(b"[")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+    return False
+
+
+def read_object(line: bytes, where: str) -> Row:
+    """The JSON object of a line.
+
+    Raises:
+        DataError: it is none.
+    """
+    return _object(read_json_bytes(line, where), where)
+
+
+def read_json_bytes(text: bytes, where: str) -> JSON:
+    """The value of a JSON text.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        found: JSON = json.loads(text.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8.") from None
+    except RecursionError:
+        raise DataError(f"{where}: it is nested too deep to be read.") from None
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: no JSON: {_lowered(error.msg)} at character {error.pos + 1}; mend it."
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{where}: no JSON: {error}; mend it.") from None
+    return found
+
+
+def _object(found: JSON, where: str) -> Row:
+    if not isinstance(found, dict):
+        raise DataError(f'{where}: {_kind(found)}, not an object such as {{"input": "..."}}; mend it.')
+    return found
+
+
+def _kind(found: JSON) -> str:
+    names = {list: "a list", dict: "an object", str: "a string", bool: "a truth value", type(None): "null"}
+    return names.get(type(found), "a number")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _state(found: stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,87 @@
+"""What an answer is worth beside its label, by name: the rewards of environments that take one.
+
+    exact_match   1 where answer and label are the same in lower case, without punctuation and articles
+    f1            harmonic mean of precision and recall over the words that both share
+    number        1 where the last number of the answer equals the last one of the label
+    choice        1 where the answer begins with the label's letter: `B`, `(b)`, `B. Because ...`
+
+Where a task has several answers (`metadata["answers"]`), the best of them counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from decimal import Decimal
+
+from agentrl.envs.scoring import Grade, squad_normalize
+from agentrl.envs.scoring import exact_match as _same
+from agentrl.tools import inline
+from agentrl.types import Task
+
+AnswerReward = Callable[[Task, str], Grade | Awaitable[Grade]]
+"""What an answer to a task is worth, sync or async."""
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?\.?\d+(?:[eE][-+]?\d{1,3})?")
+_CHOICE = re.compile(r"[\s(\[*]*([A-Za-z0-9])(?![A-Za-z0-9])")
+
+
+@inline
+def exact_match(task: Task, answer: str) -> float:
+    """1.0 where both are the same after `squad_normalize`."""
+    return _best(task, lambda gold: _same(answer, gold))
+
+
+@inline
+def f1(task: Task, answer: str) -> float:
+    """The F1 of words after `squad_normalize` (SQuAD, arXiv:1606.05250)."""
+    return _best(task, lambda gold: _f1(answer, gold))
+
+
+@inline
+def number(task: Task, answer: str) -> float:
+    """1.0 where the last numbers are equal: `1,000` and `1000.0` are, in any words around them."""
+    given = _last_number(answer)
+    return _best(task, lambda gold: float(given is not None and given == _last_number(gold)))
+
+
+@inline
+def choice(task: Task, answer: str) -> float:
+    """1.0 where the answer begins with the letter, or the digit, that the label begins with."""
+    given = _CHOICE.match(answer)
+    return _best(task, lambda gold: float(given is not None and given[1].lower() == _letter(gold)))
+
+
+REWARDS: Mapping[str, AnswerReward] = {
+    "exact_match": exact_match,
+    "f1": f1,
+    "number": number,
+    "choice": choice,
+}
+"""By name."""
+
+
+def _best(task: Task, grade: Callable[[str], float]) -> float:
+    """The best over all answers; without any, nothing."""
+    several = task.metadata.get("answers")
+    answers = several if isinstance(several, list) else [task.answer]
+    return max((grade(gold) for gold in answers if isinstance(gold, str)), default=0.0)
+
+
+def _f1(given: str, gold: str) -> float:
+    said, wanted = squad_normalize(given).split(), squad_normalize(gold).split()
+    if not (said and wanted):
+        return float(said == wanted)
+    shared = (Counter(said) & Counter(wanted)).total()
+    return 2 * shared / (len(said) + len(wanted))
+
+
+def _last_number(text: str) -> Decimal | None:
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+
+
+def _letter(gold: str) -> str | None:
+    match = _CHOICE.match(gold)
+    return match[1].lower() if match else None

@@ -1,0 +1,5 @@
+"""A question of somebody's data, answered in one turn."""
+
+from envs_contrib.single_turn.env import SingleTurn
+
+__all__ = ["SingleTurn"]

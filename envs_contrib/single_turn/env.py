@@ -1,0 +1,38 @@
+"""The environment without tasks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from agentrl import SingleTurnEnv, Task, UserError, exact_match
+
+Grade = float | Mapping[str, float]
+Reward = Callable[[Task, str], Grade | Awaitable[Grade]]
+
+
+class SingleTurn(SingleTurnEnv):
+    """One answer to a prompt of your own data (`prompt_data`), graded by a function (`reward`).
+
+    reward: from a task and an answer to a number, or to named ones; left out, an exact match with the label.
+    """
+
+    splits = ()
+
+    def __init__(self, reward: Reward | None = None) -> None:
+        super().__init__()
+        if reward is not None and not callable(reward):
+            raise UserError(f"reward is {reward!r}, not a function; the setting `reward` names one.")
+        self._reward = reward or _exact_match
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """None: they come from data."""
+        del split
+        return ()
+
+    def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
+        """What the reward says."""
+        return self._reward(task, answer)
+
+
+def _exact_match(task: Task, answer: str) -> float:
+    return exact_match(answer, task.answer)

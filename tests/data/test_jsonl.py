@@ -1,0 +1,297 @@
+"""Prompts from JSON lines: in any order, by their number; what is wrong is named with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.data import Columns, FileSource, PromptStream
+from agentrl.data.rows import open_rows
+from agentrl.errors import ConfigError, DataError
+from tests.data.files import ROWS, write_lines
+
+COLUMNS = Columns("question", "answer", "facts")
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    return write_lines(tmp_path_factory.mktemp("lines") / "rows.jsonl")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lines") / "many.jsonl"
+    return write_lines(path, [{"question": f"question {n}", "answer": n} for n in range(3000)])
+
+
+def source(path, columns=COLUMNS, **settings):
+    return FileSource(str(path), columns, **settings)
+
+
+def test_a_row_becomes_a_task(lines):
+    task = source(lines, shuffle=False, split="train").task(3)
+    assert task.id == f"{lines}:3"
+    assert [(message.role, message.content) for message in task.prompt] == [("user", "What is 3 + 3?")]
+    assert (task.answer, task.metadata, task.split) == ("6", {"n": 3}, "train")
+
+
+@pytest.mark.parametrize("name", ["lines", "many"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_epoch_is_a_permutation_of_all_rows(request, name, seed):
+    rows = source(request.getfixturevalue(name), Columns("question"), seed=seed)
+    epochs = [[rows.task(epoch * rows.num_tasks + k).id for k in range(rows.num_tasks)] for epoch in range(3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+    assert len(set(epochs[0])) == rows.num_tasks
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@given(st.lists(st.integers(0, 9000), min_size=1, max_size=20))
+def test_any_prompt_is_the_same_whenever_it_is_asked_for(many, ordinals):
+    one, other = source(many, Columns("question"), seed=3), source(many, Columns("question"), seed=3)
+    found = [one.prompt(ordinal) for ordinal in ordinals]
+    assert [other.prompt(ordinal) for ordinal in reversed(ordinals)] == found[::-1]
+    assert [prompt.index for prompt in found] == ordinals
+
+
+def test_two_processes_give_the_same_prompts(many):
+    code = (
+        "import sys; from agentrl.data import *\n"
+        "source = FileSource(sys.argv[1], Columns('question', 'answer'), seed=5)\n"
+        "print(source.fingerprint, *[source.prompt(k) for k in range(0, 4000, 100)])"
+    )
+    ran = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(many)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert ran[0] == ran[1]
+    assert "question" in ran[0]
+
+
+BOUNDS = st.none() | st.integers(-50, 50)
+
+
+@given(BOUNDS, BOUNDS)
+def test_slices_are_pythons(lines, start, stop):
+    text = f"{lines}@[{'' if start is None else start}:{'' if stop is None else stop}]"
+    expected = ROWS[start:stop]
+    if not expected:
+        with pytest.raises(DataError, match="holds no prompts"):
+            FileSource(text, COLUMNS)
+        return
+    sliced = FileSource(text, COLUMNS, shuffle=False)
+    tasks = [sliced.task(k) for k in range(len(expected))]
+    assert [task.answer for task in tasks] == [row["answer"] for row in expected]
+    assert [task.id for task in tasks] == [f"{lines}:{row['facts']['n']}" for row in expected]
+    assert sliced.task(len(expected)) == tasks[0]
+
+
+@pytest.mark.parametrize("text", ["x.jsonl@[1]", "x.jsonl@[a:b]", "x.jsonl@[1:2:3]", "x.jsonl@[1:2"])
+def test_what_is_no_slice_is_refused(text):
+    with pytest.raises(DataError, match=r"a slice is path@\[start:stop\], such as x.jsonl@\[0:100\]"):
+        FileSource(text, COLUMNS)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\n\n", "\n \n"])
+@pytest.mark.parametrize("last", ["", "\n", "\n\n\n"])
+def test_line_ends_and_empty_lines_do_not_count(tmp_path, ending, last):
+    path = tmp_path / "a.jsonl"
+    texts = [json.dumps({"input": f"line {n}"}) for n in range(100)]
+    path.write_bytes(b"\xef\xbb\xbf" + (ending.join(texts) + last).encode())
+    rows = open_rows(str(path), ("input",), split="train")
+    assert [rows.row(k)["input"] for k in range(len(rows))] == [f"line {n}" for n in range(100)]
+    expected = 100 if ending in ("\n", "\r\n") else 199
+    assert rows.where(99) == f"{path}, line {expected}"
+
+
+def test_a_list_of_objects_is_read_too_and_lines_by_another_name(tmp_path):
+    (tmp_path / "list.json").write_text(json.dumps(ROWS, indent=1))
+    write_lines(tmp_path / "lines.json")
+    for name in ("list.json", "lines.json"):
+        rows = source(tmp_path / name, shuffle=False)
+        assert [rows.task(k).answer for k in range(40)] == [row["answer"] for row in ROWS]
+
+
+GOOD = b'{"input": "what?"}\n'
+BAD = {
+    "torn": (b'{"input": "what', "no JSON: unterminated string starting at at character 11"),
+    "no object": (b"[1, 2]", "a list, not an object"),
+    "a number": (b"3", "a number, not an object"),
+    "null": (b"null", "null, not an object"),
+    "no utf-8": (b'{"input": "\xff"}', "byte 12 is not UTF-8"),
+    "nan": (b'{"input": NaN}', "NaN is no number of JSON"),
+    "deep": (b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
+    "two objects": (b'{"input": "a"} {"input": "b"}', "extra data"),
+    "no column": (b'{"inputs": "what?"}', "there is no `input`. Did you mean `inputs`? It has `inputs`"),
+    "empty": (b'{"input": " "}', "`input` is empty"),
+    "no text": (b'{"input": 3}', "`input` is 3, not a string or a list of messages"),
+    "no messages": (b'{"input": []}', "`input` is an empty list"),
+    "no message": (b'{"input": ["a"]}', "a message 1 that is no object"),
+    "role": (b'{"input": [{"role": "human", "content": "a"}]}', "a message 1 of the role 'human'; roles are"),
+    "content": (b'{"input": [{"role": "user", "content": 3}]}', "neither a string nor a list of parts"),
+    "part": (
+        b'{"input": [{"role": "user", "content": [{"type": "audio"}]}]}',
+        "neither text nor an image_url",
+    ),
+    "address": (
+        b'{"input": [{"role": "user", "content": [{"image_url": "http://127.0.0.1/y.png"}]}]}',
+        "an image that cannot be used: an image is a data URL",
+    ),
+    "answered": (
+        b'{"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+        "ends with a message of the assistant",
+    ),
+    "calls": (
+        b'{"input": [{"role": "user", "content": "a", "tool_calls": [{}]}]}',
+        "`tool_calls` is no list",
+    ),
+    "call": (
+        b'{"input": [{"role": "assistant", "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": ""}]}',
+        "a tool call that lacks a name",
+    ),
+    "surrogate": (b'{"input": "\\ud800"}', "half a surrogate pair"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_named_with_its_number_its_file_and_what_is_wrong(tmp_path, name):
+    line, says = BAD[name]
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(GOOD * 40 + b"\n" + line + b"\n" + GOOD)
+    with pytest.raises(DataError) as caught:
+        FileSource(str(path), Columns())
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{path}, line 42: ")
+    assert says in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "says"),
+    [
+        (Columns(label="gold"), {"input": "a"}, "there is no `gold`"),
+        (Columns(metadata="facts"), {"input": "a", "facts": [1]}, "`facts` is no object; metadata_key names"),
+        (Columns(metadata="facts"), {"input": "a", "facts": "x"}, "`facts` is no object; metadata_key names"),
+        (Columns(tools="tools"), {"input": "a", "tools": "x"}, "`tools` is a string that is no JSON"),
+        (Columns(tools="tools"), {"input": "a", "tools": {"a": 1}}, "`tools` is no list of tools"),
+        (
+            Columns(tools="tools"),
+            {"input": "a", "tools": [{"name": "f"}]},
+            "`tools` has a tool 1 without a name",
+        ),
+        (Columns("a.b"), {"a": {"c": 1}}, "there is no `a.b`"),
+    ],
+)
+def test_a_bad_column_is_named_with_its_setting(tmp_path, columns, row, says):
+    with pytest.raises(DataError) as caught:
+        FileSource(str(write_lines(tmp_path / "a.jsonl", [row])), columns)
+    assert f"a.jsonl, line 1: {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.jsonl", None, "there is no file or folder"),
+        ("empty.jsonl", "", "holds no prompts (there are no rows)"),
+        ("blank.jsonl", "\n\n", "holds no prompts"),
+        ("empty.json", "[]", "holds no prompts"),
+        ("object.json", '{"input": [', "line 1: no JSON"),
+        ("words.txt", "a", "convert it"),
+    ],
+)
+def test_a_file_without_prompts_is_one_sentence(tmp_path, name, content, says):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        FileSource(str(tmp_path / name), Columns())
+    assert says in str(caught.value)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("label", "answer", "metadata"),
+    [
+        ("Paris", "Paris", {}),
+        (72, "72", {}),
+        (0.5, "0.5", {}),
+        (True, "true", {}),
+        (None, None, {}),
+        (["Paris", "Lutetia"], "Paris", {"answers": ["Paris", "Lutetia"]}),
+        ([1, 2], "[1, 2]", {}),
+        ({"é": 1}, '{"é": 1}', {}),
+    ],
+)
+def test_a_label_becomes_the_answer(tmp_path, label, answer, metadata):
+    path = write_lines(tmp_path / "a.jsonl", [{"input": "a", "reward": {"truth": label}}])
+    task = FileSource(str(path), Columns(label="reward.truth")).task(0)
+    assert (task.answer, task.metadata) == (answer, metadata)
+
+
+def test_messages_keep_what_chat_endpoints_write(tmp_path):
+    messages = [
+        {"role": "system", "content": "Be brief.", "name": None},
+        {"role": "user", "content": [{"type": "text", "text": "Where?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "There."},
+    ]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    row = {"input": messages, "tools": tools}
+    task = FileSource(str(write_lines(tmp_path / "a.jsonl", [row])), Columns(tools="tools")).task(0)
+    assert [message.role for message in task.prompt] == ["system", "user", "assistant", "tool"]
+    assert task.prompt[1].text == "Where?"
+    (call,) = task.prompt[2].tool_calls
+    assert (call.name, call.arguments, call.id, task.prompt[3].tool_call_id) == (
+        "look",
+        {"at": "it"},
+        "c1",
+        "c1",
+    )
+    assert task.metadata["tools"] == [{"name": "look", "description": "", "parameters": {"type": "object"}}]
+
+
+def test_a_large_file_is_looked_at_in_part_and_tells_of_the_rest_when_it_comes(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"input": "a"}] * 20_001)
+    with path.open("a") as file:
+        file.write("{}\n")
+    rows = FileSource(str(path), Columns(), shuffle=False)
+    with pytest.raises(DataError, match=r"line 20002: there is no `input`. It has nothing"):
+        rows.task(20_001)
+
+
+def test_other_content_has_another_fingerprint_and_a_moved_file_the_same(tmp_path, lines):
+    first = source(lines).fingerprint
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes(lines.read_bytes())
+    source(moved).check(first)
+    moved.write_bytes(lines.read_bytes().replace(b"What is 7 + 7", b"What is 7 - 7"))
+    for other in (source(moved), source(f"{lines}@[1:]"), source(lines, Columns("question"))):
+        with pytest.raises(ConfigError, match="not those that the run began with"):
+            other.check(first)
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"input": f"{n}"} for n in range(1000)])
+    prompts = PromptStream(FileSource(str(path), Columns(), seed=0))
+    prompts.next()
+    with path.open("r+b") as file:
+        file.write(b'{"input": "x"}' * 3)
+        file.truncate()
+    with pytest.raises(DataError, match="has changed since it was opened; start again"):
+        [prompts.next() for _ in range(1000)]
