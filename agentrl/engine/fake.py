@@ -179,7 +179,9 @@ class FakeEngine:
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
         if not all(0 <= token < len(self._table) for token in prompt):
-            raise EngineError(f"the prompt has tokens other than 0 to {len(self._table) - 1}; mend it.")
+            raise EngineError(
+                f"the prompt has tokens other than 0 to {len(self._table) - 1}; encode it again."
+            )
         if len(prompt) + sampling.max_new_tokens > self.max_context_len:
             raise RequestTooLargeError(
                 f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "

@@ -86,7 +86,7 @@ def apply(delta: Delta, base: Sequence[Bucket]) -> list[Bucket]:
             raise DeltaError(f"the delta changes {name}, which the model does not have; write it again")
         _put(name, tensors[name], change)
     if checksum_of(result) != delta.result:
-        raise DeltaError("the delta is damaged: applied, it does not give what it promises; write it again")
+        raise DeltaError("the delta is damaged: its result has another checksum; write it again")
     return result
 
 

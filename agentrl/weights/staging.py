@@ -58,12 +58,12 @@ class Transaction:
         if self._missing:
             raise EngineError(
                 f"{len(self._missing)} tensors did not arrive, {next(iter(self._missing))} among them; "
-                "the old version serves on, send all of the manifest before commit."
+                "the old version stays in service, send all of the manifest before commit."
             )
         staged = self._staging.checksum()
         if staged != checksum:
             raise EngineError(
                 f"the weights of version {self._version} arrived damaged (checksum {staged}, expected "
-                f"{checksum}); the old version serves on, send them again."
+                f"{checksum}); the old version stays in service, send them again."
             )
         await self._staging.install()

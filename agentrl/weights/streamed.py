@@ -64,7 +64,7 @@ class SafetensorsFile:
         self._file.close()
         missing = next(self._remaining, None)
         if missing is not None and error is None:
-            raise ValueError(f"{self._path} was left without {missing.name}")
+            raise ValueError(f"{self._path} is incomplete: {missing.name} was not written")
 
     def put(self, spec: TensorSpec, data: npt.NDArray[np.uint8]) -> None:
         """Append a tensor. data: its bytes in row-major order.

@@ -230,7 +230,7 @@ async def test_a_router_without_servers_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("ids", "sentence"), [([1, 61], "from 1 to 61, the model knows 0 to 60"), ([-1], "-1")]
+    ("ids", "sentence"), [([1, 61], "from 1 to 61, the vocabulary is 0 to 60"), ([-1], "-1")]
 )
 async def test_a_token_that_would_kill_the_server_is_not_sent(ids, sentence):
     server = ScriptedServer(generated([1]))

@@ -228,5 +228,5 @@ def test_shared_files_are_private_and_go_with_their_block(tmp_path: Path) -> Non
     os.utime(other, (0, 0))
     inside.sweep(tmp_path)
     assert sorted(tmp_path.iterdir()) == [fresh, other]
-    with pytest.raises(EngineError, match="takes no file"), inside.shared_file(tmp_path / "none"):
+    with pytest.raises(EngineError, match="no file can be created"), inside.shared_file(tmp_path / "none"):
         pass

@@ -159,7 +159,7 @@ def test_what_is_not_json_is_no_reply(body):
 
 
 def test_a_truncated_request_is_detected():
-    with pytest.raises(RequestTooLargeError, match="room for 3 of max_new_tokens = 9"):
+    with pytest.raises(RequestTooLargeError, match="memory for 3 of max_new_tokens = 9"):
         read(generated([1, 2, 3]), sampling=Sampling(9))
 
 

@@ -80,7 +80,7 @@ def test_bf16_bits_are_kept_even_where_they_spell_nan(tmp_path):
 @pytest.mark.parametrize(
     ("order", "sentence"),
     [
-        ([0, 1], "was left without t2"),
+        ([0, 1], "is incomplete: t2 was not written"),
         ([0, 2, 1], "takes TensorSpec.name='t1'.*not TensorSpec.name='t2'"),
         ([0, 1, 2, 2], "takes no more tensors, not TensorSpec.name='t2'"),
         ([1], "takes TensorSpec.name='t0'"),
@@ -140,7 +140,9 @@ def test_a_model_is_shared_out_over_files(tmp_path, file_bytes, files):
         assert list(files_read) == ["model.safetensors"]
 
 
-@pytest.mark.parametrize(("count", "sentence"), [(4, "was left without t4"), (6, "does not have t5")])
+@pytest.mark.parametrize(
+    ("count", "sentence"), [(4, "is incomplete: t4 was not written"), (6, "does not have t5")]
+)
 def test_too_few_and_too_many_are_errors(tmp_path, count, sentence):
     with pytest.raises(ValueError, match=sentence):
         write_model(tmp_path, manifest_of(some(5)), pieces(some(count)), file_bytes=48)

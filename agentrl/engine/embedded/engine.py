@@ -230,7 +230,7 @@ class EmbeddedEngine:
             raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
         if prompt.min() < 0 or prompt.max() >= self._vocab_size:
             raise EngineError(
-                f"the prompt's tokens go from {prompt.min()} to {prompt.max()}, the model knows 0 to "
+                f"the prompt's tokens go from {prompt.min()} to {prompt.max()}, the vocabulary is 0 to "
                 f"{self._vocab_size - 1}; encode it with the model's own tokenizer."
             )
         if len(prompt) + sampling.max_new_tokens > self.max_context_len:

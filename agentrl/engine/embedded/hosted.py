@@ -173,7 +173,7 @@ class Host:
             case Begin() | Put() | Commit() | EndUpdate():
                 return await self._handle_update(message)
             case _:
-                raise EngineError(f"the engine's process does not know {type(message).__name__}")
+                raise EngineError(f"the engine's process has no handler of {type(message).__name__}")
         return None
 
     async def _handle_update(self, message: Begin | Put | Commit | EndUpdate) -> object:

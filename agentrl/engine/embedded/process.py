@@ -240,7 +240,7 @@ class ProcessTransaction:
         """Compare the checksum of the loaded tensors, and swap between two tokens of every request.
 
         Raises:
-            EngineError: tensors are missing or the checksum differs; the old version serves on.
+            EngineError: tensors are missing or the checksum differs; the old version stays in service.
         """
         await self._process.call(hosted.Commit(checksum))
         self._serve()

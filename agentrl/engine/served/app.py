@@ -305,7 +305,7 @@ class EngineApp:
                 if length > self._max_body_bytes:
                     raise HTTPException(413, f"A request has at most {self._max_body_bytes:,} bytes.")
         except ClientDisconnect:
-            raise RefusedError("The request broke off.") from None
+            raise RefusedError("The client closed the connection.") from None
         return b"".join(chunks)
 
 

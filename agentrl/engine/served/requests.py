@@ -235,7 +235,7 @@ def _rids(rid: _Text | None, num_prompts: int, n: int) -> list[str]:
         return [uuid.uuid4().hex for _ in range(num_prompts * n)]
     rids = _each("rid", rid, num_prompts)
     if len(set(rids)) < len(rids):
-        raise RefusedError("Every `rid` of a request is another one.")
+        raise RefusedError("The `rid`s of a request must differ.")
     return rids
 
 

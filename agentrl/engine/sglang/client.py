@@ -185,8 +185,8 @@ class SGLangPolicy:
         if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
             most = "any" if self.vocab_size is None else self.vocab_size - 1
             raise EngineError(
-                f"the prompt's tokens go from {lowest} to {highest}, the model knows 0 to {most}; encode it "
-                "with the model's own tokenizer."
+                f"the prompt's tokens go from {lowest} to {highest}, the vocabulary is 0 to {most}; encode "
+                "it with the model's own tokenizer."
             )
         if session in self._pending:
             raise EngineError(

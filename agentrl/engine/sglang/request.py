@@ -123,7 +123,7 @@ class Draft:
             return Finish.STOP, reason.matched
         if reason.type == "length" and len(self.ids) < limit:
             raise RequestTooLargeError(
-                f"the server had room for {len(self.ids)} of max_new_tokens = {limit}; start it with a "
+                f"the server had memory for {len(self.ids)} of max_new_tokens = {limit}; start it with a "
                 "longer context or a larger cache, or ask for fewer tokens."
             )
         last = self.ids[-1]

@@ -154,9 +154,9 @@ class SGLangSink:
     async def _roll_back(self, server: Server) -> None:
         """Send the previous version to a server that may hold some of the new weights."""
         if self._current is None:
-            raise EngineError(f"{server.url} has no earlier weights to go back to; restart it.")
+            raise EngineError(f"{server.url} has no previous version to restore; restart it.")
         if server.in_doubt:
-            raise EngineUnavailableError(f"{server.url} left an update unanswered; restart it.")
+            raise EngineUnavailableError(f"{server.url} did not answer an update; restart it.")
         await self._transport.open([server])
         await self._load([server], self._current)
         await server.resume()
@@ -170,7 +170,7 @@ class SGLangSink:
     async def _report_dead(self, servers: Sequence[Server]) -> None:
         healthy = await asyncio.gather(*(server.healthy(_HEALTH_TIMEOUT_S) for server in servers))
         for server in [server for server, is_healthy in zip(servers, healthy, strict=True) if not is_healthy]:
-            self._lost(server, EngineUnavailableError(f"{server.url} is not there any more; restart it."))
+            self._lost(server, EngineUnavailableError(f"{server.url} is not reachable any more; restart it."))
 
 
 class _StagedBuckets:
@@ -207,7 +207,7 @@ def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) ->
     try:
         empty = [spec.name for spec in manifest if size_of(spec) < 0]
     except ValueError as error:
-        raise EngineError(f"the manifest makes no sense: {error}; build it anew.") from error
+        raise EngineError(f"the manifest is invalid: {error}; build it anew.") from error
     previous = set(manifest if current is None else current.manifest)
     differing = sorted(spec.name for spec in previous.symmetric_difference(manifest))
     if empty or differing:

@@ -114,7 +114,7 @@ async def test_a_wrong_argument_is_an_error_before_the_start(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("count", "gpus"), [(0, ()), (2, ("0",)), (2, ("0", "1", "2"))])
 def test_gpus_are_shared_out_evenly(tmp_path: Path, count: int, gpus: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=f"{len(gpus)} GPUs cannot be shared out among {count} servers"):
+    with pytest.raises(ConfigError, match=f"{len(gpus)} GPUs cannot be divided evenly among {count} servers"):
         Servers(ServerReplicas(settings(tmp_path), count=count, gpus=gpus))
 
 

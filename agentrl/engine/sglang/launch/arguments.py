@@ -29,7 +29,7 @@ _OURS = {
     "--host": "servers that are started here listen on 127.0.0.1",
     "--port": "a free one is chosen for each server",
     "--device": "set `device`",
-    "--base-gpu-id": "set `gpus`, which are shared out among the servers",
+    "--base-gpu-id": "set `gpus`, which are divided among the servers",
     "--disaggregation-mode": "set `role`",
     "--disaggregation-bootstrap-port": "a free one is chosen for each server that prefills",
     "--weight-version": "it counts the trainer's updates, from 0",
@@ -93,7 +93,7 @@ class Arguments(BaseModel):
         return argument
 
 
-def from_flags(words: Sequence[str]) -> dict[str, Value]:
+def from_flags(arguments: Sequence[str]) -> dict[str, Value]:
     """Flags as arguments: `--sglang-mem-fraction-static 0.3 --sglang-disable-cuda-graph`.
 
     A flag without a value is True, with several it is a list; `--sglang-NAME=VALUE` is one value.
@@ -103,15 +103,15 @@ def from_flags(words: Sequence[str]) -> dict[str, Value]:
     """
     flags: dict[str, list[str]] = {}
     name = ""
-    for word in words:
-        if word.startswith(FLAG):
-            flag, equals, value = word.partition("=")
+    for argument in arguments:
+        if argument.startswith(FLAG):
+            flag, equals, value = argument.partition("=")
             name = flag.removeprefix(FLAG).replace("-", "_")
             flags[name] = [value] if equals else []
         elif name:
-            flags[name].append(word)
+            flags[name].append(argument)
         else:
-            raise ConfigError(f"{word!r} belongs to no flag; write {FLAG}NAME before it.")
+            raise ConfigError(f"{argument!r} belongs to no flag; write {FLAG}NAME before it.")
     return {name: _value(values) for name, values in flags.items()}
 
 

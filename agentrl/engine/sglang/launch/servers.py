@@ -134,7 +134,7 @@ def _servers(groups: Sequence[ServerReplicas]) -> tuple[ServerProcess, ...]:
     for group in groups:
         if group.count < 1 or len(group.gpus) % group.count:
             raise ConfigError(
-                f"{len(group.gpus)} GPUs cannot be shared out among {group.count} servers; change either."
+                f"{len(group.gpus)} GPUs cannot be divided evenly among {group.count} servers; change either."
             )
     replicas = [(group.settings, gpus) for group in groups for gpus in _shares(group)]
     return tuple(

@@ -171,10 +171,10 @@ class Folders:
             written_checksum = checksum(load_file(path / _WEIGHTS).items())
         except (OSError, SafetensorError) as error:
             shutil.rmtree(path, ignore_errors=True)
-            raise EngineError(f"{path} cannot be written or read ({error}); see to the disk.") from error
+            raise EngineError(f"{path} cannot be written or read ({error}); check the disk.") from error
         if written_checksum != delivery.checksum:
             shutil.rmtree(path)
-            raise EngineError(f"{path} held other weights than were written; see to the disk.")
+            raise EngineError(f"{path} held other weights than were written; check the disk.")
         self._remove_old(path)
         return path
 

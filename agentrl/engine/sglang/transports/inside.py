@@ -66,7 +66,9 @@ def shared_file(folder: Path) -> Iterator[Path]:
     try:
         descriptor, name = tempfile.mkstemp(prefix=agentrl_sglang.PREFIX, dir=folder)
     except OSError as error:
-        raise EngineError(f"{folder} takes no file ({error.strerror}); free some memory.") from error
+        raise EngineError(
+            f"no file can be created in {folder} ({error.strerror}); free some memory."
+        ) from error
     path = Path(name)
     try:
         # `sweep` skips locked files.

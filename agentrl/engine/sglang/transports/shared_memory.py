@@ -53,7 +53,7 @@ class SharedMemory:
             if not count:
                 raise EngineError(
                     f"{server.url} cannot load weights out of shared memory; start it with PYTHONPATH="
-                    f"{LOADER_FOLDER} and `--custom-weight-loader {LOADER}`, or send them another way."
+                    f"{LOADER_FOLDER} and `--custom-weight-loader {LOADER}`, or use another transport."
                 )
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
@@ -128,6 +128,6 @@ def _write_bucket(path: Path, bucket: Bucket) -> JSON:
             file.truncate(max(offset, _ALIGNMENT))
     except OSError as error:
         raise EngineError(
-            f"{path.parent} has no room for a bucket ({error.strerror}); send smaller ones."
+            f"{path.parent} is too full for a bucket ({error.strerror}); send smaller ones."
         ) from error
     return tensors
