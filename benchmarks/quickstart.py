@@ -1,7 +1,7 @@
 """Does the agent learn? The quickstart's runs over fixed seeds, with controls, scored on held-out tasks.
 
 Three arms for each seed:
-    rl         the run file as it stands
+    rl         the run file without changes
     shuffled   the same, every episode rewarded with a random sibling's reward
     continued  no RL: the warm start is continued for as many CPU-seconds as warm start and RL took
 """

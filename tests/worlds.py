@@ -1,4 +1,4 @@
-"""Worlds, agents and policies for tests: public classes, no patches."""
+"""Environments, agents and policies for tests: public classes, no patches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Parrot(ToolEnv):
 
 
 class Talk(Env):
-    """Every step goes through `on`: the stages named in it run its function instead of their own."""
+    """An environment with scripted steps. on: functions that run in the stages of their names."""
 
     id = "Talk-v0"
     limits = QUICK
@@ -51,7 +51,7 @@ class Talk(Env):
         super().__init__()
         self.on = on or {}
         self.answers = list(steps)
-        self.heard: list[Message] = []
+        self.actions: list[Message] = []
         self.closed = 0
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -59,25 +59,25 @@ class Talk(Env):
 
     async def reset(self, task, *, seed):
         self.seed_rng(seed)
-        await self._pass("reset")
+        await self._run_hook("reset")
         return task.prompt, {}
 
     async def step(self, action):
-        self.heard.append(action)
-        await self._pass("step")
+        self.actions.append(action)
+        await self._run_hook("step")
         return self.answers.pop(0) if self.answers else Step.going(Message("tool", "on"))
 
     async def close(self):
         self.closed += 1
-        await self._pass("close")
+        await self._run_hook("close")
 
-    async def _pass(self, stage: str) -> None:
+    async def _run_hook(self, stage: str) -> None:
         if stage in self.on:
             await self.on[stage]()
 
 
 class Hang:
-    """Waits for ever, and knows whether it is waiting and whether it was let go."""
+    """Waits forever, and records its start and its cancellation."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -101,7 +101,7 @@ def raising(error: BaseException) -> Callable:
 
 
 class Speaker:
-    """An agent that says what it is given, with as many tokens as it is told, and counts its ends."""
+    """An agent with scripted actions and tokens, which records its sessions and closes."""
 
     def __init__(
         self, *actions: Message, tokens: Sequence[TurnTokens] = (), restarts=None, on_close=None
@@ -126,21 +126,21 @@ class Speaker:
 
 
 def turn_tokens(world: int, policy: int, finish: Finish = Finish.STOP) -> TurnTokens:
-    """`world` and `policy` tokens of nothing in particular."""
+    """The tokens of a turn: `world` zeros, then `policy` sampled ones."""
     return TurnTokens(np.zeros(world, np.int32), completion(range(policy), finish))
 
 
 def completion(
     ids, finish: Finish = Finish.STOP, version: int = 0, *, temperature: float = 1.0
 ) -> Completion:
-    """What a policy would return for sampling `ids`."""
+    """A completion of `ids` with arbitrary logprobs."""
     ids = np.asarray(list(ids), np.int32)
     logprobs = -np.linspace(0.1, 1.0, len(ids), dtype=np.float32)
     return Completion(ids, logprobs, np.full(len(ids), version, np.int32), finish, temperature=temperature)
 
 
 class Reciter:
-    """A Policy that samples what `line(turn, sampling)` says, cut at max_new_tokens."""
+    """A Policy that samples `line(turn, sampling)`, cut at max_new_tokens."""
 
     def __init__(self, line: Callable[[int, Sampling], Sequence[int]], version: int = 0) -> None:
         self.version = version
@@ -148,7 +148,7 @@ class Reciter:
         self.prompts: list[list[int]] = []
         self.samplings: list[Sampling] = []
         self.sessions: list[str] = []
-        self.forgotten: list[str] = []
+        self.closed: list[str] = []
 
     async def generate(self, prompt_ids, sampling, *, session):
         self.prompts.append(list(prompt_ids))
@@ -156,16 +156,15 @@ class Reciter:
         self.sessions.append(session)
         await asyncio.sleep(0)
         ids = list(self.line(self.sessions.count(session) - 1, sampling))
-        whole = len(ids) <= sampling.max_new_tokens
-        finish = Finish.STOP if whole else Finish.LENGTH
+        finish = Finish.STOP if len(ids) <= sampling.max_new_tokens else Finish.LENGTH
         return completion(
             ids[: sampling.max_new_tokens], finish, self.version, temperature=sampling.temperature
         )
 
     async def close_session(self, session):
-        self.forgotten.append(session)
+        self.closed.append(session)
 
 
 def draw(*parts: object) -> int:
-    """A number that depends on `parts` alone."""
+    """A number that depends only on `parts`."""
     return zlib.crc32(repr(parts).encode())

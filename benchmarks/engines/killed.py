@@ -92,12 +92,12 @@ async def measured(fleet: Fleet, size: int, context: EngineContext) -> list[Resu
     repeats = [await _repeat(fleet, size, number, load) for number in range(load.repeats)]
     back_s = [cast(float, repeat["back_s"]) for repeat in repeats]
     median = statistics.median(back_s)
-    asked, answered, lost, again = (
+    sent, answered, lost, again = (
         sum(cast(int, repeat[key]) for repeat in repeats)
-        for key in ("asked", "answered", "lost", "sampled_again")
+        for key in ("sent", "answered", "lost", "sampled_again")
     )
     line = (
-        f"back after {median:.1f} s ({min(back_s):.1f} to {max(back_s):.1f}); of {asked} requests {answered} "
+        f"back after {median:.1f} s ({min(back_s):.1f} to {max(back_s):.1f}); of {sent} requests {answered} "
         f"answered, {lost} lost, {again} sampled again"
     )
     figures: dict[str, JSON] = {
@@ -148,7 +148,7 @@ async def _repeat(fleet: Fleet, size: int, number: int, load: KillLoad) -> dict[
     counts = fleet.counts
     return {
         "back_s": back_s,
-        "asked": tally.sent,
+        "sent": tally.sent,
         "answered": tally.answered,
         "lost": tally.lost,
         "sampled_again": counts["lost"] - before["lost"],

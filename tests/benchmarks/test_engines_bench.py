@@ -218,7 +218,7 @@ async def test_a_killed_server_is_timed_until_its_recovery(tmp_path):
         assert incident.server == "canned"
         assert repeat["back_s"] >= incident.down_s > 0
         assert row.figures["back_s"] == {"seconds": [repeat["back_s"]], "median": repeat["back_s"]}
-        assert repeat["asked"] == repeat["answered"] >= 2 * SMALL.killed.steady
+        assert repeat["sent"] == repeat["answered"] >= 2 * SMALL.killed.steady
         assert repeat["lost"] == 0
         assert repeat["sampled_again"] + repeat["sent_again_untouched"] >= 1, "the kill hit running requests"
         port = fleet.processes[0].port
@@ -231,7 +231,7 @@ async def test_a_request_that_fails_is_lost(tmp_path):
         (row,) = await killed.measured(fleet, VOCAB, context(tmp_path))
     (repeat,) = row.figures["repeats"]
     assert repeat["lost"] >= 1
-    assert repeat["asked"] == repeat["answered"] + repeat["lost"]
+    assert repeat["sent"] == repeat["answered"] + repeat["lost"]
 
 
 async def test_a_server_that_does_not_recover_is_an_error(tmp_path):
@@ -248,7 +248,7 @@ async def test_every_request_to_a_killed_engine_is_accounted_for(tmp_path):
         (row,) = await killed.measured(fleet, VOCAB, context(tmp_path))
         assert [incident.server for incident in fleet.incidents] == ["server-0"]
         (repeat,) = row.figures["repeats"]
-        assert repeat["asked"] == repeat["answered"] >= 2 * SMALL.killed.steady
+        assert repeat["sent"] == repeat["answered"] >= 2 * SMALL.killed.steady
         assert repeat["lost"] == 0
         assert repeat["sampled_again"] >= 1, "the kill hit running requests"
 
@@ -322,5 +322,5 @@ def test_all_sections_complete_on_real_servers():
     cached = rows["turns on two servers"]["cached"]
     assert cached["sticky"]["median"] > 0.5
     (repeat,) = rows["one of 2 servers killed"]["repeats"]
-    assert (repeat["lost"], repeat["asked"]) == (0, repeat["answered"])
+    assert (repeat["lost"], repeat["sent"]) == (0, repeat["answered"])
     assert events[0] == "throughput (1 of 5)"

@@ -31,7 +31,7 @@ class Schedule(MultiAgentEnv):
     def __init__(self, schedule, rewards=()):
         super().__init__()
         self.schedule, self.rewards_of_steps = list(schedule), list(rewards)
-        self.closed, self.heard = 0, []
+        self.closed, self.actions = 0, []
 
     def tasks(self, split):
         return [TASK]
@@ -43,7 +43,7 @@ class Schedule(MultiAgentEnv):
 
     async def step(self, actions):
         assert set(actions) == set(self.schedule[self.number])
-        self.heard.append({name: action.text for name, action in actions.items()})
+        self.actions.append({name: action.text for name, action in actions.items()})
         reward = self.rewards_of_steps[self.number] if self.rewards_of_steps else None
         self.number += 1
         if self.number == len(self.schedule):
@@ -128,7 +128,7 @@ async def test_an_agent_sees_everything_that_came_since_its_last_turn():
         B: [["Begin.", "step 1", "step 2"], ["step 3"]],
     }
     assert [turn.step for turn in episode.turns] == [0, 1, 2, 3, 3]
-    assert env.heard[3] == {A: "ann: step 2\nstep 3", B: "bob: step 3"}
+    assert env.actions[3] == {A: "ann: step 2\nstep 3", B: "bob: step 3"}
 
 
 async def test_agents_of_one_step_act_at_the_same_time():
@@ -177,7 +177,7 @@ async def test_a_turn_that_is_cut_off_ends_the_episode_and_the_world_never_sees_
     env = Schedule([(A, B)] * 3)
     agents = {A: Sampled(A), B: Sampled(B, Finish.LENGTH)}
     episode = await play(env, agents, TASK)
-    assert (episode.ending, env.heard, env.closed) == (Ending.TRUNCATED, [], 1)
+    assert (episode.ending, env.actions, env.closed) == (Ending.TRUNCATED, [], 1)
     assert [agent.closed for agent in agents.values()] == [1, 1]
 
 

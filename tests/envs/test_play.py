@@ -71,7 +71,7 @@ async def test_the_limit_of_turns_truncates_after_exactly_so_many():
     env = talking(Talk(), limits(max_turns=3))
     episode = await play(env, Speaker(), ASK)
     assert episode.ending is Ending.TRUNCATED
-    assert len(episode.turns) == len(env.heard) == 3
+    assert len(episode.turns) == len(env.actions) == 3
     assert episode.step_rewards == (None, None, None)
 
 
@@ -83,7 +83,7 @@ async def test_an_unfinished_message_ends_the_episode_and_never_reaches_the_worl
     agent = Speaker(tokens=[turn_tokens(2, 3), turn_tokens(2, 3, finish)])
     episode = await play(env, agent, ASK)
     assert episode.ending is ending
-    assert len(env.heard) == 1
+    assert len(env.actions) == 1
     assert len(episode.turns) == 2
     assert episode.step_rewards == (None,)
 

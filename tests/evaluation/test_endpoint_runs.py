@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, RunExistsError, WorldBrokenError
 from agentrl.observe import Outcome, read_journal
 from agentrl.types import Ending
 from tests.flow.runs import HEARING
-from tests.rollout.chat.chat_server import ChatServer, expert_of, refusal, reply, said
+from tests.rollout.chat.chat_server import ChatServer, assistant, expert_of, refusal, reply
 
 KEY = "sk-very-secret-0123456789"
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib")
@@ -74,7 +74,7 @@ async def test_the_expert_behind_an_endpoint_gets_full_marks(env_id, tmp_path):
     assert report.cost == pytest.approx(turns * (12 * 2.0 + 8 * 1.0 + 5 * 10.0) / 1e6)
     assert report.policy_tokens == 5 * turns / 12
     assert report.counts["chat/requests"] == turns
-    assert server.most <= 3
+    assert server.max_running <= 3
 
     entries = list(read_journal(tmp_path / "eval" / "trajectories" / "eval_test_000000.jsonl.gz"))
     assert [entry.verdict.total for entry in entries] == [1.0] * 12
@@ -94,8 +94,8 @@ def text_of(path):
 
 async def test_the_command_prints_json_loads_nothing_heavy_and_shows_the_key_nowhere(tmp_path):
     folder = tmp_path / "out"
-    loud = reply(said(f"Is {KEY} your key?"))
-    async with server_of("HopSearch-v0", reply(said("ready")), loud, key=KEY).serving() as server:
+    loud = reply(assistant(f"Is {KEY} your key?"))
+    async with server_of("HopSearch-v0", reply(assistant("ready")), loud, key=KEY).serving() as server:
         flags = ("--n", "4", "--temperature", "0", "--price-prompt", "1", "--price-completion", "1")
         code, out, err = await command(
             server, "HopSearch-v0", "--json", "--output-dir", str(folder), "--openai-concurrency", "1", *flags
@@ -104,7 +104,7 @@ async def test_the_command_prints_json_loads_nothing_heavy_and_shows_the_key_now
     report = json.loads(out)
     assert (report["mean"], report["n"], report["temperature"]) == (0.75, 4, 0.0)
     assert report["cost"] > 0
-    assert server.asked[1]["temperature"] == 0
+    assert server.requests[1]["temperature"] == 0
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert {path.name for path in written} == {"config.toml", "report.json", "eval_test_000000.jsonl.gz"}
     assert "OPENAI_API_KEY" in (folder / "config.toml").read_text()
@@ -146,7 +146,7 @@ async def test_a_wrong_key_or_model_is_one_sentence_before_anything_is_played(op
 
 
 async def test_what_the_endpoint_breaks_is_a_failed_episode_and_stands_in_no_mean(tmp_path):
-    broken = [reply(said("ready")), (400, refusal("bad luck")), b"{"]
+    broken = [reply(assistant("ready")), (400, refusal("bad luck")), b"{"]
     async with server_of("Calculator-v0", *broken).serving() as server:
         report = await evaluated(server, n=8, output_dir=str(tmp_path))
     assert (report.mean, report.n) == (1.0, 6)
@@ -158,9 +158,9 @@ async def test_what_the_endpoint_breaks_is_a_failed_episode_and_stands_in_no_mea
 
 async def test_a_failed_episode_costs_what_it_took():
     def play(request):
-        return said(None, [("calc", '{"expression": "1"}')])
+        return assistant(None, [("calc", '{"expression": "1"}')])
 
-    server = ChatServer(play, *[reply(said("1"))] * 2, reply(play(None)), (400, refusal("no")))
+    server = ChatServer(play, *[reply(assistant("1"))] * 2, reply(play(None)), (400, refusal("no")))
     async with server.serving():
         report = await evaluated(server, n=2, openai_concurrency=1)
     assert (report.n, report.failures) == (1, {"act_protocol": 1})
@@ -168,7 +168,9 @@ async def test_a_failed_episode_costs_what_it_took():
 
 
 async def test_when_every_episode_fails_the_sentence_blames_the_endpoint():
-    async with ChatServer(lambda request: said("x"), reply(said("ready")), *[b"{"] * 3).serving() as server:
+    async with ChatServer(
+        lambda request: assistant("x"), reply(assistant("ready")), *[b"{"] * 3
+    ).serving() as server:
         with pytest.raises(WorldBrokenError, match=r"act failed: .*no JSON\); mend the model's end\."):
             await evaluated(server, n=3)
 
@@ -191,7 +193,7 @@ async def test_settings_reach_the_endpoint():
             openai_body={"reasoning_effort": "low"},
             openai_omit="seed",
         )
-    for asked in server.asked:
+    for asked in server.requests:
         assert (asked["temperature"], asked["max_tokens"], asked["reasoning_effort"]) == (0.25, 7, "low")
         assert "seed" not in asked
 
@@ -250,7 +252,7 @@ def test_settings_that_do_not_fit_are_one_sentence(flags, sentence, capsys, monk
 
 
 async def test_interrupting_a_run_leaves_nothing_behind():
-    server = server_of("Calculator-v0", reply(said("ready")), *["hang"] * 8)
+    server = server_of("Calculator-v0", reply(assistant("ready")), *["hang"] * 8)
     async with server.serving():
         arguments = ("eval", "Calculator-v0", "--openai-url", server.url, "--openai-model", "m")
         process = await asyncio.create_subprocess_exec(

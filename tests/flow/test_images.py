@@ -19,7 +19,7 @@ from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.view.report import ReportEpisode, render_report
 from agentrl.view.transcript import transcript_entries
 from tests.rendering.subjects import CHATML, renderer, tokenizer
-from tests.rollout.chat.chat_server import ChatServer, said
+from tests.rollout.chat.chat_server import ChatServer, assistant
 from tests.view.shown import Page, report
 from tests.worlds import Reciter
 
@@ -59,11 +59,11 @@ class Colours(SingleTurnEnv):
 @pytest.fixture
 async def seen():
     """An episode of the environment at a chat endpoint, and what the endpoint was asked."""
-    server = ChatServer(lambda request: said("red"))
+    server = ChatServer(lambda request: assistant("red"))
     async with server.serving(), ChatEndpoint(url=server.url).connected() as connection:
         agent = ChatAgent(connection, ChatSettings("m"))
         episode = await play(Colours(), agent, Colours().tasks("train")[0])
-    return episode, server.asked
+    return episode, server.requests
 
 
 async def test_an_endpoint_is_sent_the_image_as_a_data_url(seen):

@@ -70,7 +70,7 @@ class Oracle(Env):
         super().__init__()
         self.limits = limits
         self.answers = [tuple(Message("tool", text) for text in texts) for texts in answers]
-        self.heard = []
+        self.actions = []
 
     @property
     def tool_schemas(self):
@@ -84,10 +84,10 @@ class Oracle(Env):
         return task.prompt, {}
 
     async def step(self, action):
-        self.heard.append(action)
-        if len(self.heard) > len(self.answers):
+        self.actions.append(action)
+        if len(self.actions) > len(self.answers):
             return Step.finished(reward=1.0)
-        return Step.going(*self.answers[len(self.heard) - 1])
+        return Step.going(*self.answers[len(self.actions) - 1])
 
 
 @dataclass

@@ -81,7 +81,7 @@ class World(Env):
         return task.prompt, {}
 
     async def step(self, action):
-        self.heard.append(action)
+        self.actions.append(action)
         if self.dice.random() < 0.12:
             return Step.finished(reward=1.0)
         if self.dice.random() < 0.1:

@@ -88,10 +88,10 @@ def check_words(played: Played) -> None:
             check_nothing_stripped_stays(played, messages, played.policy.prompts[index], whole)
         check_reason(played, index, starts.get(id(turn)) if restarts and index else None)
         sampled = turn.tokens.completion.token_ids.tolist()
-        if index < len(played.world.heard):
+        if index < len(played.world.actions):
             prompt = played.policy.prompts[index]
             assert turn.action == played.renderer.parse(sampled, tools, prompt_ids=prompt)
-            assert played.world.heard[index] == turn.action
+            assert played.world.actions[index] == turn.action
         messages += (turn.action,)
 
 
@@ -117,7 +117,7 @@ def check_reasoning(played: Played, index: int, reason: Restart | None, added: l
     faithful = THINKING.match(played.episode.id) and len(added) < played.episode.limits.max_tokens
     if not faithful or reason is not Restart.TOOLS_CHANGED or set(asked) != {"tool"}:
         return
-    thought = played.world.heard[index - 1].reasoning
+    thought = played.world.actions[index - 1].reasoning
     if thought is not None and "\ufffd" not in thought:
         assert thought in played.renderer.decode(added)
 

@@ -125,7 +125,7 @@ def test_the_world_hears_what_was_sampled_and_never_an_unfinished_message(conver
         for turn in played.trajectory.turns
         if turn.tokens.completion.finish is Finish.STOP
     ]
-    assert played.env.heard == finished
+    assert played.env.actions == finished
     unfinished = [turn.tokens.completion.finish is not Finish.STOP for turn in played.trajectory.turns]
     assert not any(unfinished[:-1])
     assert (played.episode.ending is Ending.COMPLETED) == (len(finished) == len(played.env.answers) + 1)
@@ -155,4 +155,4 @@ def test_a_split_that_the_tokenizer_would_never_make_is_kept_as_it_was_sampled()
         played = Played(Conversation(words, Task.ask("t", "Where?"), [["x"], ["y"]], [spelled], Limits()))
         assert played.episode.ending is Ending.COMPLETED
         assert played.sample.token_ids[played.sample.loss_mask].tolist() == spelled * 3
-        assert [m.tool_calls[0].arguments for m in played.env.heard] == [{"text": "Kalor was born"}] * 3
+        assert [m.tool_calls[0].arguments for m in played.env.actions] == [{"text": "Kalor was born"}] * 3

@@ -1,4 +1,4 @@
-"""The token agent: the prefix only grows, and what was sampled stays as it was sampled."""
+"""The token agent: the prefix only grows, and sampled tokens are never encoded again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK = (ToolSchema("look", "Look.", {}),)
 
 
 class Letters:
-    """A renderer of one token a letter, whose parse() says how many tokens it was shown."""
+    """A renderer with one token for each letter, whose parse() returns the number of tokens."""
 
     def __init__(self):
         self.parsed = []
@@ -44,8 +44,8 @@ class Letters:
         return [ord(c) for c in action.content]
 
 
-def session(left=100, seed=3):
-    return Session("s", seed, left)
+def session(max_tokens=100, seed=3):
+    return Session("s", seed, max_tokens)
 
 
 def agent_over(*turns, settings=None, renderer=None):
@@ -53,7 +53,7 @@ def agent_over(*turns, settings=None, renderer=None):
     return TokenAgent(policy, renderer or Letters(), settings or SamplingSettings()), policy
 
 
-async def test_every_prompt_is_the_one_before_with_what_was_sampled_and_what_was_shown():
+async def test_every_prompt_extends_the_previous_one_by_the_sampled_tokens_and_the_observation():
     agent, policy = agent_over([50, 51], [60], [70])
     acts = [
         await agent.act(PROMPT, tools=(), session=session()),
@@ -70,7 +70,7 @@ async def test_every_prompt_is_the_one_before_with_what_was_sampled_and_what_was
     assert [act.tokens.completion.token_ids.tolist() for act in acts] == [[50, 51], [60], [70]]
 
 
-async def test_the_sampled_tokens_are_what_is_read():
+async def test_the_sampled_tokens_are_parsed():
     renderer = Letters()
     agent, _ = agent_over([50, 51], renderer=renderer)
     act = await agent.act(PROMPT, tools=(), session=session())
@@ -78,10 +78,10 @@ async def test_the_sampled_tokens_are_what_is_read():
     assert act.message == Message("assistant", "2")
 
 
-async def test_the_policy_is_told_how_to_sample_and_for_which_session():
+async def test_the_policy_receives_the_sampling_settings_and_the_session():
     settings = SamplingSettings(temperature=0.7, top_p=0.9, top_k=5)
     agent, policy = agent_over([50], settings=settings)
-    await agent.act(PROMPT, tools=(), session=session(left=20, seed=11))
+    await agent.act(PROMPT, tools=(), session=session(max_tokens=20, seed=11))
     (sampling,) = policy.samplings
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.7, 0.9, 5, 11)
     assert (sampling.stop, sampling.stop_token_ids) == (("</x>",), (7, 9))
@@ -89,26 +89,27 @@ async def test_the_policy_is_told_how_to_sample_and_for_which_session():
 
 
 @pytest.mark.parametrize(
-    ("left", "most", "room"), [(20, None, 16), (20, 10, 10), (20, 30, 16), (None, 10, 10), (5, None, 1)]
+    ("max_tokens", "max_response_len", "expected"),
+    [(20, None, 16), (20, 10, 10), (20, 30, 16), (None, 10, 10), (5, None, 1)],
 )
-async def test_a_turn_gets_the_room_that_is_left(left, most, room):
-    agent, policy = agent_over([50], settings=SamplingSettings(max_response_len=most))
-    await agent.act(PROMPT, tools=(), session=session(left=left))
-    assert policy.samplings[0].max_new_tokens == room
+async def test_a_turn_may_use_the_remaining_tokens(max_tokens, max_response_len, expected):
+    agent, policy = agent_over([50], settings=SamplingSettings(max_response_len=max_response_len))
+    await agent.act(PROMPT, tools=(), session=session(max_tokens=max_tokens))
+    assert policy.samplings[0].max_new_tokens == expected
 
 
-async def test_the_whole_prefix_counts_against_the_room():
+async def test_the_prefix_counts_against_the_limit():
     agent, policy = agent_over([50, 51], [60])
-    await agent.act(PROMPT, tools=(), session=session(left=30))
-    await agent.act(ANSWER, tools=(), session=session(left=30))
+    await agent.act(PROMPT, tools=(), session=session(max_tokens=30))
+    await agent.act(ANSWER, tools=(), session=session(max_tokens=30))
     assert [sampling.max_new_tokens for sampling in policy.samplings] == [26, 21]
 
 
-async def test_the_renderer_is_told_what_the_model_has_seen_and_said():
+async def test_the_renderer_receives_the_conversation_and_its_tokens():
     renderer = Letters()
     agent, _ = agent_over([50, 51], [60], [70], renderer=renderer)
-    for shown in (PROMPT, ANSWER, ANSWER):
-        await agent.act(shown, tools=(), session=session())
+    for observation in (PROMPT, ANSWER, ANSWER):
+        await agent.act(observation, tools=(), session=session())
     first = [1, *b"abc"]
     assert renderer.seen == [
         Seen((*PROMPT, Message("assistant", "2")), (), first, [50, 51]),
@@ -121,26 +122,28 @@ async def test_the_renderer_is_told_what_the_model_has_seen_and_said():
     ]
 
 
-async def test_where_the_prefix_does_not_hold_the_whole_conversation_is_shown_anew():
+async def test_a_restart_renders_the_whole_conversation_again():
     agent, policy = agent_over([50, 51], [60], [70])
     acts = [
-        await agent.act(PROMPT, tools=(), session=session(left=40)),
-        await agent.act(ANSWER, tools=LOOK, session=session(left=40)),
-        await agent.act(ANSWER, tools=LOOK, session=session(left=40)),
+        await agent.act(PROMPT, tools=(), session=session(max_tokens=40)),
+        await agent.act(ANSWER, tools=LOOK, session=session(max_tokens=40)),
+        await agent.act(ANSWER, tools=LOOK, session=session(max_tokens=40)),
     ]
-    # What the policy said comes back as the renderer writes it, not as it was sampled.
-    anew = [1, *b"abc", *b"2", *b"de"]
-    assert policy.prompts == [[1, *b"abc"], anew, [*anew, 60, 2, *b"de"]]
+    # The policy's turn is rendered again, not taken as sampled.
+    restarted = [1, *b"abc", *b"2", *b"de"]
+    assert policy.prompts == [[1, *b"abc"], restarted, [*restarted, 60, 2, *b"de"]]
     assert [act.restart for act in acts] == [None, Restart.TOOLS_CHANGED, None]
-    assert acts[1].tokens.world_ids.tolist() == anew
+    assert acts[1].tokens.world_ids.tolist() == restarted
     assert [sampling.max_new_tokens for sampling in policy.samplings] == [36, 33, 29]
 
 
-async def test_a_history_from_the_world_replaces_everything_said_before():
+async def test_a_history_replaces_the_conversation():
     renderer = Letters()
     agent, policy = agent_over([50, 51], [60], [70], renderer=renderer)
     short = History((Message("user", "ab"), Message("assistant", "x")), Restart.COMPACTED)
-    acts = [await agent.act(shown, tools=(), session=session()) for shown in (PROMPT, short, ANSWER)]
+    acts = [
+        await agent.act(observation, tools=(), session=session()) for observation in (PROMPT, short, ANSWER)
+    ]
     assert policy.prompts == [[1, *b"abc"], [1, *b"abx"], [1, *b"abx", 60, 2, *b"de"]]
     assert [act.restart for act in acts] == [None, Restart.COMPACTED, None]
     assert renderer.seen[-1].messages == (*short, Message("assistant", "1"))
@@ -158,29 +161,29 @@ async def test_three_turns_and_two_samples():
     assert second.token_ids.tolist() == [1, *b"fg", 70, 71]
     assert second.loss_mask.tolist() == [False] * 3 + [True] * 2
     assert first.rollout_id == second.rollout_id == ("e", "agent")
-    assert [one.reason for one in episode.trajectories] == [None, Restart.COMPACTED]
+    assert [trajectory.reason for trajectory in episode.trajectories] == [None, Restart.COMPACTED]
 
 
-@pytest.mark.parametrize("left", [4, 3, 0, -5])
-async def test_without_room_for_a_token_nothing_is_sampled_and_the_turn_is_unfinished(left):
+@pytest.mark.parametrize("max_tokens", [4, 3, 0, -5])
+async def test_without_a_free_token_nothing_is_sampled_and_the_turn_is_cut(max_tokens):
     agent, policy = agent_over()
-    act = await agent.act(PROMPT, tools=(), session=session(left=left))
+    act = await agent.act(PROMPT, tools=(), session=session(max_tokens=max_tokens))
     assert policy.prompts == []
     assert act.message == Message("assistant")
     assert act.tokens.completion.finish is Finish.LENGTH
     assert len(act.tokens.completion.token_ids) == 0
-    # What no policy will read is kept only as far as the episode's limit goes.
-    assert act.tokens.world_ids.tolist() == [1, *b"abc"][: max(left, 0)]
+    # Tokens that no policy reads are recorded only up to the episode's limit.
+    assert act.tokens.world_ids.tolist() == [1, *b"abc"][: max(max_tokens, 0)]
     assert act.tokens.world_ids.dtype == np.int32
 
 
-async def test_with_no_limit_at_all_the_mistake_is_named():
+async def test_without_any_limit_an_error_is_raised():
     agent, _ = agent_over()
     with pytest.raises(ValueError, match="max_tokens in the episode's limits or max_response_len"):
-        await agent.act(PROMPT, tools=(), session=session(left=None))
+        await agent.act(PROMPT, tools=(), session=session(max_tokens=None))
 
 
-async def test_closing_forgets_the_session():
+async def test_closing_closes_the_session():
     agent, policy = agent_over()
     await agent.close("s")
-    assert policy.forgotten == ["s"]
+    assert policy.closed == ["s"]

@@ -29,7 +29,7 @@ def test_four_numbers_are_accepted_exactly_when_they_agree(prompts, siblings, st
 
 
 @given(SIZES, SIZES, SIZES)
-def test_a_batch_size_that_was_left_out_is_derived_or_refused(prompts, siblings, steps):
+def test_a_missing_batch_size_is_derived_or_refused(prompts, siblings, steps):
     try:
         config = RolloutConfig(
             rollout_batch_size=prompts, n_samples_per_prompt=siblings, num_steps_per_rollout=steps
@@ -41,7 +41,7 @@ def test_a_batch_size_that_was_left_out_is_derived_or_refused(prompts, siblings,
 
 
 @given(SIZES, SIZES, SIZES)
-def test_prompts_that_were_left_out_are_derived_or_refused(batch, siblings, steps):
+def test_a_missing_number_of_prompts_is_derived_or_refused(batch, siblings, steps):
     try:
         config = RolloutConfig(
             global_batch_size=batch, n_samples_per_prompt=siblings, num_steps_per_rollout=steps
@@ -52,17 +52,17 @@ def test_prompts_that_were_left_out_are_derived_or_refused(batch, siblings, step
         assert config.prompts * siblings == batch * steps
 
 
-def test_with_both_left_out_there_are_32_prompts():
+def test_without_both_there_are_32_prompts():
     assert RolloutConfig(n_samples_per_prompt=8).prompts == 32
 
 
-def test_the_sentence_holds_all_numbers_and_the_next_move():
+def test_the_error_contains_all_numbers_and_the_remedy():
     with pytest.raises(ValidationError) as caught:
         RolloutConfig(rollout_batch_size=32, n_samples_per_prompt=8, global_batch_size=100)
-    said = caught.value.errors()[0]["msg"]
-    assert "rollout_batch_size (32) x n_samples_per_prompt (8) = 256" in said
-    assert "global_batch_size (100) x num_steps_per_rollout (1) = 100" in said
-    assert "change one of the four" in said
+    message = caught.value.errors()[0]["msg"]
+    assert "rollout_batch_size (32) x n_samples_per_prompt (8) = 256" in message
+    assert "global_batch_size (100) x num_steps_per_rollout (1) = 100" in message
+    assert "change one of the four" in message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Siblings share one world; who failed is played again, and nobody is lost."""
+"""Siblings share task and seed; failed episodes are replaced, and none is lost."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PROMPT = Prompt(7, ASK, 1234)
 
 
 class Recorded(Talk):
-    """Remembers the task and seed it was reset with, and gives what its own random generator says."""
+    """Records the task and seed of its reset; its reward comes from its own random generator."""
 
     async def reset(self, task, *, seed):
-        # All siblings are made before the first of them fails: instance n is sibling n.
+        # All siblings are created before the first of them fails: instance n is sibling n.
         await asyncio.sleep(0)
-        shown = await super().reset(task, seed=seed)
-        self.begun = (task, seed)
+        observation = await super().reset(task, seed=seed)
+        self.reset_with = (task, seed)
         self.answers = [Step.finished(reward=self.rng.random())]
-        return shown
+        return observation
 
 
 class Setting:
-    """A group player over worlds that fail in their n-th instance, for n in `failing`."""
+    """A group player over environments whose n-th instance fails, for n in `failing`."""
 
     def __init__(self, size, *, failing=(), retries=2, seed=0, aborting=(), rewards=(), **options):
         self.envs, self.agents = [], []
@@ -55,15 +55,15 @@ class Setting:
 async def test_siblings_share_task_and_world_and_sample_apart():
     setting = Setting(4)
     outcome = await setting.play()
-    assert {env.begun[1] for env in setting.envs} == {1234}
-    assert all(env.begun[0] is ASK for env in setting.envs)
+    assert {env.reset_with[1] for env in setting.envs} == {1234}
+    assert all(env.reset_with[0] is ASK for env in setting.envs)
     rewards = {verdict.total for verdict in outcome.group.verdicts}
     assert len(rewards) == 1
     assert len({agent.sessions[0].seed for agent in setting.agents}) == 4
     assert len({agent.sessions[0].id for agent in setting.agents}) == 4
 
 
-async def test_a_whole_group_knows_its_version_and_its_prompt():
+async def test_a_complete_group_has_its_version_and_its_prompt():
     outcome = await Setting(2).play(version=5)
     group = outcome.group
     assert (group.id, group.task, group.seed, group.start_version) == ("g7", ASK, 1234, 5)
@@ -72,7 +72,7 @@ async def test_a_whole_group_knows_its_version_and_its_prompt():
     assert outcome.episodes == group.episodes
 
 
-async def test_the_runs_seed_alone_decides_how_siblings_sample():
+async def test_sampling_seeds_depend_only_on_the_runs_seed():
     async def seeds(seed):
         setting = Setting(3, seed=seed)
         await setting.play()
@@ -86,7 +86,7 @@ async def test_a_failed_episode_is_played_again_in_the_same_world_with_other_sam
     setting = Setting(3, failing={1})
     outcome = await setting.play()
     assert len(setting.envs) == 4
-    assert setting.envs[3].begun == (ASK, 1234)
+    assert setting.envs[3].reset_with == (ASK, 1234)
     assert {e.ending for e in outcome.group.episodes} == {Ending.COMPLETED}
     assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1-retry1", "g7-2"]
     assert [e.id for e in outcome.failed] == ["g7-1"]
@@ -106,12 +106,12 @@ async def test_an_episode_whose_reward_breaks_is_played_again_and_no_other_is_me
     assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1-retry1", "g7-2"]
     assert sorted(measured) == ["g7-0", "g7-1", "g7-1-retry1", "g7-2"]
     assert [e.failure.name for e in outcome.failed] == ["reward_error"]
-    assert setting.envs[3].begun == (ASK, 1234)
+    assert setting.envs[3].reset_with == (ASK, 1234)
     for episode, verdict in zip(outcome.group.episodes, outcome.group.verdicts, strict=True):
         assert verdict.parts == {"env": episode.step_rewards[0], "broken_once": 1.0}
 
 
-async def test_a_group_whose_common_reward_breaks_is_lost_and_trained_on_by_nobody():
+async def test_a_group_whose_group_reward_fails_is_lost():
     setting = Setting(3, failing={1}, rewards=[GroupReward(lambda siblings: [1.0], name="rank")])
     outcome = await setting.play()
     assert outcome.group is None
@@ -121,15 +121,15 @@ async def test_a_group_whose_common_reward_breaks_is_lost_and_trained_on_by_nobo
 
 
 async def test_a_reward_over_siblings_sees_those_that_replaced_the_failed_ones():
-    seen = []
+    ranked = []
 
     @inline
     def rank(siblings):
-        seen.append([e.id for e in siblings])
+        ranked.append([e.id for e in siblings])
         return range(len(siblings))
 
     outcome = await Setting(3, failing={0}, rewards=[GroupReward(rank)]).play()
-    assert seen == [["g7-0-retry1", "g7-1", "g7-2"]]
+    assert ranked == [["g7-0-retry1", "g7-1", "g7-2"]]
     assert [v.parts["rank"] for v in outcome.group.verdicts] == [0.0, 1.0, 2.0]
 
 
@@ -151,7 +151,7 @@ async def test_a_group_breaks_after_so_many_retries_and_keeps_every_episode_once
 
 
 @pytest.mark.parametrize("retries", [2, 3])
-async def test_a_group_is_whole_when_the_last_retry_succeeds(retries):
+async def test_a_group_is_complete_when_the_last_retry_succeeds(retries):
     setting = Setting(2, failing={0, 2}, retries=retries)
     outcome = await setting.play()
     assert outcome.group is not None
@@ -188,20 +188,20 @@ async def test_an_error_of_the_user_ends_the_group_and_closes_the_siblings():
     setting, hang = Setting(3), Hang()
     make = setting.env
 
-    def one_broken():
+    def last_broken():
         env = make()
         last = len(setting.envs) == 3
         env.on = {"reset": raising(UserError("set the key"))} if last else {"reset": hang}
         return env
 
-    player = GroupPlayer(one_broken, setting.agent, Scorer(), 3, 2, 0)
+    player = GroupPlayer(last_broken, setting.agent, Scorer(), 3, 2, 0)
     with pytest.raises(UserError, match="set the key"):
         await player.play(PROMPT, 0)
     assert hang.released
     assert [env.closed for env in setting.envs] == [1, 1, 1]
 
 
-async def test_shuffled_rewards_are_the_same_rewards_dealt_by_chance():
+async def test_shuffled_rewards_are_a_permutation_of_the_rewards():
     class Numbered(Setting):
         def env(self):
             env = super().env()
@@ -209,25 +209,25 @@ async def test_shuffled_rewards_are_the_same_rewards_dealt_by_chance():
             inner = env.reset
 
             async def reset(task, *, seed):
-                shown = await inner(task, seed=seed)
+                observation = await inner(task, seed=seed)
                 env.answers = [Step.finished(reward=float(env.reset_number))]
-                return shown
+                return observation
 
             env.reset = reset
             return env
 
     true = await Numbered(8).play()
-    dealt = await Numbered(8, shuffle_rewards=True).play()
+    shuffled = await Numbered(8, shuffle_rewards=True).play()
     again = await Numbered(8, shuffle_rewards=True).play()
     totals = [verdict.total for verdict in true.group.verdicts]
-    shuffled = [verdict.total for verdict in dealt.group.verdicts]
-    assert shuffled != totals
-    assert sorted(shuffled) == sorted(totals)
-    assert [verdict.total for verdict in again.group.verdicts] == shuffled
-    assert {verdict.scorer for verdict in dealt.group.verdicts} == {"env, shuffled"}
+    shuffled_totals = [verdict.total for verdict in shuffled.group.verdicts]
+    assert shuffled_totals != totals
+    assert sorted(shuffled_totals) == sorted(totals)
+    assert [verdict.total for verdict in again.group.verdicts] == shuffled_totals
+    assert {verdict.scorer for verdict in shuffled.group.verdicts} == {"env, shuffled"}
 
 
-async def test_all_of_returns_in_order_and_raises_the_first_error_alone_after_cleaning_up():
+async def test_all_of_returns_in_order_and_raises_the_first_error_after_cleaning_up():
     async def after(ticks, value):
         for _ in range(ticks):
             await asyncio.sleep(0)

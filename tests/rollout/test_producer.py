@@ -1,4 +1,4 @@
-"""Groups start only when they can still be consumed in time, and are handed out in order."""
+"""Groups start only within the allowed staleness, and are returned in the order of their start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broken(index):
 
 
 @dataclass
-class Yard:
+class Rollouts:
     """Groups that take `ticks[i]` turns of the event loop; those in `bad` cannot be filled."""
 
     ticks: list[int]
@@ -70,31 +70,31 @@ BATCHES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
 
 @given(st.integers(1, 4), STALENESS, TICKS, st.sets(st.integers(0, 25)), BATCHES)
 def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, staleness, ticks, bad, batches):
-    """Of each batch: how long it takes, and whether it brought a version."""
+    """batches: of each its duration, and whether it brings a version."""
 
     async def run():
-        yard = Yard(ticks, bad)
-        producer = yard.producer(batch_size, max_staleness=staleness, max_broken=10_000)
-        taken, version = [], 0
+        rollouts = Rollouts(ticks, bad)
+        producer = rollouts.producer(batch_size, max_staleness=staleness, max_broken=10_000)
+        consumed, version = [], 0
         for step, (pause, learned) in enumerate(batches):
             outcomes = await producer.take()
-            whole = [outcome.group for outcome in outcomes if outcome.group is not None]
-            assert len(whole) == batch_size
+            groups = [outcome.group for outcome in outcomes if outcome.group is not None]
+            assert len(groups) == batch_size
             assert outcomes[-1].group is not None
-            for group in whole:
+            for group in groups:
                 assert 0 <= version - group.start_version <= staleness
-            # Nothing that the weights to come would make too old has been started.
-            assert len(yard.started) <= (step + staleness + 1) * batch_size + len(bad)
-            taken += [index_of(outcome) for outcome in outcomes]
+            # No group has been started that could become too old.
+            assert len(rollouts.started) <= (step + staleness + 1) * batch_size + len(bad)
+            consumed += [index_of(outcome) for outcome in outcomes]
             for _ in range(pause):
                 await asyncio.sleep(0)
             version += learned
             producer.advance(step + 1, version=version)
-        in_flight = set(range(yard.prompts)) - set(taken)
+        in_flight = set(range(rollouts.prompts)) - set(consumed)
         await producer.close()
-        assert taken == sorted(taken)
-        assert len(set(taken)) == len(taken)
-        assert not in_flight & set(taken)
+        assert consumed == sorted(consumed)
+        assert len(set(consumed)) == len(consumed)
+        assert not in_flight & set(consumed)
         assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
 
     asyncio.run(run())
@@ -103,13 +103,13 @@ def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, st
 @given(st.integers(1, 4), STALENESS)
 def test_as_many_groups_are_in_flight_as_may_be(batch_size, staleness):
     async def run():
-        yard = Yard([0])
-        producer = yard.producer(batch_size, max_staleness=staleness)
+        rollouts = Rollouts([0])
+        producer = rollouts.producer(batch_size, max_staleness=staleness)
         for step in range(4):
             await producer.take()
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert len(yard.started) == (step + staleness + 1) * batch_size
+            assert len(rollouts.started) == (step + staleness + 1) * batch_size
             producer.advance(step + 1, version=step + 1)
         await producer.close()
 
@@ -117,26 +117,26 @@ def test_as_many_groups_are_in_flight_as_may_be(batch_size, staleness):
 
 
 async def test_at_staleness_zero_nothing_starts_before_the_weights_are_published():
-    yard = Yard([0])
-    producer = yard.producer(2)
+    rollouts = Rollouts([0])
+    producer = rollouts.producer(2)
     await producer.take()
     waiting = asyncio.create_task(producer.take())
     for _ in range(20):
         await asyncio.sleep(0)
-    assert yard.started == {0: 0, 1: 0}
+    assert rollouts.started == {0: 0, 1: 0}
     waiting.cancel()
 
 
 async def test_batches_are_ordered_by_start_not_by_finish():
-    yard = Yard([9, 0, 5, 0])
-    producer = yard.producer(4)
+    rollouts = Rollouts([9, 0, 5, 0])
+    producer = rollouts.producer(4)
     assert [index_of(outcome) for outcome in await producer.take()] == [0, 1, 2, 3]
 
 
 async def test_all_groups_of_a_batch_play_at_the_same_time():
     together = asyncio.Barrier(3)
 
-    class Meeting(Yard):
+    class Meeting(Rollouts):
         async def play(self, prompt, version):
             await together.wait()
             return await super().play(prompt, version)
@@ -145,54 +145,56 @@ async def test_all_groups_of_a_batch_play_at_the_same_time():
         assert len(await Meeting([0]).producer(3).take()) == 3
 
 
-async def test_a_broken_group_is_replaced_and_handed_out_beside_the_whole_ones():
-    yard = Yard([0], bad={1, 3})
-    outcomes = await yard.producer(3, max_broken=3).take()
+async def test_a_broken_group_is_replaced_and_returned_with_the_complete_ones():
+    rollouts = Rollouts([0], bad={1, 3})
+    outcomes = await rollouts.producer(3, max_broken=3).take()
     assert [index_of(outcome) for outcome in outcomes] == [0, 1, 2, 3, 4]
     assert [outcome.group is None for outcome in outcomes] == [False, True, False, True, False]
 
 
 async def test_a_replacement_is_played_by_the_policy_that_serves_when_it_starts():
-    yard = Yard([0], bad={3})
-    producer = yard.producer(2, max_staleness=1)
+    rollouts = Rollouts([0], bad={3})
+    producer = rollouts.producer(2, max_staleness=1)
     await producer.take()
     producer.advance(1, version=1)
     await producer.take()
-    assert yard.started == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1}
+    assert rollouts.started == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1}
     await producer.close()
 
 
-async def test_a_world_that_breaks_group_after_group_ends_the_run_in_a_sentence():
-    yard = Yard([0], bad={1, 2, 3})
+async def test_max_broken_groups_in_a_row_raise_an_error():
+    rollouts = Rollouts([0], bad={1, 2, 3})
     with pytest.raises(WorldBrokenError) as caught:
-        await yard.producer(2, max_broken=3).take()
-    said = str(caught.value)
-    assert said.startswith("Env-v0: 3 groups in a row could not be played (last: reset failed: no world 3)")
-    assert "mend the environment" in said
-    assert yard.prompts == 4
+        await rollouts.producer(2, max_broken=3).take()
+    message = str(caught.value)
+    assert message.startswith(
+        "Env-v0: 3 groups in a row could not be played (last: reset failed: no world 3)"
+    )
+    assert "mend the environment" in message
+    assert rollouts.prompts == 4
 
 
-async def test_a_whole_group_between_broken_ones_starts_the_count_again():
-    yard = Yard([0], bad={0, 1, 3, 4})
-    outcomes = await yard.producer(2, max_broken=3).take()
+async def test_a_complete_group_resets_the_count_of_broken_ones():
+    rollouts = Rollouts([0], bad={0, 1, 3, 4})
+    outcomes = await rollouts.producer(2, max_broken=3).take()
     assert [outcome.group is None for outcome in outcomes] == [True, True, False, True, True, False]
 
 
-async def test_an_older_version_admits_nothing_and_takes_nothing_back():
-    yard = Yard([0])
-    producer = yard.producer(1)
+async def test_an_older_version_has_no_effect():
+    rollouts = Rollouts([0])
+    producer = rollouts.producer(1)
     await producer.take()
     producer.advance(2, version=2)
     producer.advance(1, version=1)
     await producer.take()
-    assert yard.started[1] == 2
+    assert rollouts.started[1] == 2
     await producer.close()
 
 
 async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
     cleaned = []
 
-    class Slow(Yard):
+    class Slow(Rollouts):
         async def play(self, prompt, version):
             try:
                 await asyncio.sleep(FOREVER_S)
@@ -200,8 +202,8 @@ async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
                 await asyncio.sleep(0)
                 cleaned.append(prompt.index)
 
-    yard = Slow([0])
-    producer = yard.producer(3)
+    rollouts = Slow([0])
+    producer = rollouts.producer(3)
     taking = asyncio.create_task(producer.take())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -212,15 +214,15 @@ async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
     await producer.close()
 
 
-async def test_an_exception_of_a_group_reaches_who_takes_and_the_rest_can_be_closed():
-    class Raises(Yard):
+async def test_an_exception_of_a_group_is_raised_by_take_and_the_rest_can_be_closed():
+    class Raises(Rollouts):
         async def play(self, prompt, version):
             if prompt.index == 1:
                 raise KeyError("x")
             return await super().play(prompt, version)
 
-    yard = Raises([50])
-    producer = yard.producer(3)
+    rollouts = Raises([50])
+    producer = rollouts.producer(3)
     taking = asyncio.create_task(producer.take())
     await asyncio.sleep(0)
     with pytest.raises(KeyError):
@@ -229,25 +231,25 @@ async def test_an_exception_of_a_group_reaches_who_takes_and_the_rest_can_be_clo
     assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
 
 
-async def test_groups_that_had_ended_are_handed_back_when_the_producer_closes():
-    yard = Yard(ticks=[0], bad={1, 2, 3})
-    producer = yard.producer(2)
+async def test_close_returns_the_groups_that_had_ended():
+    rollouts = Rollouts(ticks=[0], bad={1, 2, 3})
+    producer = rollouts.producer(2)
     with pytest.raises(WorldBrokenError):
         await producer.take()
-    left = await producer.close()
-    assert [index_of(outcome) for outcome in left] == [0, 1, 2, 3]
+    leftover = await producer.close()
+    assert [index_of(outcome) for outcome in leftover] == [0, 1, 2, 3]
     assert await producer.close() == []
 
 
 async def test_a_batch_that_brought_no_version_admits_the_next_against_the_same_weights():
-    yard = Yard([0])
-    producer = yard.producer(2)
+    rollouts = Rollouts([0])
+    producer = rollouts.producer(2)
     await producer.take()
     producer.advance(1, version=0)
     await producer.take()
     assert producer.version == 0
-    assert yard.started == {0: 0, 1: 0, 2: 0, 3: 0}
+    assert rollouts.started == {0: 0, 1: 0, 2: 0, 3: 0}
     producer.advance(2, version=1)
     await producer.take()
-    assert yard.started[4] == yard.started[5] == producer.version == 1
+    assert rollouts.started[4] == rollouts.started[5] == producer.version == 1
     await producer.close()

@@ -1,4 +1,4 @@
-"""A minimal chat endpoint, written from the API's documented JSON: no code of ours."""
+"""A minimal chat endpoint, written from the API's documented JSON, without code of the package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ USAGE = {
 }
 
 
-def said(content=None, calls=(), **more):
-    """A message: calls are (name, arguments as text)."""
+def assistant(content=None, calls=(), **more):
+    """An assistant message. calls: (name, arguments as text)."""
     message = {"role": "assistant", "content": content, "refusal": None, **more}
     if calls:
         message["tool_calls"] = [
@@ -31,8 +31,8 @@ def reply(message, finish_reason=None, usage=USAGE):
     """The body of a reply."""
     finish = finish_reason or ("tool_calls" if message.get("tool_calls") else "stop")
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-    whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-    return {**whole, "usage": usage} if usage else whole
+    body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    return {**body, "usage": usage} if usage else body
 
 
 def refusal(message, code=None):
@@ -41,24 +41,24 @@ def refusal(message, code=None):
 
 
 class ChatServer:
-    """Answers as `play(request)` says: a message.
+    """Returns the message of `play(request)`.
 
-    behaviours: what the next requests meet instead. A dict: that body. An integer or (integer, dict): that
-    status. bytes: that body. "hang": no answer. "drop": the connection breaks in mid-reply. "reset": it
-    breaks before. headers: of every answer with a status.
-    key: what is demanded, None = nothing. models: what GET /v1/models lists, None = 404.
+    behaviours: of the next requests instead. A dict: that body. An integer or (integer, dict): that status.
+    bytes: that body. "hang": no reply. "drop": the connection breaks in mid-reply. "reset": it breaks
+    before. headers: of every reply with an error status.
+    key: the required key, None = none. models: the list of GET /v1/models, None = 404.
     """
 
-    def __init__(self, play=lambda request: said("ok"), *behaviours, key=None, models=None, headers=""):
+    def __init__(self, play=lambda request: assistant("ok"), *behaviours, key=None, models=None, headers=""):
         self.play = play
         self.behaviours = list(behaviours)
         self.key = key
         self.models = models
         self.headers = headers
-        self.asked = []
+        self.requests = []
         self.heads = []
         self.counts = Counter()
-        self.most = 0
+        self.max_running = 0
         self.arrived = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -102,31 +102,31 @@ class ChatServer:
             self.closed.set()
             writer.close()
 
-    async def _answer(self, head, asked, reader, writer):
+    async def _answer(self, head, request, reader, writer):
         if self.key is not None and f"Authorization: Bearer {self.key}\r\n".lower() not in head.lower():
-            given = head.partition("uthorization: ")[2].partition("\r\n")[0]
+            sent_key = head.partition("uthorization: ")[2].partition("\r\n")[0]
             await self._write(
-                writer, 401, refusal(f"Incorrect API key provided: {given}.", "invalid_api_key")
+                writer, 401, refusal(f"Incorrect API key provided: {sent_key}.", "invalid_api_key")
             )
         elif head.startswith("GET /v1/models HTTP/1.1\r\n"):
-            listed = {"object": "list", "data": [{"id": id, "object": "model"} for id in self.models or ()]}
-            await self._write(writer, 404 if self.models is None else 200, listed)
+            listing = {"object": "list", "data": [{"id": id, "object": "model"} for id in self.models or ()]}
+            await self._write(writer, 404 if self.models is None else 200, listing)
         elif head.startswith("POST /v1/chat/completions HTTP/1.1\r\n"):
-            await self._complete(asked, reader, writer)
+            await self._complete(request, reader, writer)
         else:
             await self._write(writer, 404, refusal("Not Found"))
 
-    async def _complete(self, asked, reader, writer):
-        self.asked.append(asked)
+    async def _complete(self, request, reader, writer):
+        self.requests.append(request)
         self.counts["requests"] += 1
         self.counts["running"] += 1
-        self.most = max(self.most, self.counts["running"])
+        self.max_running = max(self.max_running, self.counts["running"])
         self.arrived.set()
         await self.gate.wait()
         self.counts["running"] -= 1
         behaviour = self.behaviours.pop(0) if self.behaviours else None
         if behaviour == "hang":
-            await reader.read()  # until the client goes
+            await reader.read()  # until the client disconnects
             raise ConnectionResetError
         if behaviour == "reset":
             raise ConnectionResetError
@@ -134,11 +134,11 @@ class ChatServer:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
             await writer.drain()
             raise ConnectionResetError
-        if self.models is not None and asked["model"] not in self.models:
-            missing = f"The model `{asked['model']}` does not exist"
+        if self.models is not None and request["model"] not in self.models:
+            missing = f"The model `{request['model']}` does not exist"
             return await self._write(writer, 404, refusal(missing, "model_not_found"))
         if behaviour is None:
-            behaviour = reply(self.play(asked))
+            behaviour = reply(self.play(request))
         status, body = behaviour if isinstance(behaviour, tuple) else (200, behaviour)
         if isinstance(behaviour, int):
             status, body = behaviour, refusal("try again")
@@ -154,20 +154,20 @@ class ChatServer:
 
 
 def expert_of(env, split):
-    """A `play` that does in every conversation what the environment's expert does."""
+    """A `play` that replays the environment's expert in every conversation."""
     tasks = {task.prompt[-1].content: task for task in env.tasks(split)}
 
     def play(request):
         messages = request["messages"]
-        question = next(one["content"] for one in messages if one["role"] == "user")
+        question = next(message["content"] for message in messages if message["role"] == "user")
         if question not in tasks:
-            return said("ready")
+            return assistant("ready")
         script = env.expert(tasks[question])
         action = next(script)
         for message in messages:
             if message["role"] == "tool":
                 action = script.send(message["content"])
-        calls = [(one.name, json.dumps(dict(one.arguments))) for one in action.tool_calls]
-        return said(action.content or None, calls)
+        calls = [(call.name, json.dumps(dict(call.arguments))) for call in action.tool_calls]
+        return assistant(action.content or None, calls)
 
     return play

@@ -1,4 +1,4 @@
-"""A real SGLang server behind `/v1/chat/completions`: what we send is taken, what it sends is read."""
+"""A real SGLang server behind `/v1/chat/completions`: requests are accepted, replies are parsed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTEXT = 2048
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """A server of a tiny model of no experience, with a chat template."""
+    """A server of a tiny untrained model with a chat template."""
     folder = tmp_path_factory.mktemp("sglang")
     env = agentrl.make("Calculator-v0")
     section = ModelSection(num_layers=1, hidden_size=32, ffn_hidden_size=32, kv_channels=16)
@@ -66,7 +66,7 @@ async def test_an_evaluation_counts_what_the_server_counts(url):
     assert math.isclose(report.cost, (used["prompt_tokens"] + 2 * used["completion_tokens"]) / 1e6)
 
 
-async def test_the_same_greedy_turn_twice_is_the_same_and_a_cut_one_is_cut(url):
+async def test_greedy_turns_are_reproducible_and_max_tokens_holds(url):
     first, second = [await episode(url, Parrot(), temperature=0.0, max_tokens=5) for _ in range(2)]
     assert first.turns[0].action == second.turns[0].action
     assert first.ending in (Ending.TRUNCATED, Ending.COMPLETED)
@@ -74,7 +74,7 @@ async def test_the_same_greedy_turn_twice_is_the_same_and_a_cut_one_is_cut(url):
         assert first.usage.completion_tokens == 5
 
 
-async def test_a_conversation_of_calls_readable_and_not_is_taken(url):
+async def test_a_conversation_with_readable_and_unreadable_calls_is_accepted(url):
     calls = (
         ToolCall("echo", {"text": "a"}, id="a"),
         ToolCall("echo", None, raw='{"text', id="b", error="no JSON"),
@@ -101,15 +101,15 @@ async def test_a_conversation_of_calls_readable_and_not_is_taken(url):
 
 
 async def test_a_conversation_longer_than_the_context_is_truncated_not_failed(url):
-    class Book(Talk):
+    class LongPrompt(Talk):
         async def reset(self, task, *, seed):
             return (Message("user", "12 and 7? " * CONTEXT),), {}
 
-    played = await episode(url, Book())
+    played = await episode(url, LongPrompt())
     assert (played.ending, played.counts.get("chat/context_full")) == (Ending.TRUNCATED, 1)
 
 
-async def test_a_wrong_path_or_port_is_one_sentence(url):
+async def test_a_wrong_path_or_port_is_an_error_message(url):
     async def checked(wrong):
         async with ChatEndpoint(url=wrong, attempts=1, timeout_s=60).connected() as connection:
             await connection.check(ChatSettings("m"), Parrot().tool_schemas)

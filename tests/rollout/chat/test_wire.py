@@ -1,4 +1,4 @@
-"""Whatever an endpoint sends is a turn that can be kept and sent back, or one ValueError."""
+"""Every reply of an endpoint is a turn that can be sent back, or a ValueError."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from agentrl.rollout.chat.transcript import Transcript
 from agentrl.rollout.chat.wire import error_code, error_text, is_context_overflow, read_reply
 from agentrl.types import Message, Usage
-from tests.rollout.chat.chat_server import USAGE, reply, said
+from tests.rollout.chat.chat_server import USAGE, assistant, reply
 
 WORDS = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(['{"a": 1}', "{", "stop", "length"])
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
-    lambda below: st.lists(below, max_size=3) | st.dictionaries(WORDS, below, max_size=3),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(WORDS, values, max_size=3),
     max_leaves=6,
 )
 
@@ -46,8 +46,8 @@ REPLY = st.fixed_dictionaries(
 
 
 @given(REPLY)
-def test_any_message_is_a_turn_that_can_be_kept_and_sent_back(whole):
-    body = json.dumps(whole).encode()
+def test_any_message_is_a_turn_that_can_be_sent_back(payload):
+    body = json.dumps(payload).encode()
     with suppress(ValueError):  # the endpoint may have ended the turn itself
         read = read_reply(body)
         transcript = Transcript()
@@ -55,19 +55,19 @@ def test_any_message_is_a_turn_that_can_be_kept_and_sent_back(whole):
         transcript.add_observation((Message("user", "?"),))
         sent = json.loads(json.dumps(transcript.messages, ensure_ascii=False).encode())
         calls = sent[0].get("tool_calls", [])
-        assert all(isinstance(json.loads(one["function"]["arguments"]), dict) for one in calls)
-        assert [one["id"] for one in calls] == [one["tool_call_id"] for one in sent[1:-1]]
-        assert len({one.id for one in read.message.tool_calls}) == len(calls)
+        assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
+        assert [call["id"] for call in calls] == [result["tool_call_id"] for result in sent[1:-1]]
+        assert len({call.id for call in read.message.tool_calls}) == len(calls)
         assert read.usage is None or min(astuple(read.usage)[:4]) >= 0
         assert read.usage is None or read.usage.cached_tokens <= read.usage.prompt_tokens
         return
-    assert whole["choices"][0]["finish_reason"] in ("abort", "error")
+    assert payload["choices"][0]["finish_reason"] in ("abort", "error")
 
 
 @given(ANYTHING | REPLY | MESSAGE)
-def test_anything_else_is_one_value_error(whole):
+def test_any_other_payload_is_a_value_error(payload):
     with suppress(ValueError):
-        read_reply(json.dumps(whole).encode())
+        read_reply(json.dumps(payload).encode())
 
 
 @given(st.binary(max_size=64) | ANYTHING.map(lambda value: json.dumps({"error": value}).encode()))
@@ -80,7 +80,7 @@ def test_an_error_is_always_a_short_printable_line(body):
 
 
 @pytest.mark.parametrize(
-    ("told", "read"),
+    ("reported", "expected"),
     [
         ({}, (20, 5, 8, 2)),
         ({"prompt_tokens_details": {"cached_tokens": 21}}, (20, 5, 20, 2)),
@@ -88,5 +88,7 @@ def test_an_error_is_always_a_short_printable_line(body):
         ({"prompt_tokens": -1, "completion_tokens": "5"}, (0, 0, 0, 2)),
     ],
 )
-def test_tokens_are_counts(told, read):
-    assert read_reply(json.dumps(reply(said("x"), usage=USAGE | told)).encode()).usage == Usage(*read)
+def test_tokens_are_counts(reported, expected):
+    assert read_reply(json.dumps(reply(assistant("x"), usage=USAGE | reported)).encode()).usage == Usage(
+        *expected
+    )
