@@ -1,4 +1,4 @@
-"""One thread for every test process, hypothesis profiles, tiers, and a word on what a tier left out."""
+"""One thread for every test process, hypothesis profiles, tiers, and a summary of the deselected tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-# Before torch is imported: spinning threads of several processes slow each other down many times.
+# Before torch is imported: spinning threads of several processes slow each other down greatly.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 
@@ -20,55 +20,55 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     max_examples=30,
 )
-# Of a planted bug nobody needs the smallest example, and most of the time goes into making it small.
+# For a planted bug the smallest example is not needed, and shrinking takes most of the time.
 settings.register_profile(
     "bugs", settings.get_profile("quick"), max_examples=100, phases=[Phase.explicit, Phase.generate]
 )
 settings.register_profile("long", settings.get_profile("quick"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS", "quick"))
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
-BY_HAND = {"faults": "make test-faults", "learning": "make test-learning"}
+NUM_DESELECTED = pytest.StashKey[Counter[str]]()
+MANUAL_TIERS = {"faults": "make test-faults", "learning": "make test-learning"}
 """Tiers of their own, run before a release; none of their tests is in any other tier."""
-HOW = {"gpu": "make test-full, on a machine with a GPU", **BY_HAND, "full": "make test-full"}
+COMMANDS = {"gpu": "make test-full, on a machine with a GPU", **MANUAL_TIERS, "full": "make test-full"}
 """By tier, the command that runs it; a test with two of these marks belongs to the first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LEFT_OUT] = Counter()
+    config.stash[NUM_DESELECTED] = Counter()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is run by hand is not quick: `not full` leaves it out."""
+    """Tests of manual tiers are not quick: `not full` deselects them."""
     for item in items:
-        if any(item.get_closest_marker(mark) for mark in BY_HAND):
+        if any(item.get_closest_marker(mark) for mark in MANUAL_TIERS):
             item.add_marker("full")
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        marks = [mark for mark in HOW if item.get_closest_marker(mark)]
-        item.config.stash[LEFT_OUT].update(marks[:1])
+        marks = [mark for mark in COMMANDS if item.get_closest_marker(mark)]
+        item.config.stash[NUM_DESELECTED].update(marks[:1])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+        session.config.workeroutput["num_deselected"] = dict(session.config.stash[NUM_DESELECTED])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object, error: object) -> None:
-    """Every worker leaves out the same tests."""
+    """Every worker deselects the same tests."""
     if error is None:
-        node.config.stash[LEFT_OUT] |= Counter(node.workeroutput["left_out"])
+        node.config.stash[NUM_DESELECTED] |= Counter(node.workeroutput["num_deselected"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = terminalreporter.config.stash[LEFT_OUT]
-    if not left_out:
+    num_deselected = terminalreporter.config.stash[NUM_DESELECTED]
+    if not num_deselected:
         return
     terminalreporter.section("not run in this tier")
-    for mark, count in sorted(left_out.items()):
-        terminalreporter.write_line(f"{count} tests marked `{mark}`: {HOW[mark]}")
+    for mark, count in sorted(num_deselected.items()):
+        terminalreporter.write_line(f"{count} tests marked `{mark}`: {COMMANDS[mark]}")
     terminalreporter.write_line("planted bugs: make mutants; figures: make bench")

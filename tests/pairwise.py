@@ -1,4 +1,4 @@
-"""Covering arrays: few cases in which every two choices that may go together do so once."""
+"""Covering arrays: few cases that contain every allowed pair of choices."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ Choice = tuple[str, Hashable]
 
 
 def pairs_of(case: Case) -> set[frozenset[Choice]]:
-    """Every two choices of a case."""
-    return {frozenset(two) for two in combinations(case.items(), 2)}
+    """Every pair of choices of a case."""
+    return {frozenset(pair) for pair in combinations(case.items(), 2)}
 
 
-def covering(factors: Mapping[str, Sequence[Hashable]], may_be: Callable[[Case], bool]) -> list[Case]:
-    """Cases that hold every pair of choices that any allowed case holds.
+def covering(factors: Mapping[str, Sequence[Hashable]], is_allowed: Callable[[Case], bool]) -> list[Case]:
+    """Cases that contain every pair of choices of the allowed cases.
 
-    Greedy: the case that covers the most new pairs comes next; of several, the first in the order of factors.
-    That is near the fewest that are possible, and the same every time.
+    Greedy: the next case is the one with the most uncovered pairs; of several, the first in the order of
+    factors. The result is near the minimum, and deterministic.
     """
     allowed = [
         case
         for values in product(*factors.values())
-        if may_be(case := dict(zip(factors, values, strict=True)))
+        if is_allowed(case := dict(zip(factors, values, strict=True)))
     ]
     pairs = {number: pairs_of(case) for number, case in enumerate(allowed)}
-    open_ = set().union(*pairs.values())
+    uncovered = set().union(*pairs.values())
     chosen: list[Case] = []
-    while open_:
-        best = max(pairs, key=lambda number: (len(pairs[number] & open_), -number))
-        open_ -= pairs[best]
+    while uncovered:
+        best = max(pairs, key=lambda number: (len(pairs[number] & uncovered), -number))
+        uncovered -= pairs[best]
         chosen.append(allowed[best])
     return chosen

@@ -1,4 +1,4 @@
-"""Processes that are nobody's business."""
+"""Processes that tests for leftover processes ignore."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def is_pythons_own(pid: int) -> bool:
-    """Whether it is multiprocessing's tracker of resources, which stays as long as who needed it."""
+    """Whether it is multiprocessing's resource tracker, which lives as long as its parent."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

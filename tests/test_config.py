@@ -1,4 +1,4 @@
-"""Configuration: closed, frozen, and one sentence for every mistake."""
+"""Configuration: closed, frozen, and a one-line error for every mistake."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Bakery(Section):
 def refusal(values):
     with pytest.raises(ConfigError) as caught:
         parse(Bakery, values, source="run.toml")
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    assert sentence.startswith("run.toml: ")
-    return sentence
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("run.toml: ")
+    return message
 
 
 def test_values_are_read_into_their_sections():
@@ -64,20 +64,20 @@ def test_values_are_read_into_their_sections():
     assert config.dough == Dough()
 
 
-def test_an_unknown_key_is_named_with_its_path_and_a_suggestion():
+def test_an_unknown_key_is_an_error_with_its_path_and_a_suggestion():
     assert refusal({"oven": {"haet": 1}}) == "run.toml: unknown key `oven.haet`. Did you mean `heat`?"
 
 
-def test_a_key_in_the_wrong_section_is_sent_to_the_right_one():
-    said = refusal({"oven": {"flour": 1.0}})
-    assert said == "run.toml: unknown key `oven.flour`. It belongs in section [dough]."
+def test_a_key_in_the_wrong_section_is_an_error_with_the_right_one():
+    message = refusal({"oven": {"flour": 1.0}})
+    assert message == "run.toml: unknown key `oven.flour`. It belongs in section [dough]."
 
 
-def test_a_key_outside_of_any_section_is_sent_to_its_section():
+def test_a_key_outside_of_any_section_is_an_error_with_its_section():
     assert "`heat` belongs in section [oven]" in refusal({"heat": 1})
 
 
-def test_an_unknown_section_is_named_with_a_suggestion():
+def test_an_unknown_section_is_an_error_with_a_suggestion():
     assert refusal({"ovn": {}}) == "run.toml: unknown section [ovn]. Did you mean `oven`?"
 
 
@@ -86,24 +86,24 @@ def test_a_section_that_is_no_table_is_refused():
 
 
 def test_a_wrong_type_names_the_key_and_the_value():
-    said = refusal({"oven": {"heat": "hot"}})
-    assert "`oven.heat` = 'hot' does not fit" in said
-    assert "integer" in said
+    message = refusal({"oven": {"heat": "hot"}})
+    assert "`oven.heat` = 'hot' does not fit" in message
+    assert "integer" in message
 
 
 def test_a_value_out_of_range_names_the_key_the_value_and_the_range():
-    said = refusal({"dough": {"flour": -1.0}})
-    assert "`dough.flour` = -1.0" in said
-    assert "greater than 0" in said
+    message = refusal({"dough": {"flour": -1.0}})
+    assert "`dough.flour` = -1.0" in message
+    assert "greater than 0" in message
 
 
 def test_a_wrong_choice_names_the_choices():
-    said = refusal({"oven": {"shelf": "middle"}})
-    assert "'middle'" in said
-    assert "'top' or 'bottom'" in said
+    message = refusal({"oven": {"shelf": "middle"}})
+    assert "'middle'" in message
+    assert "'top' or 'bottom'" in message
 
 
-def test_a_validators_own_sentence_is_kept_whole():
+def test_a_validators_own_message_is_unchanged():
     assert refusal({"dough": {"label": ""}}) == "run.toml: label is empty; leave it out or write something."
 
 
@@ -136,25 +136,25 @@ def test_leaf_names_are_unique_over_the_tree():
     class Twice(Section):
         """One leaf in two places."""
 
-        one: Oven = Oven()
+        first: Oven = Oven()
         other: Oven = Oven()
 
-    with pytest.raises(ValueError, match="leaf heat stands in one and in other"):
+    with pytest.raises(ValueError, match="leaf heat stands in first and in other"):
         leaves(Twice)
 
 
-def test_every_leaf_knows_its_section_and_its_description():
+def test_every_leaf_has_its_section_and_its_description():
     section, field = leaves(Bakery)["flour"]
     assert (section, field.description) == ("dough", "Flour (kg).")
 
 
-def test_a_missing_run_file_is_named(tmp_path):
+def test_a_missing_run_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no run file .*nowhere\.toml; check the path"):
         read_toml(tmp_path / "nowhere.toml")
 
 
 @pytest.mark.parametrize("content", [b"heat = ", b"[oven", b"\xff\xfe", b"heat: 3"])
-def test_what_is_not_toml_is_named_with_the_reason(tmp_path, content):
+def test_invalid_toml_is_an_error_with_the_reason(tmp_path, content):
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"run\.toml is not a TOML file \("):
@@ -170,7 +170,9 @@ def test_a_folder_or_a_path_below_a_file_is_no_run_file(tmp_path):
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
-VALUES = st.recursive(PLAIN, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=6)
+VALUES = st.recursive(
+    PLAIN, lambda values: st.lists(values) | st.dictionaries(st.text(), values), max_leaves=6
+)
 BAKERIES = st.builds(
     Bakery,
     oven=st.builds(
@@ -228,11 +230,11 @@ class Kitchen(Section):
 def test_a_key_without_an_effect_is_refused_by_its_name_also_at_its_default(value):
     with pytest.raises(ConfigError) as caught:
         parse(Kitchen, {"proving": {"fridge": value}}, source="run.toml")
-    said = "run.toml: fridge has no effect without cold; add it, or leave fridge out."
-    assert str(caught.value) == said
+    message = "run.toml: fridge has no effect without cold; add it, or leave fridge out."
+    assert str(caught.value) == message
 
 
-def test_a_key_that_is_left_out_or_off_is_not_refused():
+def test_a_key_that_is_missing_or_off_is_not_refused():
     assert parse(Kitchen, {"proving": {"fan_speed": None}}, source="x") == Kitchen()
     assert parse(Kitchen, {"proving": {"cold": True, "fridge": 7}}, source="x").proving.fridge == 7
 

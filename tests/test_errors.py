@@ -1,4 +1,4 @@
-"""Whatever escapes from foreign code is attributed once, to the innermost stage."""
+"""Exceptions of user code become StageErrors of the innermost stage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_an_exception_is_an_error_of_the_stage_and_keeps_its_cause():
     assert (caught.value.stage, caught.value.kind) == ("reset", "error")
 
 
-async def test_an_overrun_is_a_timeout_and_says_how_long_was_allowed():
+async def test_an_overrun_is_a_timeout_with_the_limit():
     async def slow():
         async with stage("step", 0.01):
             await asyncio.sleep(FOREVER_S)
@@ -54,13 +54,13 @@ async def test_a_timeout_inside_without_any_deadline_outside_is_an_error():
     assert await failure_of(raises()) == ("tool", "error")
 
 
-@pytest.mark.parametrize(("outer_s", "inner_s", "struck"), [(60.0, 0.01, "tool"), (0.01, 60.0, "episode")])
-async def test_the_stage_whose_deadline_struck_is_named(outer_s, inner_s, struck):
+@pytest.mark.parametrize(("outer_s", "inner_s", "expired"), [(60.0, 0.01, "tool"), (0.01, 60.0, "episode")])
+async def test_the_error_names_the_stage_whose_deadline_expired(outer_s, inner_s, expired):
     async def nested():
         async with stage("episode", outer_s), stage("step", None), stage("tool", inner_s):
             await asyncio.sleep(FOREVER_S)
 
-    assert await failure_of(nested()) == (struck, "timeout")
+    assert await failure_of(nested()) == (expired, "timeout")
 
 
 async def test_an_exception_belongs_to_the_innermost_stage():
@@ -80,9 +80,9 @@ async def test_a_stage_error_passes_through_unchanged():
 
 
 async def test_user_errors_pass_through():
-    with pytest.raises(UserError, match="say it"):
+    with pytest.raises(UserError, match="set the key"):
         async with stage("reset", 60.0):
-            raise UserError("say it")
+            raise UserError("set the key")
 
 
 async def test_a_tool_rejected_outside_of_a_tool_is_an_error():
@@ -108,7 +108,7 @@ async def test_cancellation_passes_through():
         await task
 
 
-async def test_what_ends_in_time_is_left_alone():
+async def test_a_body_in_time_raises_nothing():
     async with stage("step", 60.0):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Extra arrays: what an engine gives for each token reaches a loss as it was, by whatever name."""
+"""Extra arrays: an engine's values for each token reach a loss unchanged, under any name."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.trainer.tiny import VOCAB, qwen3, trainer
 from tests.worlds import Parrot
 
 EXPERTS = ExtraSpec("int16", (2,), fill=-1)
-KEPT = ExtraSpec("int32", ragged=True)
+KEPT_IDS = ExtraSpec("int32", ragged=True)
 COUNTS = st.lists(st.integers(0, 3), max_size=6)
 
 
 @st.composite
 def extras(draw):
-    """Ragged ones of two columns, as a list of lists says them, and dense ones of the same length."""
+    """A ragged extra of two columns, and a dense one of the same length."""
     counts = draw(COUNTS)
     values = draw(npst.arrays(np.int32, (sum(counts), 2)))
     offsets = np.cumsum([0, *counts])
@@ -53,12 +53,12 @@ def lists(extra):
 def test_joining_and_taking_are_those_of_lists(drawn, rng):
     for form in (0, 1):
         parts = [pair[form] for pair in drawn]
-        whole = Extra.joined(parts)
+        joined = Extra.joined(parts)
         expected = [value for part in parts for value in lists(part)]
-        np.testing.assert_equal(lists(whole), expected)
-        places = [rng.randrange(len(expected)) for _ in range(5)] if expected else []
-        np.testing.assert_equal(lists(whole.take(places)), [expected[place] for place in places])
-        assert whole.take(places).spec == whole.spec == parts[0].spec
+        np.testing.assert_equal(lists(joined), expected)
+        positions = [rng.randrange(len(expected)) for _ in range(5)] if expected else []
+        np.testing.assert_equal(lists(joined.take(positions)), [expected[position] for position in positions])
+        assert joined.take(positions).spec == joined.spec == parts[0].spec
 
 
 @given(st.lists(st.tuples(st.booleans(), extras()), min_size=1, max_size=4))
@@ -84,7 +84,7 @@ def test_runs_that_lack_an_extra_are_filled(drawn):
         (lambda: Extra.joined([Extra.dense([1]), Extra.dense([1], fill=2)]), "must share dtype"),
     ],
 )
-def test_what_is_no_extra_is_refused(make, sentence):
+def test_an_invalid_extra_is_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
 
@@ -92,15 +92,15 @@ def test_what_is_no_extra_is_refused(make, sentence):
 class Spy:
     """A loss by path: weighs a token by the sum of its experts and the number of its kept ids."""
 
-    extras: Mapping[str, ExtraSpec] = MappingProxyType({"experts": EXPERTS, "kept": KEPT})
+    extras: Mapping[str, ExtraSpec] = MappingProxyType({"experts": EXPERTS, "kept": KEPT_IDS})
 
     def __init__(self):
-        self.seen = []
+        self.calls = []
 
     def __call__(self, outputs, inputs):
         experts, kept = inputs.extras["experts"], inputs.extras["kept"]
         counts = torch.diff(kept.offsets)
-        self.seen.append((experts.values, kept, counts))
+        self.calls.append((experts.values, kept, counts))
         scale = experts.values.sum(1).to(outputs.logp_N) + counts.to(outputs.logp_N)
         terms = -inputs.weights_N * scale * outputs.logp_N
         return LossOutput(terms.sum(), {"scale": scale.sum().detach()})
@@ -110,7 +110,7 @@ spy = Spy()
 
 
 def annotate(prompt, tokens):
-    """Experts that tell the token, as many kept ids as its last digit."""
+    """Experts that encode the token, and as many kept ids as its remainder by 3."""
     ids = np.asarray(tokens, np.int64)
     counts = ids % 3
     kept = np.repeat(ids, counts)
@@ -161,7 +161,7 @@ def test_check_loss_gives_a_loss_the_extras_that_it_declares():
 
 
 def careless(outputs, inputs):
-    """Writes into what it was given."""
+    """Modifies its inputs."""
     inputs.extras["experts"].values.zero_()
     return LossOutput(-(inputs.weights_N * outputs.logp_N).sum(), {})
 
@@ -169,7 +169,7 @@ def careless(outputs, inputs):
 careless.extras = {"experts": EXPERTS}
 
 
-def test_an_engine_without_them_is_refused_in_a_sentence():
+def test_an_engine_without_a_used_extra_is_refused():
     with pytest.raises(UserError, match="uses the extra `experts`, the engine gives none"):
         check_extras([sample("e", [0, 1, 1])], Spy.extras)
 
@@ -181,7 +181,7 @@ async def test_they_flow_from_a_completion_to_a_loss_by_path(max_tokens):
     assert len(samples) == 6
     check_extras(samples, Spy.extras)
     batch = _batch(samples)
-    weighed = Spy()
+    recording = Spy()
     rows = micro_batches(samples, [sample.loss_mask for sample in samples], max_tokens)
     assert (len(rows) > 1) == (max_tokens == 12)
     for row in rows:
@@ -192,8 +192,8 @@ async def test_they_flow_from_a_completion_to_a_loss_by_path(max_tokens):
         assert torch.equal(values.long(), torch.stack([tokens, tokens + 1], dim=1))
         assert torch.equal(torch.diff(offsets), tokens % 3)
         assert torch.equal(inputs.extras["kept"].values.long(), tokens.repeat_interleave(tokens % 3))
-        weighed_here = weighed(_outputs(len(tokens)), inputs)
-        assert float(weighed_here.metrics["scale"]) == float((2 * tokens + 1 + tokens % 3).sum())
+        output = recording(_outputs(len(tokens)), inputs)
+        assert float(output.metrics["scale"]) == float((2 * tokens + 1 + tokens % 3).sum())
 
 
 def _outputs(n):
@@ -206,16 +206,16 @@ def _batch(samples: tuple[Sample, ...]) -> TrainBatch:
 
 
 async def test_a_trainer_learns_with_them():
-    """The whole way: engine, episode, sample, trainer; nothing in between knows the names."""
+    """From engine to trainer, through episodes and samples, independent of the names."""
     algorithm = build_algorithm(
         AlgorithmConfig(custom_loss_function_path="tests.test_extras:spy"), max_length=16
     )
     samples = tuple(sample for episode in await played() for sample in samples_of(episode))
-    spy.seen.clear()
+    spy.calls.clear()
     report = await trainer(qwen3(torch.float32), loss=algorithm.loss).update(_batch(samples))
     tokens = torch.cat(
         [torch.from_numpy(sample.token_ids[sample.loss_mask].astype(np.int64)) for sample in samples]
     )
     expected = float((2 * tokens + 1 + tokens % 3).double().mean())
     assert report.metrics["train/scale"] == pytest.approx(expected)
-    assert sum(len(experts) for experts, _, _ in spy.seen) == len(tokens)
+    assert sum(len(experts) for experts, _, _ in spy.calls) == len(tokens)

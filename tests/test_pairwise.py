@@ -1,4 +1,4 @@
-"""A covering array covers: every two choices that may go together do, in few cases and no wrong ones."""
+"""Covering arrays contain every allowed pair of choices, in few cases."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tests.trainer.megatron.layouts import OPTIONS, covering_layouts, is_layout,
 FACTORS = {"a": (1, 2, 3), "b": ("x", "y", "z"), "c": (True, False)}
 
 
-def test_every_two_choices_stand_in_some_case():
+def test_every_pair_of_choices_is_in_some_case():
     cases = covering(FACTORS, lambda case: True)
-    for one, other in combinations(FACTORS, 2):
-        assert {(case[one], case[other]) for case in cases} == {
-            (v, w) for v in FACTORS[one] for w in FACTORS[other]
+    for first, second in combinations(FACTORS, 2):
+        assert {(case[first], case[second]) for case in cases} == {
+            (v, w) for v in FACTORS[first] for w in FACTORS[second]
         }
     assert len(cases) <= 10
     assert cases == covering(FACTORS, lambda case: True)
 
 
-def test_what_may_not_be_is_left_out_and_the_rest_is_covered():
+def test_forbidden_pairs_are_not_covered():
     cases = covering(FACTORS, lambda case: case["a"] != 2 or case["b"] == "x")
     assert {(case["a"], case["b"]) for case in cases} == {
         *((a, b) for a in (1, 3) for b in "xyz"),
@@ -30,7 +30,7 @@ def test_what_may_not_be_is_left_out_and_the_rest_is_covered():
     }
 
 
-def test_a_pair_that_no_case_can_hold_is_not_waited_for():
+def test_an_impossible_pair_is_not_required():
     assert covering({"a": (1, 2), "b": (1, 2)}, lambda case: case["a"] == case["b"]) == [
         {"a": 1, "b": 1},
         {"a": 2, "b": 2},
@@ -42,15 +42,15 @@ def test_layouts_of_four_ranks_are_covered_by_their_options(more):
     cases = covering_layouts(**more).values()
     assert all(is_layout(case) for case in cases)
     names = list(OPTIONS) + list(more)
-    both = {frozenset(two) for case in cases for two in combinations(case.items(), 2)}
+    pairs = {frozenset(pair) for case in cases for pair in combinations(case.items(), 2)}
     # Every two of the four ways to share work over two ranks each, which leaves the other two at 1.
     ways = names[:4]
-    for one, other in combinations(ways, 2):
-        assert frozenset({(one, 2), (other, 2)}) in both
+    for first, second in combinations(ways, 2):
+        assert frozenset({(first, 2), (second, 2)}) in pairs
     for name, values in more.items():
         for option, choices in OPTIONS.items():
-            assert all(frozenset({(name, v), (option, w)}) in both for v in values for w in choices)
-    for (one, values), (other, choices) in combinations(more.items(), 2):
-        assert all(frozenset({(one, v), (other, w)}) in both for v in values for w in choices)
+            assert all(frozenset({(name, v), (option, w)}) in pairs for v in values for w in choices)
+    for (first, values), (second, choices) in combinations(more.items(), 2):
+        assert all(frozenset({(first, v), (second, w)}) in pairs for v in values for w in choices)
     assert len(cases) < 20
     assert all("replicas" not in sizes_of(case) for case in cases)

@@ -1,4 +1,4 @@
-"""The nouns refuse what cannot be true."""
+"""The data types refuse inconsistent values."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_a_sample_refuses_a_mask_over_the_worlds_tokens():
 
 
 def test_a_mask_may_leave_out_policy_tokens():
-    kept = sample([W, P, P], loss_mask=np.array([False, False, True]))
-    assert kept.loss_mask.sum() == 1
+    partial = sample([W, P, P], loss_mask=np.array([False, False, True]))
+    assert partial.loss_mask.sum() == 1
 
 
 @pytest.mark.parametrize("versions", [[-1, -1, 3], [-1, 3, -1], [3, 3, 3]])
@@ -164,7 +164,7 @@ def test_a_tool_call_has_arguments_or_an_error_never_both_never_neither(argument
         ToolCall("f", arguments, error=error)
 
 
-def test_a_tool_call_without_arguments_is_not_a_malformed_one():
+def test_a_tool_call_without_arguments_is_not_malformed():
     assert ToolCall("f", {}).error is None
     assert ToolCall("f", None, error="no").arguments is None
 
@@ -182,7 +182,7 @@ def test_call_and_say_are_what_a_script_yields():
 
 @pytest.mark.parametrize("name", [limit.name for limit in dataclasses.fields(Limits)])
 @pytest.mark.parametrize("value", [0, -1, math.nan])
-def test_a_limit_that_leaves_no_room_is_refused(name, value):
+def test_a_limit_of_zero_or_less_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be above 0"):
         Limits(**{name: value})
 
@@ -214,15 +214,15 @@ def test_the_turns_of_an_episode_run_over_all_its_trajectories():
     assert [turn.action.content for turn in episode(trajectories=two).turns] == ["0", "1", "2"]
 
 
-def test_a_group_refuses_who_played_another_task_or_another_seed():
+def test_a_group_refuses_episodes_of_another_task_or_seed():
     task = Task.ask("t", "?")
-    for stranger in (episode("e1", Task.ask("other", "?")), episode("e1", task, seed=1)):
+    for foreign in (episode("e1", Task.ask("other", "?")), episode("e1", task, seed=1)):
         with pytest.raises(ValueError, match=r"\{'e1'\} played another"):
             Group(
                 "g",
                 task,
                 0,
-                (episode("e0", task), stranger),
+                (episode("e0", task), foreign),
                 (Verdict("e0", "s", 0.0), Verdict("e1", "s", 1.0)),
             )
 
@@ -236,23 +236,23 @@ def test_a_group_refuses_verdicts_that_stand_in_another_order_or_are_missing():
 
 
 def test_credit_refuses_advantages_and_weights_of_different_shapes():
-    one, two = np.zeros(1, np.float32), np.zeros(2, np.float32)
+    short, long = np.zeros(1, np.float32), np.zeros(2, np.float32)
     with pytest.raises(ValueError, match="share their shapes"):
-        Credit((one, two), (two, one))
+        Credit((short, long), (long, short))
 
 
 def test_credit_and_scores_refuse_other_shapes_everywhere():
-    one, two = (np.zeros(1, np.float32),), (np.zeros(2, np.float32),)
+    short, long = (np.zeros(1, np.float32),), (np.zeros(2, np.float32),)
     with pytest.raises(ValueError, match="share their shapes"):
-        Credit(one, one, returns=two)
+        Credit(short, short, returns=long)
     for name in ("ref", "teacher", "values"):
         with pytest.raises(ValueError, match="share their shapes"):
-            Scores(one, **{name: two})
-        assert getattr(Scores(one, **{name: one}), name) == one
+            Scores(short, **{name: long})
+        assert getattr(Scores(short, **{name: short}), name) == short
 
 
 @pytest.mark.parametrize("turns", [[-1, 0], [1, 0]])
-def test_a_sample_refuses_turns_that_go_back(turns):
+def test_a_sample_refuses_turns_that_fall(turns):
     with pytest.raises(ValueError, match="counted from 0"):
         sample([W, P], turns=np.array(turns, np.int32))
 
@@ -265,15 +265,15 @@ def test_a_batch_refuses_counts_that_differ():
     assert batch.num_loss_tokens == 1
 
 
-def test_the_words_for_a_step_are_gymnasiums_five_values():
-    seen = Message("tool", "x")
-    assert Step.going(seen, note=1) == ((seen,), None, False, False, {"note": 1})
-    assert Step.finished(seen, reward=0.0) == ((seen,), 0.0, True, False, {})
-    assert Step.cut(seen, reward=1.0) == ((seen,), 1.0, False, True, {})
+def test_the_constructors_of_a_step_return_gymnasiums_five_values():
+    message = Message("tool", "x")
+    assert Step.going(message, note=1) == ((message,), None, False, False, {"note": 1})
+    assert Step.finished(message, reward=0.0) == ((message,), 0.0, True, False, {})
+    assert Step.cut(message, reward=1.0) == ((message,), 1.0, False, True, {})
 
 
 @pytest.mark.parametrize(
-    ("noun", "field"),
+    ("instance", "field"),
     [
         (Message("user"), "content"),
         (Task.ask("t", "?"), "answer"),
@@ -282,6 +282,6 @@ def test_the_words_for_a_step_are_gymnasiums_five_values():
         (Limits(), "max_turns"),
     ],
 )
-def test_nouns_are_frozen(noun, field):
+def test_data_types_are_frozen(instance, field):
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(noun, field, None)
+        setattr(instance, field, None)

@@ -1,4 +1,4 @@
-"""The fenced code blocks of the documentation, and what their info strings promise.
+"""The fenced code blocks of the documentation, and the meaning of their info strings.
 
     ```bash test     runs in `make test`
     ```bash full     runs in `make test-full`
@@ -44,7 +44,7 @@ class Block:
 
 
 def documents() -> tuple[Path, ...]:
-    """Every Markdown file that a reader may take commands from."""
+    """Every Markdown file with commands for readers."""
     patterns = ("README.md", "docs/**/*.md", "examples/**/*.md", "envs_contrib/**/*.md")
     return tuple(path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
 
@@ -53,7 +53,7 @@ def blocks(markdown: str, name: str) -> Iterator[Block]:
     """The shell and Python blocks of a document.
 
     Raises:
-        ValueError: a block has no mark, or one that means nothing.
+        ValueError: a block has no mark, or an unknown one.
     """
     for match in FENCE.finditer(markdown):
         language, *words = match["info"].split()

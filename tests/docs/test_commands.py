@@ -1,4 +1,4 @@
-"""Every command and every code block that a reader may copy works, or at least exists."""
+"""Every command and every code block of the documentation works, or at least exists."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
     ".venv/bin/pip install -e .[train]": "likewise",
     "pip install agentrl": "tests/house/test_wheel.py installs the core",
-    "pip install agentrl[train]": "gigabytes again",
-    "pip install agentrl[train,sglang]": "it needs a GPU; tests/house/test_wheel.py asks the resolver",
+    "pip install agentrl[train]": "it downloads gigabytes, too",
+    "pip install agentrl[train,sglang]": "it needs a GPU; tests/house/test_wheel.py runs the resolver",
 }
 """Commands of neither make nor agentrl nor the benchmarks, and why nothing runs them."""
 
@@ -36,7 +36,7 @@ def run(block: Block, folder: Path) -> None:
     """Run one block as a reader would, with the tests' own interpreter and commands first on the path.
 
     Raises:
-        AssertionError: it failed; the message holds what it printed.
+        AssertionError: it failed; the message holds its output.
     """
     if block.language == "python":
         file = folder / (block.file or "block.py")
@@ -58,7 +58,7 @@ def run(block: Block, folder: Path) -> None:
 
 
 def run_tier(name: str, tier: str, folder: Path) -> None:
-    """Run a document's blocks in order; the full tier needs what the quick blocks leave behind."""
+    """Run a document's blocks in order; the full tier needs the results of the quick blocks."""
     marks = {"test"} if tier == "test" else {"test", "full"}
     chosen = [block for block in read(name) if block.mark in marks]
     if any(block.mark == tier for block in chosen):
@@ -78,7 +78,7 @@ def check(words: tuple[str, ...]) -> None:
     """Prove that a command exists, with every flag and file it names, without running it.
 
     Raises:
-        AssertionError, click.UsageError, subprocess.CalledProcessError: something of it does not.
+        AssertionError, click.UsageError, subprocess.CalledProcessError: a part of it does not exist.
     """
     for word in words:
         if word.startswith("examples/"):
@@ -114,7 +114,7 @@ def test_all_blocks_run(name: str, tmp_path: Path) -> None:
     run_tier(name, "full", tmp_path)
 
 
-def test_the_readme_begins_with_a_whole_environment_in_15_lines() -> None:
+def test_the_readme_begins_with_an_environment_in_15_lines() -> None:
     first = next(block for block in read("README.md") if block.language == "python")
     lines = [line for line in first.text.splitlines() if line.strip()]
     registration = next(i for i, line in enumerate(lines) if "register(" in line)
@@ -137,7 +137,7 @@ def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
 
 
 @pytest.mark.parametrize("info", ["bash", "python", "sh maybe", "bash test full", "python test now"])
-def test_a_block_without_one_clear_mark_is_refused(info: str) -> None:
+def test_a_block_without_exactly_one_mark_is_refused(info: str) -> None:
     with pytest.raises(ValueError, match="line 2"):
         list(blocks(f"\n```{info}\nmake test\n```\n", "a.md"))
 
@@ -148,8 +148,10 @@ def test_a_block_that_fails_is_noticed(tmp_path: Path) -> None:
         run(block, tmp_path)
 
 
-def test_a_block_is_kept_for_the_ones_below_it(tmp_path: Path) -> None:
-    for block in blocks("```python test file=one.py\nx = 1\n```\n```python test\nimport one\n```\n", "a.md"):
+def test_a_block_with_a_file_is_available_to_later_blocks(tmp_path: Path) -> None:
+    for block in blocks(
+        "```python test file=kept.py\nx = 1\n```\n```python test\nimport kept\n```\n", "a.md"
+    ):
         run(block, tmp_path)
 
 

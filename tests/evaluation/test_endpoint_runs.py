@@ -1,4 +1,4 @@
-"""Eval-only runs against a chat endpoint: full marks for the expert, one sentence for mistakes, no torch."""
+"""Eval-only runs against a chat endpoint: full score for the expert, errors for mistakes, no torch."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def text_of(path):
 
 async def test_the_command_prints_json_loads_nothing_heavy_and_shows_the_key_nowhere(tmp_path):
     folder = tmp_path / "out"
-    loud = reply(assistant(f"Is {KEY} your key?"))
-    async with server_of("HopSearch-v0", reply(assistant("ready")), loud, key=KEY).serving() as server:
+    leaking = reply(assistant(f"Is {KEY} your key?"))
+    async with server_of("HopSearch-v0", reply(assistant("ready")), leaking, key=KEY).serving() as server:
         flags = ("--n", "4", "--temperature", "0", "--price-prompt", "1", "--price-completion", "1")
         code, out, err = await command(
             server, "HopSearch-v0", "--json", "--output-dir", str(folder), "--openai-concurrency", "1", *flags
@@ -133,19 +133,19 @@ async def test_the_command_shows_tokens_and_cost_to_people():
         ({"models": ["n", "o"]}, "/v1 has no model `m`. It has n, o."),
     ],
 )
-async def test_a_wrong_key_or_model_is_one_sentence_before_anything_is_played(options, sentence, tmp_path):
+async def test_a_wrong_key_or_model_is_an_error_before_anything_is_played(options, sentence, tmp_path):
     async with server_of("Calculator-v0", **options).serving() as server:
         code, out, err = await command(server, "Calculator-v0", "--json")
     assert (code, out) == (2, "")
-    complaint, heavy = err.splitlines()
-    assert complaint.startswith("agentrl: ")
-    assert complaint.endswith(sentence)
+    error, heavy = err.splitlines()
+    assert error.startswith("agentrl: ")
+    assert error.endswith(sentence)
     assert heavy == "heavy: []"
     assert KEY not in err
     assert server.counts["requests"] <= 1
 
 
-async def test_what_the_endpoint_breaks_is_a_failed_episode_and_stands_in_no_mean(tmp_path):
+async def test_a_failed_turn_fails_the_episode_and_is_in_no_mean(tmp_path):
     broken = [reply(assistant("ready")), (400, refusal("bad luck")), b"{"]
     async with server_of("Calculator-v0", *broken).serving() as server:
         report = await evaluated(server, n=8, output_dir=str(tmp_path))
@@ -175,7 +175,7 @@ async def test_when_every_episode_fails_the_sentence_blames_the_endpoint():
             await evaluated(server, n=3)
 
 
-async def test_a_limit_of_tokens_holds_where_it_is_given_and_only_there():
+async def test_a_limit_of_tokens_holds_only_where_it_is_set():
     async with server_of("Calculator-v0").serving() as server:
         cut = await evaluated(server, n=2, rollout_max_context_len=10)
         free = await evaluated(server, n=2)
@@ -193,18 +193,22 @@ async def test_settings_reach_the_endpoint():
             openai_body={"reasoning_effort": "low"},
             openai_omit="seed",
         )
-    for asked in server.requests:
-        assert (asked["temperature"], asked["max_tokens"], asked["reasoning_effort"]) == (0.25, 7, "low")
-        assert "seed" not in asked
+    for request in server.requests:
+        assert (request["temperature"], request["max_tokens"], request["reasoning_effort"]) == (
+            0.25,
+            7,
+            "low",
+        )
+        assert "seed" not in request
 
 
 async def test_an_older_evaluation_is_not_written_over(tmp_path):
     async with server_of("Calculator-v0").serving() as server:
         await evaluated(server, n=1, output_dir=str(tmp_path))
-        asked = server.counts["requests"]
+        num_requests = server.counts["requests"]
         with pytest.raises(RunExistsError, match="already holds episodes"):
             await evaluated(server, n=1, output_dir=str(tmp_path))
-        assert server.counts["requests"] == asked
+        assert server.counts["requests"] == num_requests
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):
         await evaluated(server, n=1, output_dir=str(tmp_path / "file" / "below"))
@@ -241,14 +245,14 @@ async def test_an_older_evaluation_is_not_written_over(tmp_path):
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_one_sentence(flags, sentence, capsys, monkeypatch):
+def test_invalid_settings_are_a_one_line_error(flags, sentence, capsys, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["eval", "Calculator-v0", *flags])
-    shown = capsys.readouterr()
-    assert (ended.value.code, shown.out) == (2, "")
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (2, "")
+    assert sentence in output.err
+    assert output.err.count("\n") == 1
 
 
 async def test_interrupting_a_run_leaves_nothing_behind():

@@ -1,4 +1,4 @@
-"""An evaluation plays every episode it was asked for, each in a world of its own."""
+"""An evaluation plays the requested number of episodes, each in an environment of its own."""
 
 from __future__ import annotations
 
@@ -21,65 +21,65 @@ SETTING = EvalSetting("Env-v0", "test", 1.0, None)
 
 
 @dataclass
-class Book:
-    """What all worlds of an evaluation did."""
+class Record:
+    """The resets of all environments of an evaluation, and how many run."""
 
     failing: Collection[str] = ()
     log: list[tuple[str, int]] = field(default_factory=list)
     running: int = 0
-    most: int = 0
+    max_running: int = 0
 
 
-class Seen(Talk):
-    """Is worth 1 for task t1; keeps the book."""
+class Recorded(Talk):
+    """Pays 1 for task t1; writes into the record."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, record: Record) -> None:
         super().__init__()
-        self.book = book
+        self.record = record
 
     async def reset(self, task, *, seed):
-        self.book.running += 1
-        self.book.most = max(self.book.most, self.book.running)
+        self.record.running += 1
+        self.record.max_running = max(self.record.max_running, self.record.running)
         await asyncio.sleep(0)
-        self.book.log.append((task.id, seed))
-        shown = await super().reset(task, seed=seed)
-        if task.id in self.book.failing:
+        self.record.log.append((task.id, seed))
+        observation = await super().reset(task, seed=seed)
+        if task.id in self.record.failing:
             raise RuntimeError("no world")
         self.answers = [Step.finished(reward=float(task.id == "t1"))]
-        return shown
+        return observation
 
     async def close(self):
-        self.book.running -= 1
+        self.record.running -= 1
         await super().close()
 
 
 def evaluator(failing=(), agents=None, rewards=(), **options):
-    book = Book(failing)
+    record = Record(failing)
     agents = [] if agents is None else agents
 
     def agent():
         agents.append(Speaker(say("x")))
         return agents[-1]
 
-    return Evaluator(lambda: Seen(book), agent, Scorer(rewards), SETTING, **options), book
+    return Evaluator(lambda: Recorded(record), agent, Scorer(rewards), SETTING, **options), record
 
 
 async def test_tasks_are_played_in_their_order_and_again_where_they_run_out():
     judge, _ = evaluator()
-    found = await judge.run(TASKS, 7, seed=0)
-    assert [e.task.id for e in found.episodes] == ["t0", "t1", "t2", "t0", "t1", "t2", "t0"]
-    assert [e.id for e in found.episodes] == [f"e{n}" for n in range(7)]
-    assert [v.episode_id for v in found.verdicts] == [e.id for e in found.episodes]
-    assert found.report.n == 7
-    assert found.report.mean == pytest.approx(2 / 7)
+    evaluation = await judge.run(TASKS, 7, seed=0)
+    assert [e.task.id for e in evaluation.episodes] == ["t0", "t1", "t2", "t0", "t1", "t2", "t0"]
+    assert [e.id for e in evaluation.episodes] == [f"e{n}" for n in range(7)]
+    assert [v.episode_id for v in evaluation.verdicts] == [e.id for e in evaluation.episodes]
+    assert evaluation.report.n == 7
+    assert evaluation.report.mean == pytest.approx(2 / 7)
 
 
-async def test_every_episode_has_a_world_and_samples_of_its_own_and_the_seed_alone_decides():
+async def test_episodes_have_distinct_seeds_that_depend_only_on_the_runs_seed():
     async def seeds(seed):
         agents = []
-        judge, book = evaluator(agents=agents)
+        judge, record = evaluator(agents=agents)
         await judge.run(TASKS, 6, seed=seed)
-        return sorted(seed for _, seed in book.log), sorted(a.sessions[0].seed for a in agents)
+        return sorted(seed for _, seed in record.log), sorted(a.sessions[0].seed for a in agents)
 
     worlds, samples = await seeds(0)
     assert len(set(worlds)) == len(set(samples)) == 6
@@ -90,20 +90,20 @@ async def test_every_episode_has_a_world_and_samples_of_its_own_and_the_seed_alo
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 5])
-async def test_no_more_than_so_many_worlds_live_at_once(concurrency):
-    judge, book = evaluator(concurrency=concurrency)
+async def test_at_most_concurrency_episodes_run_at_once(concurrency):
+    judge, record = evaluator(concurrency=concurrency)
     await judge.run(TASKS, 12, seed=0)
-    assert book.most == concurrency
-    assert book.running == 0
+    assert record.max_running == concurrency
+    assert record.running == 0
 
 
-async def test_a_failed_episode_is_kept_and_scored_by_nobody():
+async def test_a_failed_episode_is_recorded_and_not_scored():
     judge, _ = evaluator(failing={"t2"})
-    found = await judge.run(TASKS, 6, seed=0)
-    assert (found.report.n, found.report.mean) == (4, 0.5)
-    assert found.report.failures == {"reset_error": 2}
-    assert len(found.episodes) == 6
-    assert len(found.verdicts) == 4
+    evaluation = await judge.run(TASKS, 6, seed=0)
+    assert (evaluation.report.n, evaluation.report.mean) == (4, 0.5)
+    assert evaluation.report.failures == {"reset_error": 2}
+    assert len(evaluation.episodes) == 6
+    assert len(evaluation.verdicts) == 4
 
 
 async def test_rewards_are_part_of_the_score_and_a_broken_one_is_a_failure():
@@ -111,11 +111,11 @@ async def test_rewards_are_part_of_the_score_and_a_broken_one_is_a_failure():
         return 10.0 / (episode.task.id != "t2")
 
     judge, _ = evaluator(rewards=[Reward(length, weight=0.5)])
-    found = await judge.run(TASKS, 6, seed=0)
-    assert (found.report.n, found.report.mean) == (4, 5.5)
-    assert found.report.parts == {"env": 0.5, "length": 10.0}
-    assert found.report.failures == {"reward_error": 2}
-    assert [e.ending.value for e in found.episodes] == ["completed", "completed", "failed"] * 2
+    evaluation = await judge.run(TASKS, 6, seed=0)
+    assert (evaluation.report.n, evaluation.report.mean) == (4, 5.5)
+    assert evaluation.report.parts == {"env": 0.5, "length": 10.0}
+    assert evaluation.report.failures == {"reward_error": 2}
+    assert [e.ending.value for e in evaluation.episodes] == ["completed", "completed", "failed"] * 2
 
 
 async def test_an_episode_played_once_is_a_group_of_one():
@@ -123,7 +123,7 @@ async def test_an_episode_played_once_is_a_group_of_one():
     assert (await judge.run(TASKS, 6, seed=0)).report.parts["size"] == 1.0
 
 
-async def test_when_everything_fails_one_sentence_tells_why():
+async def test_when_every_episode_fails_an_error_contains_the_cause():
     judge, _ = evaluator(failing={"t0", "t1", "t2"})
     with pytest.raises(WorldBrokenError) as caught:
         await judge.run(TASKS, 4, seed=0)
@@ -138,11 +138,11 @@ async def test_a_split_without_tasks_is_refused():
         await judge.run([], 4, seed=0)
 
 
-async def test_progress_is_told_once_for_every_episode():
-    told = []
-    judge, _ = evaluator(failing={"t0"}, progress=told.append)
+async def test_progress_is_called_once_for_every_episode():
+    calls = []
+    judge, _ = evaluator(failing={"t0"}, progress=calls.append)
     await judge.run(TASKS, 5, seed=0)
-    assert told == [1] * 5
+    assert calls == [1] * 5
 
 
 async def test_cancelling_closes_every_world():

@@ -1,4 +1,4 @@
-"""Failures stand in no mean, and the standard error is numpy's."""
+"""Failures are in no mean, and the standard error equals numpy's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_mean_and_standard_error_are_numpys(scores):
 
 
 @pytest.mark.parametrize(("scores", "mean"), [([], 0.0), ([0.5], 0.5)])
-def test_of_one_score_there_is_no_standard_error(scores, mean):
+def test_one_score_has_no_standard_error(scores, mean):
     report = summarize(
         [episode(f"e{n}") for n in range(len(scores))],
         [Verdict(f"e{n}", "env", score) for n, score in enumerate(scores)],
@@ -93,7 +93,7 @@ def test_verdicts_are_matched_by_episode_not_by_place():
     assert summarize(played, verdicts, setting, seconds=0.0).by == {"hops=1": 0.0, "hops=2": 1.0}
 
 
-def test_parts_are_told_where_there_are_any_beside_the_steps():
+def test_parts_are_reported_unless_only_steps_are_rewarded():
     played = [episode("e0"), episode("e1")]
     parts = [{"env": 1.0, "brevity": 4.0}, {"env": 0.0}]
     verdicts = [Verdict(e.id, "env", 0.0, own) for e, own in zip(played, parts, strict=True)]
@@ -117,7 +117,7 @@ def test_the_time_of_a_call_is_a_mean_over_those_that_could_be_read():
     }
 
 
-def test_calls_are_told_by_how_long_they_took_and_failures_by_kind():
+def test_calls_are_counted_by_latency_and_failures_by_kind():
     tools = {"a/b": ToolStats(calls=3, took={"10ms": 2, "more": 1})}
     failure = Failure("tool", "crashed", "dead")
     played = [

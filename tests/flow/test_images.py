@@ -20,7 +20,7 @@ from agentrl.view.report import ReportEpisode, render_report
 from agentrl.view.transcript import transcript_entries
 from tests.rendering.subjects import CHATML, renderer, tokenizer
 from tests.rollout.chat.chat_server import ChatServer, assistant
-from tests.view.shown import Page, report
+from tests.view.synthetic import Page, report
 from tests.worlds import Reciter
 
 

@@ -1,4 +1,4 @@
-"""What the tests about the project itself look at: its files, and its Python as syntax trees."""
+"""The files of the project, and the syntax trees of its Python, for the tests of the project itself."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".html", ".css", ".js", ".svg", ".json",
 @cache
 def python_files(*folders: str) -> tuple[Path, ...]:
     """Every Python file under some folders, or under all of them."""
-    chosen = folders or PYTHON_FOLDERS
-    return tuple(path for folder in chosen for path in sorted((ROOT / folder).rglob("*.py")))
+    names = folders or PYTHON_FOLDERS
+    return tuple(path for folder in names for path in sorted((ROOT / folder).rglob("*.py")))
 
 
 @cache
@@ -39,7 +39,7 @@ def text_files() -> tuple[Path, ...]:
 
 
 def name_of(path: Path) -> str:
-    """A path as a person writes it: from the root of the project."""
+    """A path relative to the root of the project."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -50,7 +50,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def comments_of(path: Path) -> Iterator[str]:
-    """The comments of a file, and nothing that merely looks like one inside a string."""
+    """The comments of a file, without strings that look like comments."""
     source = path.read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -58,15 +58,15 @@ def comments_of(path: Path) -> Iterator[str]:
 
 
 def requirements(*extras: str) -> tuple[Requirement, ...]:
-    """What pyproject.toml asks for: the core's dependencies, and those of extras."""
+    """The dependencies in pyproject.toml: those of the core, and those of extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core = [Requirement(line) for line in project["dependencies"]]
-    chosen: list[Requirement] = []
-    waiting = list(extras)
-    for extra in waiting:
-        for one in map(Requirement, project["optional-dependencies"][extra]):
-            if one.name == project["name"]:
-                waiting += [name for name in sorted(one.extras) if name not in waiting]
+    optional: list[Requirement] = []
+    pending = list(extras)
+    for extra in pending:
+        for requirement in map(Requirement, project["optional-dependencies"][extra]):
+            if requirement.name == project["name"]:
+                pending += [name for name in sorted(requirement.extras) if name not in pending]
             else:
-                chosen.append(one)
-    return (*core, *chosen)
+                optional.append(requirement)
+    return (*core, *optional)

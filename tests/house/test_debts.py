@@ -16,7 +16,7 @@ SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 BROAD = {"Exception", "BaseException"}
 
 
-def _word(node: ast.AST) -> str:
+def _identifier(node: ast.AST) -> str:
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -37,15 +37,19 @@ def _is_broad(node: ast.AST) -> bool:
     if not isinstance(node, ast.ExceptHandler):
         return False
     caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-    return any(one is None or _word(one) in BROAD for one in caught)
+    return any(exception is None or _identifier(exception) in BROAD for exception in caught)
 
 
 def _is_skip(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in SKIPS and _word(node.value) in {"pytest", "mark"}
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in SKIPS
+        and _identifier(node.value) in {"pytest", "mark"}
+    )
 
 
 FINDERS: dict[str, Callable[[Path], Iterator[str]]] = {
-    "any": lambda path: _nodes(path, lambda node: _word(node) == "Any"),
+    "any": lambda path: _nodes(path, lambda node: _identifier(node) == "Any"),
     "type_ignores": lambda path: _comments(path, r"type:\s*ignore"),
     "noqas": lambda path: _comments(path, r"noqa"),
     "broad_excepts": lambda path: _nodes(path, _is_broad),
@@ -53,7 +57,7 @@ FINDERS: dict[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-def found(debt: str) -> list[str]:
+def places_of(debt: str) -> list[str]:
     if debt == "import_exceptions":
         contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
         return [exception for contract in contracts for exception in contract.get("ignore_imports", [])]
@@ -63,7 +67,7 @@ def found(debt: str) -> list[str]:
 @pytest.mark.parametrize("debt", [*FINDERS, "import_exceptions"])
 def test_debts_only_fall(debt: str) -> None:
     allowed = tomllib.loads((Path(__file__).parent / "debts.toml").read_text())[debt]
-    places = found(debt)
+    places = places_of(debt)
     listing = "\n  ".join(places)
     assert len(places) <= allowed, f"{len(places)} {debt}, {allowed} are allowed; do without:\n  {listing}"
     assert len(places) >= allowed, f"only {len(places)} {debt} are left: lower the number in debts.toml"
@@ -81,7 +85,9 @@ def test_debts_only_fall(debt: str) -> None:
         ("skips", "pytest.importorskip('x')"),
     ],
 )
-def test_each_debt_is_seen(debt: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_debt_is_detected(
+    debt: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.house.source.ROOT", tmp_path)
     path = tmp_path / "code.py"
     path.write_text(source)

@@ -1,4 +1,4 @@
-"""Links between our pages lead somewhere: to a file, and to a heading where they name one."""
+"""Links between pages lead to existing files, and to existing headings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings as they are linked to: small letters, blanks as dashes, no other signs."""
+    """The anchors of the headings: lower case, dashes for blanks, no punctuation."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -36,11 +36,11 @@ def dead_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
+def test_every_link_has_a_target(page):
     assert dead_links(page) == []
 
 
-def test_dead_links_are_found(tmp_path):
+def test_dead_links_are_detected(tmp_path):
     (tmp_path / "other.md").write_text("# What it's for\n")
     page = tmp_path / "page.md"
     page.write_text(

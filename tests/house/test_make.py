@@ -22,10 +22,12 @@ TARGETS = (
 
 
 def make(*arguments: str) -> str:
-    # Inside `make test` this would be a sub-make, which announces the folders it enters and leaves.
-    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    # Inside `make test` this would be a sub-make, which prints the folders that it enters and leaves.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
     return subprocess.run(
-        ["make", *arguments], cwd=ROOT, env=outside, capture_output=True, text=True, check=True
+        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     ).stdout
 
 
@@ -56,12 +58,12 @@ SELECTED = re.compile(r" -m pytest .*?-m (\"[^\"]+\"|\w+)")
 
 
 def selected(target: str) -> list[str]:
-    """What pytest is told to choose, for every time that a target starts it."""
-    found = SELECTED.findall(make("--dry-run", "--always-make", target).replace("\\\n", ""))
-    return [one.strip('"') for one in found]
+    """The marker expression of every call of pytest in a target."""
+    expressions = SELECTED.findall(make("--dry-run", "--always-make", target).replace("\\\n", ""))
+    return [expression.strip('"') for expression in expressions]
 
 
-def test_every_tier_runs_what_it_is_for_and_nothing_twice() -> None:
+def test_every_tier_runs_its_own_tests_once() -> None:
     assert selected("test") == ["not full and not gpu"]
     assert selected("test-full") == ["not full and not gpu", "full and not faults and not learning", "gpu"]
     assert selected("test-faults") == ["faults"]
@@ -88,7 +90,7 @@ def test_learned(): ...
 
 
 @pytest.mark.parametrize(
-    ("chosen", "kept"),
+    ("expression", "expected"),
     [
         ("not full and not gpu", "quick"),
         ("full and not faults and not learning", "long"),
@@ -97,18 +99,18 @@ def test_learned(): ...
         ("learning", "learned"),
     ],
 )
-def test_every_test_is_in_one_tier(tmp_path: Path, chosen: str, kept: str) -> None:
+def test_every_test_is_in_one_tier(tmp_path: Path, expression: str, expected: str) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_marked.py").write_text(MARKED)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     markers = "\n  ".join(project["tool"]["pytest"]["ini_options"]["markers"])
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers =\n  {markers}\n")
-    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "--collect-only", "-m", chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "--collect-only", "-m", expression]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert re.findall(r"::test_(\w+)", done.stdout) == [kept]
+    assert re.findall(r"::test_(\w+)", done.stdout) == [expected]
     commands = {"killed": "faults", "learned": "learning", "long": "full"}
     for name, tier in commands.items():
-        assert (f"1 tests marked `{tier}`: make test-{tier}" in done.stdout) == (name != kept)
+        assert (f"1 tests marked `{tier}`: make test-{tier}" in done.stdout) == (name != expected)
 
 
 @pytest.fixture
@@ -141,4 +143,6 @@ def test_every_direct_dependency_is_pinned_and_nothing_else() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", pin) for pin in pins)
-    assert {pin.split("==")[0].lower() for pin in pins} == {one.name.lower() for one in requirements("dev")}
+    assert {pin.split("==")[0].lower() for pin in pins} == {
+        requirement.name.lower() for requirement in requirements("dev")
+    }

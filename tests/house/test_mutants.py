@@ -1,4 +1,4 @@
-"""The tables of planted bugs follow the code, and the harness tells apart what it must."""
+"""The tables of planted bugs match the code, and the harness classifies outcomes correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.house.source import ROOT
 from tests.mutants.__main__ import Fate, judge
 from tests.mutants.patterns import Pattern, Replacement
 from tests.mutants.planting import Index, StaleBugError, index_of, mutated
-from tests.mutants.table import MOST_BUGS, Bug, load, targets
+from tests.mutants.table import MAX_BUGS, Bug, load, targets
 
 LAW = re.compile(r"^\| (.+?) \| .+ \|$", re.MULTILINE)
 CODE = "FACTOR = 2\n\ndef double(x):\n    # twice\n    return FACTOR * x\n"
@@ -22,13 +22,13 @@ ABORTED_IN_THE_END = "__import__('atexit').register(__import__('os').abort)"
 
 
 def stale(bug: Bug, index: Index) -> str | None:
-    """What is wrong with a bug, in one line."""
+    """The error of a bug in one line, or None."""
     for test in bug.tests:
         path, _, name = test.partition("::")
-        where = ROOT / path
-        if not where.exists():
+        file = ROOT / path
+        if not file.exists():
             return f"{bug.name}: there is no {path}"
-        if name and f"def {name.split('[')[0]}(" not in where.read_text(encoding="utf-8"):
+        if name and f"def {name.split('[')[0]}(" not in file.read_text(encoding="utf-8"):
             return f"{bug.name}: there is no {name} in {path}"
     try:
         path, text = mutated(bug, index, ROOT)
@@ -47,7 +47,7 @@ def test_every_bug_can_be_planted_and_has_its_tests() -> None:
 def test_bugs_are_few_and_each_has_a_name_of_its_own() -> None:
     names = Counter(bug.name for bug in load())
     assert [name for name, times in names.items() if times > 1] == []
-    assert len(names) <= MOST_BUGS
+    assert len(names) <= MAX_BUGS
 
 
 def test_every_law_of_the_architecture_has_a_bug_or_two() -> None:
@@ -56,7 +56,7 @@ def test_every_law_of_the_architecture_has_a_bug_or_two() -> None:
     laws = [law for law in LAW.findall(table) if law not in ("law", "---")]
     bugs = Counter(bug.target for bug in load())
     assert [law for law in laws if bugs[law] not in (1, 2)] == [], "laws without a bug, or with three"
-    assert [law for law in targets("law") if law not in laws] == [], "bugs of laws that are gone"
+    assert [law for law in targets("law") if law not in laws] == [], "bugs of laws that do not exist"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_pattern_finds_nothing_else(old: str, code: str) -> None:
         ("double", "", "any_x", "times three: the old pattern matches 3 times in double (double_it.py)"),
     ],
 )
-def test_a_bug_without_its_one_place_says_so(
+def test_a_bug_without_a_unique_place_is_stale(
     tmp_path: Path, where: str, path: str, old: str, reason: str
 ) -> None:
     (tmp_path / "double_it.py").write_text(CODE)

@@ -1,4 +1,4 @@
-"""Files, functions and nesting stay small: the tail decides how a codebase reads."""
+"""Files, functions and nesting stay small: the largest of them determine how a codebase reads."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ FOR_LOOPS = FOR_AUTHORS | {
     "agentrl.trainer.torch",
     "agentrl.types",
 }
-"""What somebody needs who writes a training loop."""
+"""The modules that authors of training loops may use."""
 
 
 def test_the_public_names_are_pinned() -> None:
@@ -74,11 +74,11 @@ def test_the_public_names_are_pinned() -> None:
     assert len(PUBLIC) <= 36
 
 
-def test_every_public_name_says_what_it_is() -> None:
-    things = {name: getattr(agentrl, name) for name in agentrl.__all__}
-    described = (inspect.isclass, inspect.isfunction)
+def test_every_public_name_has_a_docstring() -> None:
+    objects = {name: getattr(agentrl, name) for name in agentrl.__all__}
+    needs_docstring = (inspect.isclass, inspect.isfunction)
     assert [
-        n for n, thing in things.items() if any(is_a(thing) for is_a in described) and not thing.__doc__
+        n for n, obj in objects.items() if any(is_a(obj) for is_a in needs_docstring) and not obj.__doc__
     ] == []
 
 

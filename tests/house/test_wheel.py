@@ -1,4 +1,4 @@
-"""The wheel is whole: it trains outside the source tree, its core is a light gym, it bars no newer Python."""
+"""The wheel: it trains outside the source tree, its core works without torch, newer Pythons are allowed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import pytest
 from tests.house.source import ROOT, name_of, python_files
 
 DATA_SUFFIXES = {".html", ".css", ".js", ".toml", ".typed", ".jinja"}
-# Modules of the standard library that 3.12 and 3.13 took away.
-GONE = {
+# Modules of the standard library that 3.12 and 3.13 removed.
+REMOVED = {
     *("asynchat", "asyncore", "distutils", "imp", "smtpd"),
     *("aifc", "audioop", "cgi", "cgitb", "chunk", "crypt", "imghdr", "mailcap", "msilib", "nis", "nntplib"),
     *("ossaudiodev", "pipes", "sndhdr", "spwd", "sunau", "telnetlib", "uu", "xdrlib", "lib2to3"),
 }
-MOST_MEGABYTES = 200
+MAX_MEGABYTES = 200
 GYMNASIUM = """
 import gymnasium
 world = gymnasium.make("agentrl:agentrl/HopSearch-v0")
 world.reset(seed=0)
 world.step("<search> Fapi Pevi born</search>")
 """
-# A chat endpoint that always gives one answer, and the command line that scores it.
+# A chat endpoint with a constant answer, and the command line that scores it.
 SERVER = """
 import http.server, json, threading
 from agentrl.cli import main
@@ -86,10 +86,10 @@ def imported(tree: ast.AST) -> set[str]:
 def test_every_file_is_python_3_11_and_uses_nothing_that_newer_ones_dropped() -> None:
     for path in python_files():
         tree = ast.parse(path.read_text(encoding="utf-8"), name_of(path), feature_version=(3, 11))
-        assert imported(tree) & GONE == set(), name_of(path)
+        assert imported(tree) & REMOVED == set(), name_of(path)
 
 
-def test_no_newer_python_is_barred() -> None:
+def test_newer_pythons_are_allowed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["requires-python"] == ">=3.11"
 
@@ -108,7 +108,7 @@ def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment: agentrl from the wheel, its dependencies from this one.
 
     A path named in a .pth file is searched, its own .pth files are not: so the editable install
-    of the source tree stays out of sight.
+    of the source tree is not visible.
     """
     home = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
@@ -149,13 +149,13 @@ def run(commands: Path, folder: Path, *arguments: str) -> str:
 @pytest.mark.full
 def test_the_wheel_holds_every_module_and_every_data_file(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {name_of(path) for path in python_files("agentrl", "envs_contrib")} | {
+    expected = {name_of(path) for path in python_files("agentrl", "envs_contrib")} | {
         name_of(path)
         for folder in ("agentrl", "envs_contrib")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in DATA_SUFFIXES
     }
-    assert wanted - inside == set()
+    assert expected - inside == set()
     assert {name.split("/")[0] for name in inside if ".dist-info" not in name} == {"agentrl", "envs_contrib"}
 
 
@@ -164,8 +164,8 @@ def test_the_wheel_trains_outside_the_source_tree(commands: Path, tmp_path: Path
     where = run(commands, tmp_path, "python", "-c", "import agentrl; print(agentrl.__file__)")
     assert Path(where.strip()).is_relative_to(commands.parent)
 
-    listed = json.loads(run(commands, tmp_path, "agentrl", "envs", "list", "--json"))
-    assert {"HopSearch-v0", "Calculator-v0"} <= {one["id"] for one in listed}
+    listing = json.loads(run(commands, tmp_path, "agentrl", "envs", "list", "--json"))
+    assert {"HopSearch-v0", "Calculator-v0"} <= {env["id"] for env in listing}
 
     run_file = tmp_path / "run.toml"
     run_file.write_bytes((ROOT / "examples" / "hop_search" / "run.toml").read_bytes())
@@ -185,20 +185,20 @@ def test_the_core_is_small_and_holds_no_torch(light: Path) -> None:
         "safetensors",
     } == set()
     megabytes = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
-    assert megabytes <= MOST_MEGABYTES
+    assert megabytes <= MAX_MEGABYTES
 
 
 @pytest.mark.full
 def test_the_core_is_a_gym(light: Path, tmp_path: Path) -> None:
-    listed = json.loads(run(light, tmp_path, "agentrl", "envs", "list", "--json"))
-    assert {"HopSearch-v0", "Calculator-v0", "FrozenLake-v0"} <= {one["id"] for one in listed}
+    listing = json.loads(run(light, tmp_path, "agentrl", "envs", "list", "--json"))
+    assert {"HopSearch-v0", "Calculator-v0", "FrozenLake-v0"} <= {env["id"] for env in listing}
     assert "HopSearch-v0" in run(light, tmp_path, "agentrl", "envs", "show", "HopSearch-v0", "--json")
     assert "passed" in run(light, tmp_path, "agentrl", "envs", "check", "HopSearch-v0", "--n", "4")
     run(light, tmp_path, "agentrl", "envs", "new", "stock-room")
     run(light, tmp_path, "python", "-c", GYMNASIUM)
     (tmp_path / "server.py").write_text(SERVER)
-    told = json.loads(run(light, tmp_path, "python", "server.py"))
-    assert (told["n"], told["failures"]) == (4, {})
+    report = json.loads(run(light, tmp_path, "python", "server.py"))
+    assert (report["n"], report["failures"]) == (4, {})
 
     train = [light / "agentrl", "train", "--env", "HopSearch-v0"]
     done = subprocess.run(train, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -209,9 +209,9 @@ def test_the_core_is_a_gym(light: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_sglang_goes_into_one_environment_with_all_that_training_needs(wheel: Path, tmp_path: Path) -> None:
-    # The resolver's answer for a Linux machine with a GPU; nothing is installed. Wheels alone can be asked
-    # for another Python, and one dependency of reasoning-gym has none.
+def test_sglang_and_training_resolve_into_one_environment(wheel: Path, tmp_path: Path) -> None:
+    # A dry run of the resolver for a Linux machine with a GPU. Another Python version requires wheels only,
+    # and one dependency of reasoning-gym has none, so that extra is left out.
     report = tmp_path / "report.json"
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"),
@@ -223,8 +223,8 @@ def test_sglang_goes_into_one_environment_with_all_that_training_needs(wheel: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     chosen = {
-        one["metadata"]["name"].lower(): one["metadata"]["version"]
-        for one in json.loads(report.read_text())["install"]
+        package["metadata"]["name"].lower(): package["metadata"]["version"]
+        for package in json.loads(report.read_text())["install"]
     }
     without_gpu = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "sglang-cpu.txt").read_text(), re.MULTILINE))
     for name in ("sglang", "sglang-router"):

@@ -1,1 +1,1 @@
-"""Bugs planted one at a time, each of which a named test must notice."""
+"""Bugs that are planted one at a time, each of which a named test must detect."""

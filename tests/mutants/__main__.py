@@ -1,4 +1,4 @@
-"""Plant every bug of the tables, one at a time, and demand that its tests turn red.
+"""Plant every bug of the tables, one at a time, and require that its tests fail.
 
     python -m tests.mutants [--json] [--jobs 2] [NAME ...]
 
@@ -30,12 +30,12 @@ from tests.mutants.table import ROOT, Bug, load
 
 COPIED = (*PACKAGES, "examples", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
 TIMEOUT_S = 300.0
-# Native tracebacks: pytest's own parse the code, where Python 3.11 may trip over what a bug left open.
+# Native tracebacks: those of pytest parse the code, which may crash Python 3.11 on planted bugs.
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=native", "-p", "no:cacheprovider")
 
 
 class Fate(StrEnum):
-    """What became of a bug. `slow` is no proof: a test that hangs does not say what is wrong."""
+    """The outcome of a bug. `slow` does not count as killed: a hanging test names no cause."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -45,7 +45,7 @@ class Fate(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """One bug, its fate, the test that saw it (or what went wrong) and how long that took."""
+    """One bug, its fate, the test that failed (or the error), and the duration."""
 
     name: str
     fate: Fate
@@ -53,13 +53,13 @@ class Outcome(NamedTuple):
     seconds: float
 
     @property
-    def fine(self) -> bool:
-        """Whether the tests did their work."""
+    def is_killed(self) -> bool:
+        """Whether a test detected the bug."""
         return self.fate is Fate.KILLED
 
 
 def copy_tree(root: Path, target: Path) -> Path:
-    """Copy what tests need, without byte code: a bug must never be hidden by an older .pyc file."""
+    """Copy the files that tests need, without byte code: an older .pyc file must not hide a bug."""
     for name in COPIED:
         source = root / name
         if source.is_dir():
@@ -74,9 +74,9 @@ def run_tests(
 ) -> subprocess.CompletedProcess[str]:
     """Run some tests of `tree` against the code of `tree`, not against the installed package.
 
-    Only those of the quick tier; a test whose parameters are named too runs whatever its tier.
+    Only those of the quick tier; a test with explicit parameters runs whatever its tier.
 
-    jobs: how many files at a time; 0 = one, in this order.
+    jobs: files at a time; 0 = one, in this order.
 
     Raises:
         subprocess.TimeoutExpired: they took longer than `timeout_s`.
@@ -90,7 +90,7 @@ def run_tests(
 
 
 def all_green(tree: Path, bugs: Sequence[Bug], jobs: int) -> bool:
-    """Whether the tests of these bugs pass without any."""
+    """Whether the tests of these bugs pass without the bugs."""
     tests = {test for bug in bugs for test in bug.tests}
     exact = {test for test in tests if "[" in test}
     for chosen in (tests - exact, exact):
@@ -109,7 +109,7 @@ def last_line(output: str, start: str = "") -> str:
 def fate_of(run: subprocess.CompletedProcess[str]) -> tuple[Fate, str]:
     """Read pytest's exit code: 1 = a test failed; 2 and up = the bug did not even import.
 
-    Less than 0: a thread that the bug left over aborted the process, maybe after a test had failed.
+    Below 0: a leftover thread of the bug aborted the process, possibly after a test had failed.
     """
     failed = last_line(run.stdout, "FAILED").removeprefix("FAILED ").split(" - ")[0]
     if run.returncode == 0:
@@ -121,18 +121,18 @@ def fate_of(run: subprocess.CompletedProcess[str]) -> tuple[Fate, str]:
 
 @contextmanager
 def planted(bug: Bug, index: Index, tree: Path) -> Iterator[None]:
-    """`tree` with the bug in it; afterwards without."""
+    """Plant the bug in `tree` during the block."""
     path, broken = mutated(bug, index, tree)
-    sound = path.read_text(encoding="utf-8")
+    original = path.read_text(encoding="utf-8")
     path.write_text(broken, encoding="utf-8")
     try:
         yield
     finally:
-        path.write_text(sound, encoding="utf-8")
+        path.write_text(original, encoding="utf-8")
 
 
 def judge(bug: Bug, index: Index, tree: Path) -> Outcome:
-    """Plant one bug and see whether its tests notice."""
+    """Plant one bug and run its tests."""
     started = time.monotonic()
     try:
         with planted(bug, index, tree):
@@ -171,16 +171,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     options = parser.parse_args()
-    # Started in the background it would ignore Ctrl-C, and so would all tests: bugs there could not be seen.
+    # Started in the background, this process and all tests would ignore Ctrl-C, and bugs there would survive.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    known = {bug.name: bug for bug in load()}
-    if unknown := set(options.names) - set(known):
+    by_name = {bug.name: bug for bug in load()}
+    if unknown := set(options.names) - set(by_name):
         parser.error(f"no bug is called {', '.join(sorted(unknown))}")
-    chosen = [known[name] for name in options.names or known]
+    chosen = [by_name[name] for name in options.names or by_name]
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        # The project may change while this runs: what is judged is what was green.
+        # The project may change meanwhile: the bugs are planted in the copy whose tests passed.
         sound = copy_tree(ROOT, Path(folder) / "sound")
         if not all_green(sound, chosen, options.jobs):
             print("The tests are not green without any bug; mend that first.", file=sys.stderr)
@@ -188,10 +188,10 @@ def main() -> int:
         print(f"green without any bug: {time.monotonic() - started:.0f} s", file=sys.stderr)
         outcomes = judge_all(chosen, sound, Path(folder), options.jobs)
 
-    survivors = [outcome for outcome in outcomes if not outcome.fine]
+    survivors = [outcome for outcome in outcomes if not outcome.is_killed]
     if options.json:
         print(json.dumps([outcome._asdict() for outcome in outcomes], indent=2))
-    # In the words that test runners close with: a bug that was noticed is a test that passed.
+    # In the format of test runners: a killed bug counts as a passed test.
     print(f"{len(outcomes) - len(survivors)} passed, {len(survivors)} failed", file=sys.stderr)
     return bool(survivors)
 

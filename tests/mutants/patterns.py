@@ -2,7 +2,7 @@
 
 Spaces, line breaks, comments and the kind of quotes make no difference.
 
-    a < b                    this expression, wherever it stands
+    a < b                    this expression anywhere
     f(any_x, seed=any_seed)  `any_NAME` is any expression, the same one wherever the name is repeated
     f(*any_rest, k=1)        `*any_NAME` is all further arguments, `**any_NAME` all further keywords
     seed=prompt.seed         a keyword argument, or an assignment to a name
@@ -23,7 +23,7 @@ Bindings = dict[str, list[ast.AST]]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What is looked for, or what replaces it: one expression, or statements."""
+    """The code that is replaced, or its replacement: one expression, or statements."""
 
     nodes: tuple[ast.AST, ...]
 
@@ -54,7 +54,7 @@ class Pattern:
 
 
 def _placeholder(node: object) -> str | None:
-    """The placeholder that a node is, with its stars; None where it is something else."""
+    """The name of a placeholder, with its stars; None for any other node."""
     match node:
         case ast.Name(id=name) if name.startswith(ANY):
             return name
@@ -66,43 +66,43 @@ def _placeholder(node: object) -> str | None:
 
 
 def _bound(name: str, nodes: Sequence[ast.AST], bindings: Bindings) -> bool:
-    """Bind a placeholder; whether it is new, or stands for the same as before."""
+    """Bind a placeholder; returns whether it is new or has the same value as before."""
     before = bindings.setdefault(name, list(nodes))
     return [ast.unparse(node) for node in before] == [ast.unparse(node) for node in nodes]
 
 
-def _same_list(wanted: Sequence[object], found: Sequence[object], bindings: Bindings) -> bool:
-    name = _placeholder(wanted[-1]) if wanted else None
+def _same_list(pattern: Sequence[object], nodes: Sequence[object], bindings: Bindings) -> bool:
+    name = _placeholder(pattern[-1]) if pattern else None
     if name is None or not name.startswith("*"):
-        return len(wanted) == len(found) and all(
-            same(one, other, bindings) for one, other in zip(wanted, found, strict=True)
+        return len(pattern) == len(nodes) and all(
+            same(part, node, bindings) for part, node in zip(pattern, nodes, strict=True)
         )
-    first, rest = found[: len(wanted) - 1], found[len(wanted) - 1 :]
+    first, rest = nodes[: len(pattern) - 1], nodes[len(pattern) - 1 :]
     if name.startswith("**"):
-        names = [one.arg for one in wanted[:-1]]
-        first = sorted((one for one in found if one.arg in names), key=lambda one: names.index(one.arg))
-        rest = [one for one in found if one.arg not in names]
-    return _same_list(wanted[:-1], first, bindings) and _bound(name, rest, bindings)
+        names = [keyword.arg for keyword in pattern[:-1]]
+        first = sorted((node for node in nodes if node.arg in names), key=lambda node: names.index(node.arg))
+        rest = [node for node in nodes if node.arg not in names]
+    return _same_list(pattern[:-1], first, bindings) and _bound(name, rest, bindings)
 
 
-def same(wanted: object, found: object, bindings: Bindings) -> bool:
-    """Whether a tree is what a pattern describes. Fills `bindings`."""
-    if isinstance(wanted, list):
-        return isinstance(found, list) and _same_list(wanted, found, bindings)
-    if not isinstance(wanted, ast.AST):
-        return type(wanted) is type(found) and wanted == found
-    name = _placeholder(wanted)
-    if name is not None and isinstance(found, ast.expr):
-        return _bound(name, [found], bindings)
-    return type(wanted) is type(found) and all(
-        same(getattr(wanted, part, None), getattr(found, part, None), bindings)
-        for part in wanted._fields
+def same(pattern: object, node: object, bindings: Bindings) -> bool:
+    """Whether a tree matches a pattern. Fills `bindings`."""
+    if isinstance(pattern, list):
+        return isinstance(node, list) and _same_list(pattern, node, bindings)
+    if not isinstance(pattern, ast.AST):
+        return type(pattern) is type(node) and pattern == node
+    name = _placeholder(pattern)
+    if name is not None and isinstance(node, ast.expr):
+        return _bound(name, [node], bindings)
+    return type(pattern) is type(node) and all(
+        same(getattr(pattern, part, None), getattr(node, part, None), bindings)
+        for part in pattern._fields
         if part not in {"ctx", "kind", "type_comment"}
     )
 
 
 class _Filled(ast.NodeTransformer):
-    """Puts what the placeholders stand for into the pattern of what is new."""
+    """Substitutes the bindings for the placeholders of the replacement."""
 
     def __init__(self, bindings: Bindings) -> None:
         self._bindings = bindings
@@ -128,18 +128,18 @@ class Match:
 
 
 def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, object]]:
-    """Every node below `tree`, with where it hangs."""
+    """Every node below `tree`, with its owner, field and index."""
     for owner in ast.walk(tree):
         for part, value in ast.iter_fields(owner):
             if isinstance(value, ast.AST):
                 yield owner, part, None, value
             elif isinstance(value, list):
-                yield from ((owner, part, index, one) for index, one in enumerate(value))
+                yield from ((owner, part, index, node) for index, node in enumerate(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What is looked for in a tree, and what comes in its place."""
+    """A pattern, and its replacement."""
 
     old: Pattern
     new: Pattern
@@ -150,7 +150,7 @@ class Replacement:
         object.__setattr__(self, "changes", dumps[0] != dumps[1])
 
     def matches(self, tree: ast.AST) -> list[Match]:
-        """Every place below `tree` that is as the old pattern says."""
+        """Every place below `tree` that matches the old pattern."""
         return [match for place in _places(tree) if (match := self._match(*place)) is not None]
 
     def _match(self, owner: ast.AST, part: str, index: int | None, node: object) -> Match | None:
@@ -164,13 +164,15 @@ class Replacement:
         if index is None or not isinstance(node, ast.stmt):
             return None
         size = len(self.old.nodes)
-        found = getattr(owner, part)[index : index + size]
+        statements = getattr(owner, part)[index : index + size]
         return (
-            Match(owner, part, index, size, bindings) if same(list(self.old.nodes), found, bindings) else None
+            Match(owner, part, index, size, bindings)
+            if same(list(self.old.nodes), statements, bindings)
+            else None
         )
 
     def apply(self, match: Match) -> None:
-        """Put what is new into the tree."""
+        """Replace a match in its tree."""
         chosen = (self.new.keyword,) if match.as_keyword else self.new.nodes
         new = [_Filled(match.bindings).visit(copy.deepcopy(node)) for node in chosen]
         value = getattr(match.owner, match.part)

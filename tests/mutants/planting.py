@@ -11,15 +11,15 @@ from tests.mutants.patterns import Match
 from tests.mutants.table import Bug
 
 PACKAGES = ("agentrl", "envs_contrib", "benchmarks")
-# Statements that hold definitions without giving them a name.
+# Statements that contain definitions and add nothing to their qualified names.
 BLOCKS = (ast.If, ast.Try, ast.With, ast.AsyncWith, ast.For)
 
 
 class StaleBugError(Exception):
-    """What a bug names is not in the package, or not once: its entry in the table has to follow the code."""
+    """A bug's definition or pattern is not in the package exactly once: its entry must be updated."""
 
 
-class Place(NamedTuple):
+class Definition(NamedTuple):
     """A definition: the path of its file below the root, the syntax tree of that file, and its own."""
 
     path: str
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     node: ast.AST
 
 
-Index = Mapping[str, Sequence[Place]]
+Index = Mapping[str, Sequence[Definition]]
 
 
 def _definitions(parent: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
@@ -45,16 +45,16 @@ def _definitions(parent: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.A
 
 def index_of(root: Path, paths: Sequence[str] = ()) -> Index:
     """Every definition in some files, or in all of the package, by its qualified name."""
-    everything = (file for package in PACKAGES for file in sorted((root / package).rglob("*.py")))
-    index: dict[str, list[Place]] = {}
-    for path in paths or [file.relative_to(root).as_posix() for file in everything]:
+    all_files = (file for package in PACKAGES for file in sorted((root / package).rglob("*.py")))
+    index: dict[str, list[Definition]] = {}
+    for path in paths or [file.relative_to(root).as_posix() for file in all_files]:
         module = ast.parse((root / path).read_text(encoding="utf-8"), path)
         for name, node in _definitions(module):
-            index.setdefault(name, []).append(Place(path, module, node))
+            index.setdefault(name, []).append(Definition(path, module, node))
     return index
 
 
-def find(bug: Bug, index: Index) -> tuple[Place, Match]:
+def find(bug: Bug, index: Index) -> tuple[Definition, Match]:
     """The one place that a bug can go to.
 
     Raises:
@@ -64,22 +64,22 @@ def find(bug: Bug, index: Index) -> tuple[Place, Match]:
     if not places:
         where = f" in a path with {bug.path!r}" if bug.path else ""
         raise StaleBugError(f"{bug.name}: nothing is called {bug.where}{where}")
-    found = [(place, match) for place in places for match in bug.replacement.matches(place.node)]
-    if len(found) != 1:
+    matches = [(place, match) for place in places for match in bug.replacement.matches(place.node)]
+    if len(matches) != 1:
         files = ", ".join(sorted({place.path for place in places}))
         raise StaleBugError(
-            f"{bug.name}: the old pattern matches {len(found)} times in {bug.where} ({files})"
+            f"{bug.name}: the old pattern matches {len(matches)} times in {bug.where} ({files})"
         )
-    return found[0]
+    return matches[0]
 
 
 def mutated(bug: Bug, index: Index, root: Path) -> tuple[Path, str]:
-    """The file below `root` that a bug goes into, and its text with the bug in it.
+    """The file of a bug below `root`, and its text with the bug.
 
     Raises:
         StaleBugError: see `find`.
     """
     path = find(bug, index)[0].path
-    place, match = find(bug, index_of(root, [path]))  # a tree of its own: it is changed
+    place, match = find(bug, index_of(root, [path]))  # a new tree: it is modified
     bug.replacement.apply(match)
     return root / path, ast.unparse(ast.fix_missing_locations(place.module)) + "\n"

@@ -1,15 +1,15 @@
 """The table of planted bugs: laws.toml and kernels.toml, read and checked.
 
-A `[[law]]` has the words of a law in docs/architecture.md, a `[[kernel]]` the name of a computation. Below
-stand its bugs:
+A `[[law]]` has the text of a law in docs/architecture.md, a `[[kernel]]` the name of a computation. Its bugs
+follow:
 
     name    what the bug does
-    where   the qualified name of a function, a class or a constant, wherever in the package it is
+    where   the qualified name of a function, a class or a constant, anywhere in the package
     path    part of the path of its file; only where `where` alone is ambiguous
     old     an expression, statements or `keyword=value`: the pattern of what is replaced (patterns.py)
-    new     what replaces it; `...` where it just goes
-    tests   files, folders or `file::test`, the fastest first: one of these tests must turn red. Those of the
-            quick tier run, or whatever `file::test[parameters]` names
+    new     what replaces it; `...` where it is removed
+    tests   files, folders or `file::test`, the fastest first: one of these tests must fail. Those of the
+            quick tier run, and any `file::test[parameters]`
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.mutants.patterns import Pattern, Replacement
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 TABLES = {"law": FOLDER / "laws.toml", "kernel": FOLDER / "kernels.toml"}
-MOST_BUGS = 120
+MAX_BUGS = 120
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug, what it is planted against, where it goes, and the tests that must notice it."""
+    """One bug: its target, its place, and the tests that must detect it."""
 
     target: str
     name: str
@@ -41,7 +41,7 @@ class Bug:
 
     @cached_property
     def replacement(self) -> Replacement:
-        """What the bug does to a syntax tree.
+        """The change of the bug to a syntax tree.
 
         Raises:
             SyntaxError: `old` or `new` is no Python.
@@ -50,7 +50,7 @@ class Bug:
 
 
 def targets(kind: str) -> tuple[str, ...]:
-    """The laws, or the kernels, that bugs are planted against, as the tables name them."""
+    """The laws, or the kernels, that bugs are planted against, by name."""
     return tuple(entry["name"] for entry in tomllib.loads(TABLES[kind].read_text(encoding="utf-8"))[kind])
 
 

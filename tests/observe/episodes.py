@@ -1,4 +1,4 @@
-"""Synthetic episodes: random ones for properties, and one that looks like a real one."""
+"""Synthetic episodes: random ones for properties, and a realistic one."""
 
 import asyncio
 import dataclasses
@@ -107,8 +107,8 @@ TASKS = st.builds(Task, TEXT, OBSERVATIONS, st.none() | TEXT, METADATA, TEXT)
 
 @st.composite
 def trajectories(draw, frozen):
-    """Any number of them, of both agents in turns, each turn a step."""
-    made = []
+    """Any number of trajectories of both agents, each turn a step."""
+    drawn = []
     step = 0
     for _ in range(draw(st.integers(0, 3))):
         turns = []
@@ -116,10 +116,10 @@ def trajectories(draw, frozen):
             turns.append(dataclasses.replace(turn, step=step))
             step += draw(st.integers(1, 2))
         agent = draw(st.sampled_from(AGENTS))
-        again = draw(st.booleans())
-        reason = (draw(st.integers(0, 9)), draw(st.sampled_from(Restart))) if again else (None, None)
-        made.append(Trajectory(tuple(turns), *reason, agent, agent not in frozen))
-    return tuple(made)
+        is_restart = draw(st.booleans())
+        reason = (draw(st.integers(0, 9)), draw(st.sampled_from(Restart))) if is_restart else (None, None)
+        drawn.append(Trajectory(tuple(turns), *reason, agent, agent not in frozen))
+    return tuple(drawn)
 
 
 REWARD = st.none() | st.floats(allow_nan=False) | PARTS

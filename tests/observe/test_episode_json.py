@@ -53,7 +53,7 @@ def assert_same(a, b):
 
 @given(episodes())
 @settings(deadline=None)
-def test_an_episode_comes_back_whole(episode):
+def test_an_episode_survives_the_round_trip(episode):
     assert_same(episode, through_the_journal(episode).episode)
 
 
@@ -69,7 +69,7 @@ def test_an_episode_comes_back_whole(episode):
     )
 )
 @settings(deadline=None)
-def test_a_verdict_comes_back_whole(verdict):
+def test_a_verdict_survives_the_round_trip(verdict):
     episode = simple_episode(verdict.episode_id)
     assert_same((verdict,), through_the_journal(episode, (verdict,)).verdicts)
 
@@ -88,7 +88,7 @@ def test_every_float32_comes_back_with_at_most_nine_digits():
     assert all(len(repr(x).split("e")[0].strip("-").replace(".", "").strip("0")) <= 9 for x in digits)
 
 
-def test_a_person_finds_words_and_tokens_in_the_line():
+def test_text_and_tokens_are_readable_in_the_line():
     plain = written(simple_episode())
     turn = plain["trajectories"][0]["turns"][0]
     assert turn["observation"] == [{"role": "user", "content": "Where was Torba born?"}]
@@ -100,6 +100,6 @@ def test_a_person_finds_words_and_tokens_in_the_line():
     assert completion["token_ids"] == [5, 6]
     assert completion["versions"] == [3, 3]
     assert (completion["finish"], completion["matched"]) == ("stop", 6)
-    assert set(plain["limits"]) == {one.name for one in dataclasses.fields(Limits)}, (
-        "limits are recorded whole"
+    assert set(plain["limits"]) == {field.name for field in dataclasses.fields(Limits)}, (
+        "all limits are recorded"
     )

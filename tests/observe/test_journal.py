@@ -63,7 +63,7 @@ async def test_an_evaluation_has_a_file_of_its_own_whatever_its_name(tmp_path):
     assert path == tmp_path / "trajectories" / "eval_..-held-out_000003.jsonl.gz"
 
 
-async def test_the_books_balance(tmp_path):
+async def test_the_counts_add_up(tmp_path):
     async with Journal(tmp_path) as journal:
         await journal.write_step(0, [trained("a"), trained("b"), dropped("c", "no signal")])
         await journal.write_step(1, [trained("d"), dropped("e", "no signal"), failed("f")])
@@ -71,14 +71,14 @@ async def test_the_books_balance(tmp_path):
         for step in (0, 1):
             entry = Entry(simple_episode("e0"), (verdict("e0"),), Outcome.EVALUATED)
             await journal.write_eval("test", step, [entry])
-    books = reconcile(tmp_path, played=6)
-    assert books.problems == ()
-    assert (books.played, books.trained, books.evaluated) == (6, 3, 2)
-    assert books.dropped == {"no signal": 2, "tool_timeout": 1}
-    assert books.played == books.trained + sum(books.dropped.values())
+    counts = reconcile(tmp_path, played=6)
+    assert counts.problems == ()
+    assert (counts.played, counts.trained, counts.evaluated) == (6, 3, 2)
+    assert counts.dropped == {"no signal": 2, "tool_timeout": 1}
+    assert counts.played == counts.trained + sum(counts.dropped.values())
 
 
-async def test_an_episode_that_stands_twice_is_named(tmp_path):
+async def test_a_repeated_episode_is_reported(tmp_path):
     await written(tmp_path, [trained("a"), trained("a")], [trained("a")])
     problems = reconcile(tmp_path).problems
     assert problems[0] == "step_000000.jsonl.gz holds episode a 2 times."
@@ -90,7 +90,7 @@ async def test_a_lost_episode_is_noticed(tmp_path):
     assert reconcile(tmp_path, played=2).problems == ("the run played 2 episodes, its journal holds 1.",)
 
 
-async def test_an_outcome_in_the_wrong_file_is_named(tmp_path):
+async def test_an_outcome_in_the_wrong_file_is_reported(tmp_path):
     async with Journal(tmp_path) as journal:
         await journal.write_eval("test", 0, [trained("a")])
     assert "wrong outcome" in reconcile(tmp_path).problems[0]
@@ -109,6 +109,6 @@ async def test_an_outcome_in_the_wrong_file_is_named(tmp_path):
         ),
     ],
 )
-def test_a_lie_is_refused_at_birth(make, sentence):
+def test_an_inconsistent_entry_is_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()

@@ -11,7 +11,7 @@ from agentrl.observe import lines
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
-    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
     max_leaves=8,
 )
 
@@ -27,7 +27,7 @@ def same(a, b):
 
 
 @given(JSON_VALUES)
-def test_every_value_comes_back_from_one_line_of_strict_json(value):
+def test_every_value_survives_the_round_trip_through_strict_json(value):
     line = lines.to_line(value)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -40,7 +40,7 @@ def test_lone_surrogates_survive_and_other_text_stays_readable():
     assert lines.from_line(lines.to_line({"a": "x\ud800", "b": "ü"})) == {"a": "x\ud800", "b": "ü"}
 
 
-def test_values_json_cannot_say_do_not_stop_a_run():
+def test_values_without_a_form_in_json_become_text():
     value = {"n": np.int64(3), "x": np.float32(0.5), "nan": np.float32("nan"), "a": np.arange(2)}
     back = lines.from_line(lines.to_line({**value, "day": datetime.date(2026, 1, 2)}))
     assert back["n"] == 3
@@ -50,12 +50,12 @@ def test_values_json_cannot_say_do_not_stop_a_run():
     assert back["day"] == "2026-01-02"
 
 
-def test_data_that_only_resembles_a_spelled_float_stays_as_it_is():
+def test_data_that_resembles_an_encoded_float_is_unchanged():
     for value in ({"$float": "nan", "unit": "m"}, {"$float": "1.5"}, {"$float": None}):
         assert lines.from_line(lines.to_line(value)) == value
 
 
-def test_a_torn_last_line_is_passed_over_and_then_replaced(tmp_path):
+def test_an_incomplete_last_line_is_skipped_and_then_replaced(tmp_path):
     path = tmp_path / "x.jsonl"
     lines.append(path, [lines.to_line(1), lines.to_line(2)])
     with path.open("ab") as file:
@@ -65,14 +65,14 @@ def test_a_torn_last_line_is_passed_over_and_then_replaced(tmp_path):
     assert path.read_bytes() == b"1\n2\n3\n"
 
 
-def test_a_file_that_is_one_torn_line_starts_anew(tmp_path):
+def test_a_file_of_one_incomplete_line_starts_over(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"[1, 2")
     lines.append(path, [lines.to_line(3)])
     assert path.read_bytes() == b"3\n"
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"1\n{oops\n3\n")
     with pytest.raises(ValueError, match=r"x\.jsonl line 2 is not JSON"):

@@ -24,13 +24,13 @@ class Broken:
 
 class Recorder:
     def __init__(self):
-        self.seen = []
+        self.calls = []
 
     def log(self, step, metrics, *, time_s):
-        self.seen.append((step, dict(metrics), time_s))
+        self.calls.append((step, dict(metrics), time_s))
 
     def close(self):
-        self.seen.append("closed")
+        self.calls.append("closed")
 
 
 def test_each_step_is_a_line_with_its_time(tmp_path):
@@ -60,7 +60,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
     assert [record[k] for k in "abcd"] == [None, None, None, 0.0]
 
 
-def test_a_torn_last_line_is_passed_over(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     log = MetricLog(tmp_path, use_tensorboard=False)
     log.log(0, {"a": 1.0})
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -80,21 +80,21 @@ def test_tensorboard_reads_the_same_numbers(tmp_path):
     assert len(events.Scalars("train/loss")) == 3
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(tmp_path):
+def test_a_failing_tracker_causes_one_warning_and_the_others_go_on(tmp_path):
     broken, recorder = Broken(), Recorder()
     log = MetricLog(tmp_path, use_tensorboard=False, trackers={"faraway": broken, "mine": recorder})
-    with pytest.warns(RuntimeWarning) as seen:
+    with pytest.warns(RuntimeWarning) as warned:
         log.log(0, {"a": 1.0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log.log(1, {"a": 2.0})
         log.close()
     assert "The tracker `faraway` stopped (ConnectionError: no route); the run goes on" in str(
-        seen[0].message
+        warned[0].message
     )
     assert broken.calls == 1
-    assert [entry[:2] for entry in recorder.seen[:2]] == [(0, {"a": 1.0}), (1, {"a": 2.0})]
-    assert recorder.seen[2] == "closed"
+    assert [entry[:2] for entry in recorder.calls[:2]] == [(0, {"a": 1.0}), (1, {"a": 2.0})]
+    assert recorder.calls[2] == "closed"
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers trained here that carry each family's special tokens, and chat templates of our own."""
+"""Tokenizers with the special tokens of each family, and chat templates for tests."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observa
 GLM += ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 GLM += ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink")
 
-# Calls in tags, reasoning dropped from turns before the last question.
+# Calls in tags; reasoning is dropped from turns before the last question.
 TAGGED_CALLS = """
-{%- set asked = namespace(last=0) -%}
-{%- for m in messages if m.role == 'user' -%}{%- set asked.last = messages.index(m) -%}{%- endfor -%}
+{%- set question = namespace(last=0) -%}
+{%- for m in messages if m.role == 'user' -%}{%- set question.last = messages.index(m) -%}{%- endfor -%}
 {%- if tools -%}<|im_start|>system
 Functions: {% for tool in tools %}{{ tool | tojson }} {% endfor %}<|im_end|>
 {% endif -%}
@@ -37,7 +37,7 @@ Functions: {% for tool in tools %}{{ tool | tojson }} {% endfor %}<|im_end|>
 {%- if m.role == 'tool' -%}<|im_start|>user
 <tool_response>{{ m.content }}</tool_response><|im_end|>
 {% elif m.role == 'assistant' -%}<|im_start|>assistant
-{% if m.reasoning_content and loop.index0 > asked.last -%}<think>
+{% if m.reasoning_content and loop.index0 > question.last -%}<think>
 {{ m.reasoning_content }}
 </think>
 
@@ -51,7 +51,7 @@ Functions: {% for tool in tools %}{{ tool | tojson }} {% endfor %}<|im_end|>
 {% endif -%}"""
 
 # A call is the whole turn.
-BARE_CALLS = """<|begin_of_text|>
+UNDELIMITED_CALLS = """<|begin_of_text|>
 {%- for m in messages -%}<|start_header_id|>{{ m.role }}<|end_header_id|>
 
 {% if loop.first and tools %}Functions: {% for tool in tools %}{{ tool | tojson }} {% endfor %}
@@ -71,28 +71,28 @@ def tokenizer(kind: str, special: tuple[str, ...], end: str, template: str | Non
     added = [AddedToken(token, normalized=False, special=True) for token in special]
     trainer = {"special_tokens": added, "vocab_size": 700, "show_progress": False}
     if kind == "byte-level":
-        made = Tokenizer(BPE())
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
+        built = Tokenizer(BPE())
+        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        built.decoder = decoders.ByteLevel()
         train = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **trainer)
     elif kind == "sentencepiece":
-        made = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-        made.normalizer = normalizers.Replace(" ", "▁")
-        made.decoder = decoders.Sequence(
+        built = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        built.normalizer = normalizers.Replace(" ", "▁")
+        built.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         )
         fallback = [AddedToken(f"<0x{byte:02X}>", normalized=False) for byte in range(256)]
         unknown = AddedToken("<unk>", normalized=False, special=True)
         train = trainers.BpeTrainer(**{**trainer, "special_tokens": [unknown, *added, *fallback]})
     else:
-        made = Tokenizer(WordPiece(unk_token="[UNK]"))
-        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        made.decoder = decoders.WordPiece(cleanup=False)
+        built = Tokenizer(WordPiece(unk_token="[UNK]"))
+        built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        built.decoder = decoders.WordPiece(cleanup=False)
         unknown = AddedToken("[UNK]", normalized=False, special=True)
         train = trainers.WordPieceTrainer(**{**trainer, "special_tokens": [unknown, *added]})
-    made.train_from_iterator(CORPUS, train)
+    built.train_from_iterator(CORPUS, train)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=built,
         eos_token=end,
         chat_template=template,
         clean_up_tokenization_spaces=False,
@@ -107,7 +107,9 @@ FORMATS = {
     "template, tagged calls": lambda kind: TemplateRenderer(
         tokenizer(kind, CHATML, "<|im_end|>", TAGGED_CALLS)
     ),
-    "template, bare calls": lambda kind: TemplateRenderer(tokenizer(kind, LLAMA, "<|eot_id|>", BARE_CALLS)),
+    "template, undelimited calls": lambda kind: TemplateRenderer(
+        tokenizer(kind, LLAMA, "<|eot_id|>", UNDELIMITED_CALLS)
+    ),
 }
 
 

@@ -25,9 +25,9 @@ def test_any_text_survives_the_round_trip(text):
 
 
 @given(st.text(), st.text())
-def test_special_tokens_keep_what_stands_left_and_right_apart(left, right):
-    ids = TOKENIZER.encode(f"{left}<calc>{right}", add_special_tokens=False)
-    apart = [TOKENIZER.encode(text, add_special_tokens=False) for text in (left, "<calc>", right)]
+def test_special_tokens_separate_the_text_around_them(before, after):
+    ids = TOKENIZER.encode(f"{before}<calc>{after}", add_special_tokens=False)
+    apart = [TOKENIZER.encode(text, add_special_tokens=False) for text in (before, "<calc>", after)]
     assert ids == [token for part in apart for token in part]
 
 
@@ -36,7 +36,7 @@ def test_markers_and_tags_are_one_token_each_and_come_first():
     assert ids == [[number] for number in range(len(MARKERS) + len(TAGS))]
 
 
-def test_words_take_their_blank_along_and_digits_stand_alone():
+def test_words_include_their_blank_and_digits_are_single_tokens():
     assert _pieces(" Ben has 1234") == [" Ben", " has", " ", "1", "2", "3", "4"]
     assert _pieces(" born?  Kapo") == [" born", "?", " ", " Ka", "po"]
     assert _pieces("12*34") == ["1", "2", "*", "3", "4"]
@@ -47,7 +47,7 @@ def test_the_same_corpus_gives_the_same_tokenizer():
     assert again.get_vocab() == TOKENIZER.get_vocab()
 
 
-def test_the_vocabulary_is_bounded_and_stops_where_nothing_is_left_to_merge():
+def test_the_vocabulary_is_bounded_and_may_be_smaller():
     smallest = 256 + len(MARKERS) + len(TAGS)
     assert len(train_tokenizer(CORPUS, special_tokens=TAGS, vocab_size=smallest)) == smallest
     assert len(train_tokenizer(CORPUS, special_tokens=TAGS, vocab_size=smallest + 3)) == smallest + 3
@@ -56,7 +56,7 @@ def test_the_vocabulary_is_bounded_and_stops_where_nothing_is_left_to_merge():
         train_tokenizer(CORPUS, special_tokens=TAGS, vocab_size=smallest - 1)
 
 
-def test_a_tag_that_is_also_a_marker_is_taken_once():
+def test_a_tag_that_is_also_a_marker_is_added_once():
     tokenizer = train_tokenizer(CORPUS, special_tokens=("<|end|>", "<calc>", "<calc>"), vocab_size=400)
     assert tokenizer.convert_tokens_to_ids("<calc>") == len(MARKERS)
 
@@ -68,10 +68,10 @@ def test_the_chat_template_ends_where_the_assistant_writes():
         {"role": "assistant", "content": "Hi."},
         {"role": "tool", "content": "42"},
     ]
-    shown = "<|system|> Be brief.<|end|><|user|> Hi?<|end|><|assistant|> Hi.<|end|><|user|> 42<|end|>"
-    assert TOKENIZER.apply_chat_template(turns, tokenize=False) == shown
+    text = "<|system|> Be brief.<|end|><|user|> Hi?<|end|><|assistant|> Hi.<|end|><|user|> 42<|end|>"
+    assert TOKENIZER.apply_chat_template(turns, tokenize=False) == text
     prompt = TOKENIZER.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert prompt == f"{shown}<|assistant|>"
+    assert prompt == f"{text}<|assistant|>"
 
 
 def test_a_saved_tokenizer_loads_as_it_was(tmp_path):

@@ -1,4 +1,4 @@
-"""What only the tokenizer's own template can do to a conversation."""
+"""Chat through the tokenizer's own template: cases of its own."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from agentrl import Message, UserError, call, say
 from agentrl.errors import RenderingError
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.template import TemplateRenderer
-from tests.rendering.subjects import BARE_CALLS, CHATML, LLAMA, TAGGED_CALLS, tokenizer
-from tests.rendering.test_chat import ANSWER, ASK, TOOLS, seen
+from tests.rendering.subjects import CHATML, LLAMA, TAGGED_CALLS, UNDELIMITED_CALLS, tokenizer
+from tests.rendering.test_chat import ANSWER, ASK, TOOLS, seen_before
 
-TAGGED_ONE_CALL = TAGGED_CALLS.replace(
+SINGLE_CALL_TEMPLATE = TAGGED_CALLS.replace(
     "{%- for m in messages -%}",
     "{%- for m in messages -%}{%- if (m.tool_calls or []) | length > 1 -%}"
     "{{ raise_exception('one call at a time') }}{%- endif -%}",
 )
 
 
-def test_where_a_turn_takes_one_call_another_is_refused_and_nothing_breaks():
-    subject = TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", TAGGED_ONE_CALL))
+def test_where_a_turn_takes_one_call_a_second_one_is_refused():
+    subject = TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", SINGLE_CALL_TEMPLATE))
     text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     ids = subject._tokenizer.encode(text * 2 + "<|im_end|>")
-    said = subject.parse(ids, TOOLS)
-    assert [one.arguments for one in said.tool_calls] == [{"a": 1}, None]
-    assert "one call a turn" in said.tool_calls[1].error
+    message = subject.parse(ids, TOOLS)
+    assert [call.arguments for call in message.tool_calls] == [{"a": 1}, None]
+    assert "one call a turn" in message.tool_calls[1].error
     answers = (*ANSWER, Message("tool", "no", tool_call_id="call_1"))
-    added = subject.extend(seen(subject, (said,), ids), answers, TOOLS)
+    added = subject.extend(seen_before(subject, (message,), ids), answers, TOOLS)
     assert "42" in subject.decode(added)
     assert "no" in subject.decode(added)
-    assert isinstance(subject.render((*ASK, said, *answers), TOOLS), list)
+    assert isinstance(subject.render((*ASK, message, *answers), TOOLS), list)
 
 
-def test_a_turn_with_a_call_may_end_otherwise_than_an_answer():
-    template = BARE_CALLS.replace(
+def test_a_turn_with_a_call_may_have_another_end_token():
+    template = UNDELIMITED_CALLS.replace(
         "{%- endfor -%}\n{%- else -%}", "{%- endfor -%}<|eom_id|>\n{%- else -%}"
     ).replace("{%- endif -%}<|eot_id|>", "<|eot_id|>{%- endif -%}")
     subject = TemplateRenderer(tokenizer("byte-level", LLAMA, "<|eot_id|>", template))
@@ -41,7 +41,7 @@ def test_a_turn_with_a_call_may_end_otherwise_than_an_answer():
     sampled = subject.write(action, TOOLS)
     assert subject.decode(sampled).endswith("}<|eom_id|>")
     assert subject.decode(subject.write(say("x"), TOOLS)) == "x<|eot_id|>"
-    added = subject.extend(seen(subject, (action,), sampled), ANSWER, TOOLS)
+    added = subject.extend(seen_before(subject, (action,), sampled), ANSWER, TOOLS)
     assert [*subject.render(ASK, TOOLS), *sampled, *added] == subject.render((*ASK, action, *ANSWER), TOOLS)
 
 
@@ -53,9 +53,9 @@ def test_calls_are_read_where_the_prompt_opens_the_reasoning():
     subject = TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", template))
     text = 'hm</think><tool_call>{"name": "add", "arguments": {}}</tool_call><|im_end|>'
     ids = subject._tokenizer.encode(text)
-    said = subject.parse(ids, TOOLS, prompt_ids=subject.render(ASK, TOOLS))
-    assert (said.reasoning, said.content) == ("hm", "")
-    assert [one.name for one in said.tool_calls] == ["add"]
+    message = subject.parse(ids, TOOLS, prompt_ids=subject.render(ASK, TOOLS))
+    assert (message.reasoning, message.content) == ("hm", "")
+    assert [call.name for call in message.tool_calls] == ["add"]
     with pytest.raises(UserError, match="no demonstration"):
         subject.write(say("x"), TOOLS)
 
@@ -71,14 +71,14 @@ def test_calls_in_a_list_are_a_form_of_their_own():
 
 def test_auto_takes_a_template_that_refuses_some_conversations():
     template = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
-    fussy = tokenizer("byte-level", CHATML, "<|im_end|>", template + TAGGED_CALLS.lstrip())
-    chosen = chat_renderer(fussy)
+    refusing = tokenizer("byte-level", CHATML, "<|im_end|>", template + TAGGED_CALLS.lstrip())
+    chosen = chat_renderer(refusing)
     assert isinstance(chosen, TemplateRenderer)
     with pytest.raises(RenderingError, match="no system"):
         chosen.render((Message("system", "x"), *ASK), TOOLS)
 
 
-def test_a_tokenizer_without_a_template_is_told_what_to_use():
+def test_a_tokenizer_without_a_template_is_refused():
     with pytest.raises(UserError, match="no chat template"):
         TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>"))
 
@@ -91,7 +91,7 @@ def test_a_template_that_ends_no_turn_is_refused():
         TemplateRenderer(plain)
 
 
-def test_a_template_without_tools_speaks_until_tools_are_shown():
+def test_a_template_without_tools_renders_conversations_without_tools():
     template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     subject = TemplateRenderer(tokenizer("byte-level", CHATML, "<|im_end|>", template))
     assert subject.decode(subject.render(ASK, ())) == "Where was Kalor born?<|im_end|>"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.view.chart import HEIGHT, WIDTH, describe, draw, legend, ticks
 from agentrl.view.panels import Panel, Series, panels_of, points_of
-from tests.view.shown import RECORDS, Page
+from tests.view.synthetic import RECORDS, Page
 
 NUMBERS = st.floats(-1e9, 1e9).map(lambda x: float(f"{x:.6g}"))
 
@@ -20,12 +20,12 @@ def panel(*points, is_share=False):
 @given(NUMBERS, NUMBERS)
 def test_ticks_are_few_even_and_enclose_the_data(a, b):
     low, high = sorted((a, b))
-    found = ticks(low, high)
+    values = ticks(low, high)
     slack = 1e-6 * max(abs(low), abs(high), 1e-9)
-    assert found[0] <= low + slack
-    assert found[-1] >= high - slack
-    assert 2 <= len(found) <= 7
-    steps = [y - x for x, y in pairwise(found)]
+    assert values[0] <= low + slack
+    assert values[-1] >= high - slack
+    assert 2 <= len(values) <= 7
+    steps = [y - x for x, y in pairwise(values)]
     assert all(math.isclose(step, steps[0], rel_tol=1e-3) for step in steps)
 
 
@@ -40,7 +40,7 @@ def coordinates(svg):
     return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path)]
 
 
-def test_higher_values_stand_higher_and_later_steps_further_right():
+def test_higher_values_are_drawn_higher_and_later_steps_further_right():
     points = coordinates(draw(panel((0, 0.0), (5, 0.5), (10, 1.0), is_share=True)))
     (x0, y0), (x1, y1), (x2, y2) = points
     assert x0 < x1 < x2 <= WIDTH
@@ -55,7 +55,7 @@ def test_a_missing_value_is_a_gap():
     assert [part[0] for part in path.split(" ") if part[0] in "ML"] == ["M", "M", "L"]
 
 
-def test_a_point_tells_its_numbers():
+def test_a_point_has_a_tooltip_with_its_numbers():
     page = Page(draw(panel((0, 0.25), (4, 0.5))))
     titles = [text for tag, text in zip(page.tags, page.texts, strict=True) if tag == "title"]
     assert titles == ["step 0 · reward 0.250", "step 4 · reward 0.500"]
@@ -74,13 +74,13 @@ def test_a_long_run_is_thinned_and_keeps_its_end():
     assert "step 5000 · reward 5,000" in svg
 
 
-def test_a_chart_is_described_in_words():
+def test_a_chart_has_a_text_description():
     assert describe(panel((0, 0.25), (3, None), (4, 0.5))) == (
         "Reward (per episode). reward: 0.250 at step 0, 0.500 at step 4."
     )
 
 
-def test_curves_are_told_apart_by_dashes_as_well_as_colour():
+def test_curves_differ_in_dashes_and_colour():
     two = Panel("x", "y", (Series("a", ((0, 1.0),)), Series("<b>", ((0, 2.0),))))
     assert "s0" in draw(two)
     assert "s1" in draw(two)
@@ -88,7 +88,7 @@ def test_curves_are_told_apart_by_dashes_as_well_as_colour():
     assert legend(panel((0, 1.0))) == ""
 
 
-def test_panels_are_filled_from_the_records_that_are_there():
+def test_panels_exist_for_logged_metrics_only():
     panels = {p.title: p for p in panels_of(RECORDS)}
     assert list(panels) == [
         "Success on held-out tasks",

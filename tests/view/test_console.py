@@ -7,7 +7,7 @@ from rich.console import Console
 from agentrl.types import Ending
 from agentrl.view.console import RunConsole, print_episode
 from agentrl.view.scores import figure_text, time_text
-from tests.view.shown import ROWS, VERDICT, episode
+from tests.view.synthetic import ROWS, VERDICT, episode
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -33,7 +33,7 @@ def terminal(width=80):
     return RunConsole(console=console), stream
 
 
-def test_without_a_terminal_lines_come_now_and_then():
+def test_without_a_terminal_lines_are_printed_at_intervals():
     clock = Clock()
     console, stream = plain(clock=clock, interval_s=10)
     with console.stage("RL", 100) as bar:
@@ -56,7 +56,7 @@ def test_figures_stay_until_they_are_replaced():
     assert stream.getvalue().splitlines()[-1].endswith("3/3 done in 0 s · reward 0.750 · greedy 0.250")
 
 
-def test_a_stage_that_breaks_off_says_so():
+def test_an_interrupted_stage_is_marked_as_stopped():
     console, stream = plain()
 
     def broken_off():
@@ -98,11 +98,11 @@ def test_a_stage_inside_a_stage_shares_the_display():
         outer.advance(2)
     with console.stage("after", 2) as bar:
         bar.advance(2)
-    for said in ("evaluation 2/2 done", "RL 2/2 done", "after 2/2 done"):
-        assert said in stream.getvalue()
+    for summary in ("evaluation 2/2 done", "RL 2/2 done", "after 2/2 done"):
+        assert summary in stream.getvalue()
 
 
-def test_quiet_says_nothing():
+def test_quiet_prints_nothing():
     console, stream = plain(quiet=True)
     with console.stage("RL", 2) as bar:
         bar.advance(2)
@@ -128,7 +128,7 @@ def test_a_line_is_printed_as_it_is():
     assert stream.getvalue() == "runs/[bold]x[/bold] is a very long path indeed\n"
 
 
-def test_a_transcript_tells_speakers_apart_without_colour():
+def test_a_transcript_names_speakers_without_colour():
     console, stream = plain()
     console.episode(episode(), VERDICT, title="after RL")
     assert stream.getvalue().splitlines() == [
@@ -141,7 +141,7 @@ def test_a_transcript_tells_speakers_apart_without_colour():
     ]
 
 
-def test_a_transcript_tells_speakers_apart_by_colour():
+def test_a_transcript_has_a_colour_for_each_speaker():
     console, stream = terminal()
     console.episode(episode(), VERDICT)
     world, model = (
@@ -151,7 +151,7 @@ def test_a_transcript_tells_speakers_apart_by_colour():
     assert world != model
 
 
-def test_long_text_is_wrapped_beside_the_margin():
+def test_long_text_is_wrapped_next_to_the_margin():
     console, stream = plain(width=40)
     console.episode(episode(question="a word " * 12), None)
     lines = stream.getvalue().splitlines()[1:4]
@@ -160,7 +160,7 @@ def test_long_text_is_wrapped_beside_the_margin():
     assert all(len(line) <= 40 for line in lines)
 
 
-def test_what_a_model_writes_cannot_drive_the_terminal():
+def test_text_of_a_model_cannot_control_the_terminal():
     console, stream = plain()
     console.episode(episode(answer="\x1b[2J\x07[red]x[/red]\u202eabc"), VERDICT, title="\x1b]0;t\x07")
     text = stream.getvalue()
@@ -168,7 +168,7 @@ def test_what_a_model_writes_cannot_drive_the_terminal():
     assert "‹U+001B›[2J‹U+0007›[red]x[/red]‹U+202E›abc" in text
 
 
-def test_a_failed_episode_says_why():
+def test_a_failed_episode_shows_the_cause():
     stream = io.StringIO()
     print_episode(Console(file=stream, width=80), episode(ending=Ending.FAILED), None)
     assert "failed · not scored · 2 turns" in stream.getvalue()

@@ -23,31 +23,31 @@ def test_the_suffix_chooses_the_format(tmp_path, suffix, magic):
 
 
 def drawn(tmp_path, monkeypatch, *args, **kwargs):
-    """The lines of a picture: (width, x values, y values)."""
+    """The lines of a figure: (width, x values, y values)."""
     from matplotlib.figure import Figure
 
-    kept = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: kept.append(self))
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
     plot_curves(*args, tmp_path / "x.png", **kwargs)
-    axes = kept[0].axes[0]
+    axes = figures[0].axes[0]
     lines = [(line.get_linewidth(), list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
     return lines, [text.get_text() for text in axes.texts], axes
 
 
 def test_each_run_is_a_thin_line_and_their_mean_a_thick_one(tmp_path, monkeypatch):
-    found = runs()
-    lines, texts, axes = drawn(tmp_path, monkeypatch, found, {"sampled": "eval/sampled"})
+    all_runs = runs()
+    lines, texts, axes = drawn(tmp_path, monkeypatch, all_runs, {"sampled": "eval/sampled"})
     widths = [width for width, _, _ in lines]
     assert len(lines) == 4
     assert all(width < widths[-1] for width in widths[:-1])
-    last = [records[-1]["eval/sampled"] for records in found.values()]
+    last = [records[-1]["eval/sampled"] for records in all_runs.values()]
     assert math.isclose(lines[-1][2][-1], sum(last) / 3)
     assert texts == [f"sampled {sum(last) / 3:.2f}"]
     assert axes.get_xlabel() == "RL iteration"
     assert axes.get_ylim() == (-0.02, 1.02)
 
 
-def test_a_single_run_is_one_line_and_leaves_out_what_was_not_measured(tmp_path, monkeypatch):
+def test_a_single_run_is_one_line_without_missing_values(tmp_path, monkeypatch):
     lines, _, _ = drawn(tmp_path, monkeypatch, runs(1), {"greedy": "eval/greedy"})
     assert [x for _, x, _ in lines] == [[0, 10, 15, 20]]
 
@@ -63,6 +63,6 @@ def test_the_mean_is_taken_where_every_run_has_a_value():
     assert mean_curve([]) == {}
 
 
-def test_metrics_that_nobody_logged_are_refused_by_name(tmp_path):
+def test_metrics_that_no_run_logged_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"none of \['eval/x'\] stands in any of the runs \['seed 0'\]"):
         plot_curves(runs(1), {"x": "eval/x"}, tmp_path / "x.png")

@@ -12,7 +12,7 @@ from agentrl.types import Author, Ending
 from agentrl.view.report import ReportEpisode, render_report, write_report
 from agentrl.view.scores import ScoreRow
 from agentrl.view.transcript import visible
-from tests.view.shown import RECORDS, VERDICT, WORDS, Page, episode, report
+from tests.view.synthetic import RECORDS, VERDICT, WORDS, Page, episode, report
 
 BROWSERS = [
     path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
@@ -29,7 +29,7 @@ EVIL = [
 
 def pieces(page):
     """(block's author, text, title) of every token in the transcripts."""
-    found = []
+    tokens_shown = []
     author = None
     transcript = page.with_class("transcript")[0]
     blocks, tokens = set(page.with_class("block")), set(page.with_class("t"))
@@ -37,8 +37,8 @@ def pieces(page):
         if index in blocks:
             author = page.attributes[index]["class"].split()[1]
         if index in tokens:
-            found.append((author, page.texts[index], page.attributes[index].get("title")))
-    return found
+            tokens_shown.append((author, page.texts[index], page.attributes[index].get("title")))
+    return tokens_shown
 
 
 def cells_after(page, name):
@@ -50,12 +50,12 @@ def cells_after(page, name):
 
 
 def test_each_token_shows_its_author_logprob_and_version():
-    found = pieces(Page(render_report(report())))
-    assert [author for author, _, _ in found] == ["world"] * 3 + ["policy"] * 3 + ["world", "policy"]
-    assert [text for _, text, _ in found] == WORDS
-    assert found[0][2] == "world · mask 0 · id 0"
-    assert found[3][2] == "policy · mask 1 · logprob 0.000 (p = 1.00) · version 3 · id 3"
-    assert found[4][2] == "policy · mask 1 · logprob -1.000 (p = 0.37) · version 3 · id 4"
+    tokens = pieces(Page(render_report(report())))
+    assert [author for author, _, _ in tokens] == ["world"] * 3 + ["policy"] * 3 + ["world", "policy"]
+    assert [text for _, text, _ in tokens] == WORDS
+    assert tokens[0][2] == "world · mask 0 · id 0"
+    assert tokens[3][2] == "policy · mask 1 · logprob 0.000 (p = 1.00) · version 3 · id 3"
+    assert tokens[4][2] == "policy · mask 1 · logprob -1.000 (p = 0.37) · version 3 · id 4"
 
 
 def test_unlikely_tokens_are_tinted_more():
@@ -76,10 +76,10 @@ def test_the_table_of_tokens_holds_every_token_in_order():
     assert "All 8 tokens as a table" in page.texts[page.tags.index("details")]
 
 
-def test_an_episode_without_tokens_shows_its_words():
-    shown = ReportEpisode("a demonstration", episode(tokens=False), VERDICT, Author.DEMO)
-    found = pieces(Page(render_report(report(episodes=[shown]))))
-    assert [(author, text) for author, text, _ in found] == [
+def test_an_episode_without_tokens_shows_its_messages():
+    entry = ReportEpisode("a demonstration", episode(tokens=False), VERDICT, Author.DEMO)
+    tokens = pieces(Page(render_report(report(episodes=[entry]))))
+    assert [(author, text) for author, text, _ in tokens] == [
         ("world", "Where was Torba born?"),
         ("demo", "<search>Torba</search>"),
         ("world", "in Kelmar"),
@@ -87,7 +87,7 @@ def test_an_episode_without_tokens_shows_its_words():
     ]
 
 
-def test_the_head_of_an_episode_says_how_it_ended_and_what_it_was_worth():
+def test_the_header_of_an_episode_shows_its_ending_and_reward():
     html = render_report(report())
     assert "test/1 · completed · reward 1 · 2 turns · expected <q>Kelmar</q> · exact match 1.000" in html
     broken = ReportEpisode("after RL", episode(ending=Ending.FAILED))
@@ -107,7 +107,7 @@ def test_the_table_has_a_row_per_stage_and_a_dash_where_nothing_was_measured():
     assert bars == ["width:25.0%", "width:90.0%", "width:97.5%", "width:100.0%"]
 
 
-def test_scores_beyond_one_have_no_bars():
+def test_scores_above_one_have_no_bars():
     rows = [ScoreRow("after RL", {"return": 21.5})]
     page = Page(render_report(report(rows=rows)))
     assert page.with_class("bar") == []
@@ -116,15 +116,15 @@ def test_scores_beyond_one_have_no_bars():
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_nothing_a_model_or_a_world_writes_becomes_markup(evil):
-    tame, wild = (Page(render_report(all_saying(text))) for text in ("tame", evil))
+    tame, wild = (Page(render_report(with_one_text(text))) for text in ("tame", evil))
     assert wild.tags == tame.tags
     assert [set(a) for a in wild.attributes] == [set(a) for a in tame.attributes]
     assert wild.texts[wild.tags.index("h1")] == evil
     assert all(text == evil for _, text, _ in pieces(wild)[:8])
 
 
-def all_saying(text):
-    """A page on which every text that comes from outside is the same."""
+def with_one_text(text):
+    """A report in which every text from outside is the same."""
     return report(
         title=text,
         rows=[ScoreRow(text, {text: 0.5})],
@@ -140,13 +140,13 @@ def all_saying(text):
 
 
 @given(st.text(st.characters(), min_size=1))
-def test_any_token_text_is_shown_as_it_is_or_made_visible(text):
-    # A parser reads a lone carriage return as a line break, so none may be left.
-    found = pieces(Page(render_report(report(decode_token=lambda id: text))))
-    assert {shown for _, shown, _ in found} == {visible(text)}
+def test_any_token_text_is_shown_with_visible_control_characters(text):
+    # A parser treats a lone carriage return as a line break, so none may remain.
+    tokens = pieces(Page(render_report(report(decode_token=lambda id: text))))
+    assert {text_shown for _, text_shown, _ in tokens} == {visible(text)}
 
 
-def test_the_page_runs_nothing_and_fetches_nothing():
+def test_the_page_has_no_script_and_no_external_resource():
     html = render_report(report())
     page = Page(html)
     assert "script" not in page.tags
@@ -157,7 +157,7 @@ def test_the_page_runs_nothing_and_fetches_nothing():
     assert "default-src 'none'" in html
 
 
-def test_the_page_is_written_whole_even_over_an_old_one(tmp_path):
+def test_the_page_is_written_atomically_over_an_old_one(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")
     records = [{"step": 0, "eval/\ud800": 0.5}]
@@ -166,7 +166,7 @@ def test_the_page_is_written_whole_even_over_an_old_one(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_run_that_has_nothing_yet_still_makes_a_page():
+def test_an_empty_run_has_a_page():
     page = Page(render_report(report(rows=[], records=[], episodes=[], facts={}, config={})))
     assert page.texts[page.tags.index("h1")] == "a run"
     assert "h2" not in page.tags
@@ -211,5 +211,5 @@ def test_a_real_browser_shows_the_page(browser, tmp_path):
     done = subprocess.run(
         [*command, "--dump-dom", path.as_uri()], check=True, capture_output=True, timeout=120
     )
-    seen = Page(done.stdout.decode())
-    assert seen.tags == Page(path.read_text(encoding="utf-8")).tags
+    page = Page(done.stdout.decode())
+    assert page.tags == Page(path.read_text(encoding="utf-8")).tags

@@ -82,7 +82,7 @@ def report(**changes):
 
 
 class Page(HTMLParser):
-    """A page as a browser takes it: its tags in order, and the text, title and classes of each."""
+    """A parsed page: its tags in order, and the text, title and classes of each."""
 
     def __init__(self, html):
         super().__init__()
