@@ -1,8 +1,8 @@
 """The mechanism of configuration: frozen pydantic sections, TOML in and out, one error sentence.
 
-A run's configuration is a tree of one level: sections, each a `Section` that lives beside the
-code it configures. Leaf names are unique over the tree, so the same word is a TOML key
-(`[rollout] num_rollout = 40`) and a flag (`--num-rollout 40`).
+A run's configuration is a tree of one level: sections, each a `Section` in the package that it configures.
+Leaf names are unique over the tree, so the same word is a TOML key (`[rollout] num_rollout = 40`) and a flag
+(`--num-rollout 40`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Values = dict[str, dict[str, JSON]]
 
 
 class Spelling(NamedTuple):
-    """Another name for settings, as other tools write them.
+    """An alias for settings, under the name of another tool.
 
-    text: what --help shows. stands_for: from its value, and the section's values of lower precedence, to the
+    text: for --help. stands_for: from its value, and the section's values of lower precedence, to the
     settings that it stands for. is_switch: its value is true or false.
     """
 
@@ -41,7 +41,7 @@ def renamed(key: str) -> Spelling:
 
 
 def chosen(key: str, choice: str, otherwise: str) -> Spelling:
-    """A switch for one value of `key`; switched off, it takes `otherwise` in place of that value alone."""
+    """A switch for one value of `key`; switched off, it replaces that value, and no other, by `otherwise`."""
 
     def stands_for(on: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
         if on:
@@ -52,10 +52,10 @@ def chosen(key: str, choice: str, otherwise: str) -> Spelling:
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, closed to unknown keys, each field described.
+    """Base of every section: frozen, without unknown keys, each field with a docstring.
 
     A field that is a section itself is a table: its key `clip` in the table `tis` is also the flat name
-    `tis_clip`. spellings: other names that the section takes.
+    `tis_clip`. spellings: aliases of the section's keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -63,20 +63,20 @@ class Section(BaseModel):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Keys and tables that change nothing under the values of the others, each with how to change that.
+        """Keys and tables without effect under the values of the others, each with a condition and a remedy.
 
         Such a key is refused where it was set, and left out where the configuration is written. The text
-        stands between "has no effect" and "or leave it out": `without use_tis; add it`.
+        goes between "has no effect" and "or leave it out": `without use_tis; add it`.
         """
         return {}
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Leaves that change nothing in this run, but may in another; the text as above. A tree's: of all
+        """Leaves without effect in this run that may have one in another; the text as above. A tree's: of all
         sections.
 
-        A file serves several commands and machines, so they are kept, and listed where they were set. One
-        that is given for this run alone is refused, see `refuse_inactive`.
+        A file may be for several commands and machines, so they are kept, and listed where they were set. One
+        that is set for this run only is refused, see `refuse_inactive`.
         """
         sections: list[Section] = [getattr(self, name) for name in self.tables()]
         return {name: change for section in sections for name, change in section.inactive.items()}
@@ -107,36 +107,37 @@ class Section(BaseModel):
         Raises:
             ValueError: two names give one setting different values.
         """
-        found: dict[str, tuple[str, JSON]] = {}
+        settings: dict[str, tuple[str, JSON]] = {}
         for name, value in values.items():
-            for key, meant in cls._meaning(name, value, before or {}).items():
-                other, earlier = found.setdefault(key, (name, meant))
-                if earlier != meant:
+            for key, resolved in cls._resolved(name, value, before or {}).items():
+                other, earlier = settings.setdefault(key, (name, resolved))
+                if earlier != resolved:
                     raise ValueError(f"{other} and {name} both set {key}; choose one.")
         nested: dict[str, JSON] = {}
-        places = cls.table_keys()
-        for key, (_, value) in found.items():
-            if key not in places:
+        table_keys = cls.table_keys()
+        for key, (_, value) in settings.items():
+            if key not in table_keys:
                 nested[key] = value
                 continue
-            table = nested.setdefault(places[key][0], {})
+            table_name, table_key = table_keys[key]
+            table = nested.setdefault(table_name, {})
             if not isinstance(table, dict):
-                raise ValueError(f"{places[key][0]} is no table of settings, and {key} belongs there.")
-            table[places[key][1]] = value
+                raise ValueError(f"{table_name} is no table of settings, and {key} belongs there.")
+            table[table_key] = value
         return nested
 
     @classmethod
-    def _meaning(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    def _resolved(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
         if name in cls.spellings:
             return cls.spellings[name].stands_for(value, before)
         if name in cls.tables() and isinstance(value, dict):
-            return {f"{name}_{key}": below for key, below in value.items()}
+            return {f"{name}_{key}": item for key, item in value.items()}
         return {name: value}
 
     @model_validator(mode="before")
     @classmethod
     def _under_own_keys(cls, values: object) -> object:
-        # A tree of sections is not a section with tables: it has no spellings, and its sections read theirs.
+        # A tree of sections is not a section with tables: not the tree has spellings, but each section.
         return cls.canonical(values) if isinstance(values, dict) and not cls._is_tree() else values
 
     @classmethod
@@ -151,12 +152,12 @@ class Section(BaseModel):
         return self
 
     def _set_keys(self, name: str) -> Sequence[str]:
-        """Those of a key or a table that were set; None and False say that something is off."""
+        """The keys that were set, of a key or of a table; None and False switch a setting off."""
         table, key = self.table_keys().get(name, ("", name))
         holder: Section = getattr(self, table) if table else self
         value = getattr(holder, key)
         if isinstance(value, Section):
-            return [f"{key}_{below}" for below in value.model_fields_set if _is_on(getattr(value, below))]
+            return [f"{key}_{name}" for name in value.model_fields_set if _is_on(getattr(value, name))]
         return [name] if key in holder.model_fields_set and _is_on(value) else []
 
 
@@ -171,19 +172,19 @@ def leaves(tree: type[Section]) -> dict[str, tuple[str, FieldInfo]]:
     """Map each leaf's name to its section's name and its field; a key in a table has its flat name.
 
     Raises:
-        ValueError: two sections use one leaf name (a mistake of ours, not the user's).
+        ValueError: two sections use one leaf name (a bug of agentrl, not the user's).
     """
-    found: dict[str, tuple[str, FieldInfo]] = {}
+    tree_leaves: dict[str, tuple[str, FieldInfo]] = {}
     for section, kind in _sections(tree).items():
         for name, leaf in _flat_fields(kind):
-            if name in found:
-                raise ValueError(f"leaf {name} stands in {found[name][0]} and in {section}")
-            found[name] = (section, leaf)
-    return found
+            if name in tree_leaves:
+                raise ValueError(f"leaf {name} is in {tree_leaves[name][0]} and in {section}")
+            tree_leaves[name] = (section, leaf)
+    return tree_leaves
 
 
 def spellings(tree: type[Section]) -> dict[str, tuple[str, Spelling]]:
-    """Map each spelling to its section's name and what it stands for."""
+    """Map the name of each spelling to its section's name and the spelling."""
     return {
         name: (section, spelling)
         for section, kind in _sections(tree).items()
@@ -203,15 +204,15 @@ def _flat_fields(kind: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
         if name not in tables:
             yield name, field
             continue
-        for key, below in tables[name].model_fields.items():
-            yield f"{name}_{key}", below
+        for key, leaf in tables[name].model_fields.items():
+            yield f"{name}_{key}", leaf
 
 
 def parse(tree: type[S], values: Mapping[str, JSON], *, source: str) -> S:
-    """Build the configuration, or say in one sentence what is wrong and where.
+    """Build the configuration.
 
     Raises:
-        ConfigError: naming the key, the value and the next move.
+        ConfigError: one sentence with the key, the value and the remedy.
     """
     _refuse_unknown_keys(tree, values, source)
     try:
@@ -220,43 +221,43 @@ def parse(tree: type[S], values: Mapping[str, JSON], *, source: str) -> S:
         raise ConfigError(_sentence(error.errors()[0], source)) from None
 
 
-def refuse_inactive(config: Section, given: Mapping[str, JSON], *, source: str) -> None:
-    """See that each of the leaves given for this run changes something in it.
+def refuse_inactive(config: Section, settings: Mapping[str, JSON], *, source: str) -> None:
+    """Check that each of the leaves that were set for this run has an effect in it.
 
     Raises:
-        ConfigError: naming the leaf that does not.
+        ConfigError: with the name of the leaf without effect.
     """
     for name, change in config.inactive.items():
-        if _is_on(given.get(name)):
+        if _is_on(settings.get(name)):
             raise ConfigError(f"{source}: {name} has no effect {change}, or leave {name} out.")
 
 
-def place(tree: type[Section], flat: Mapping[str, JSON]) -> Values:
-    """Sort flat leaf values into their sections.
+def by_section(tree: type[Section], flat: Mapping[str, JSON]) -> Values:
+    """Group flat leaf values by their sections.
 
     Raises:
         ConfigError: no leaf has that name.
     """
-    known = _homes(tree)
-    placed: Values = {}
+    sections = _section_names(tree)
+    values: Values = {}
     for name, value in flat.items():
-        if name not in known:
-            raise ConfigError(f"unknown setting `{name}`.{did_you_mean(name, known)}")
-        placed.setdefault(known[name], {})[name] = value
-    return placed
+        if name not in sections:
+            raise ConfigError(f"unknown setting `{name}`.{did_you_mean(name, sections)}")
+        values.setdefault(sections[name], {})[name] = value
+    return values
 
 
 def merge(tree: type[Section], base: Mapping[str, JSON], over: Values) -> dict[str, JSON]:
-    """`base` with the leaves of `over` in place of its own, whatever either calls them.
+    """`base` with the leaves of `over` in place of its own, under whatever names.
 
     Raises:
         ConfigError: two names of `over` give one setting different values.
     """
     merged = dict(base)
     for section, values in over.items():
-        below = merged.get(section, {})
+        base_values = merged.get(section, {})
         try:
-            merged[section] = _merged(_sections(tree)[section], below, values)
+            merged[section] = _merged(_sections(tree)[section], base_values, values)
         except ValueError as error:
             raise ConfigError(f"the settings given: {error}") from None
     return merged
@@ -289,7 +290,7 @@ def read_toml(path: Path) -> dict[str, JSON]:
 def effective_values(config: Section) -> Values:
     """Plain values of a tree of sections, without None and without the keys that have no effect.
 
-    Inactive keys that were set are among them.
+    They include inactive keys that were set.
     """
     sections: dict[str, Section] = {name: getattr(config, name) for name in type(config).model_fields}
     return {name: _effective(section, config.inactive) for name, section in sections.items()}
@@ -309,7 +310,7 @@ def write_toml(config: Section, path: Path) -> None:
     """Write every value that has an effect, so that reading the file gives an equal object.
 
     Raises:
-        ConfigError: a table or a list holds None, which TOML cannot say.
+        ConfigError: a table or a list holds None, which TOML cannot represent.
     """
     values = effective_values(config)
     for name, value in values.items():
@@ -321,33 +322,33 @@ def _refuse_null(where: str, value: JSON) -> None:
     if value is None:
         raise ConfigError(f"`{where}` is null, which the run's config.toml cannot hold; leave it out.")
     if isinstance(value, dict):
-        for name, below in value.items():
-            _refuse_null(f"{where}.{name}", below)
+        for name, item in value.items():
+            _refuse_null(f"{where}.{name}", item)
     if isinstance(value, list):
-        for index, below in enumerate(value):
-            _refuse_null(f"{where}[{index}]", below)
+        for index, item in enumerate(value):
+            _refuse_null(f"{where}[{index}]", item)
 
 
 def _refuse_unknown_keys(tree: type[Section], values: Mapping[str, JSON], source: str) -> None:
-    known = _homes(tree)
-    for section, below in values.items():
+    section_names = _section_names(tree)
+    for section, section_values in values.items():
         if section not in tree.model_fields:
-            if section in known:
+            if section in section_names:
                 raise ConfigError(
-                    f"{source}: `{section}` belongs in section [{known[section]}]; move it there."
+                    f"{source}: `{section}` belongs in section [{section_names[section]}]; move it there."
                 )
             raise ConfigError(
                 f"{source}: unknown section [{section}].{did_you_mean(section, tree.model_fields)}"
             )
-        if not isinstance(below, dict):
-            raise ConfigError(f"{source}: [{section}] must be a table of settings, got {below!r}.")
-        for path, name in _names(tree, section, below, source):
-            if known.get(name) != section:
-                raise ConfigError(f"{source}: unknown key `{section}.{path}`.{_where(name, known)}")
+        if not isinstance(section_values, dict):
+            raise ConfigError(f"{source}: [{section}] must be a table of settings, got {section_values!r}.")
+        for path, name in _names(tree, section, section_values, source):
+            if section_names.get(name) != section:
+                raise ConfigError(f"{source}: unknown key `{section}.{path}`.{_where(name, section_names)}")
 
 
-def _homes(tree: type[Section]) -> dict[str, str]:
-    """The section of every name that a setting may be given under."""
+def _section_names(tree: type[Section]) -> dict[str, str]:
+    """The section of every name of a setting, spellings included."""
     return {name: section for name, (section, _) in (leaves(tree) | spellings(tree)).items()}
 
 
@@ -356,25 +357,25 @@ def _names(
 ) -> Iterator[tuple[str, str]]:
     """The path of each key below the section, and its flat name."""
     tables = _sections(tree)[section].tables()
-    for name, below in values.items():
+    for name, value in values.items():
         if name not in tables:
             yield name, name
-        elif isinstance(below, dict):
-            yield from ((f"{name}.{key}", f"{name}_{key}") for key in below)
+        elif isinstance(value, dict):
+            yield from ((f"{name}.{key}", f"{name}_{key}") for key in value)
         else:
-            raise ConfigError(f"{source}: [{section}.{name}] must be a table of settings, got {below!r}.")
+            raise ConfigError(f"{source}: [{section}.{name}] must be a table of settings, got {value!r}.")
 
 
-def _where(name: str, known: Mapping[str, str]) -> str:
-    if name in known:
-        return f" It belongs in section [{known[name]}]."
-    return did_you_mean(name, known)
+def _where(name: str, section_names: Mapping[str, str]) -> str:
+    if name in section_names:
+        return f" It belongs in section [{section_names[name]}]."
+    return did_you_mean(name, section_names)
 
 
 def _sentence(problem: ErrorDetails, source: str) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "value_error":
-        # Our own validators write whole sentences.
+        # The validators of agentrl raise complete sentences.
         text = problem["msg"].removeprefix("Value error, ")
         return f"{source}: {text}"
     value = problem["input"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import rich_click as click
 
 from agentrl.cli import run
-from agentrl.cli.flags import config_flags, given
-from agentrl.config import Section, parse, place
+from agentrl.cli.flags import config_flags, flag_values
+from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
 from benchmarks.config import AlgorithmsBench, QuickstartBench
 
@@ -38,7 +38,7 @@ def quickstart_command(as_json: bool, **flags: str | bool | None) -> None:
     """How well an agent learns: over seeds, on held-out tasks, against two controls."""
     from benchmarks.quickstart import bench_quickstart
 
-    values = place(_Quickstart, given(flags, _Quickstart))
+    values = by_section(_Quickstart, flag_values(flags, _Quickstart))
     _print(bench_quickstart(parse(_Quickstart, values, source="the flags").bench), as_json)
 
 
@@ -59,7 +59,7 @@ def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
     from agentrl.view.console import RunConsole
     from benchmarks.algorithms.everything import bench_algorithms
 
-    values = place(_Algorithms, given(flags, _Algorithms))
+    values = by_section(_Algorithms, flag_values(flags, _Algorithms))
     console = RunConsole(console=Console(stderr=True, highlight=False))
     _print(bench_algorithms(parse(_Algorithms, values, source="the flags").bench, console), as_json)
 

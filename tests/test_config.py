@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from agentrl.config import Section, effective_values, leaves, merge, parse, place, read_toml, write_toml
+from agentrl.config import Section, by_section, effective_values, leaves, merge, parse, read_toml, write_toml
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -113,12 +113,12 @@ def test_a_configuration_is_frozen():
 
 
 def test_place_sorts_flags_into_sections_and_refuses_unknown_ones():
-    assert place(Bakery, {"heat": 1, "label": "x", "fan": True}) == {
+    assert by_section(Bakery, {"heat": 1, "label": "x", "fan": True}) == {
         "oven": {"heat": 1, "fan": True},
         "dough": {"label": "x"},
     }
     with pytest.raises(ConfigError, match=r"unknown setting `flor`\. Did you mean `flour`\?"):
-        place(Bakery, {"flor": 1})
+        by_section(Bakery, {"flor": 1})
 
 
 def test_flags_win_over_the_file_and_leave_the_rest():

@@ -1,4 +1,4 @@
-"""Addresses of the models that a run serves beside its policy, where its world asks for them by name."""
+"""Addresses of the models that a run serves besides its policy, in place of their names in arguments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _with_address(value: JSON, addresses: Addresses) -> JSON:
     if isinstance(value, dict):
         return with_addresses(value, addresses)
     if isinstance(value, list):
-        return [_with_address(below, addresses) for below in value]
+        return [_with_address(item, addresses) for item in value]
     if not isinstance(value, str) or not value.startswith(MODELS):
         return value
     name = value.removeprefix(MODELS)
     if name not in addresses:
-        there = ", ".join(addresses) or "none"
+        served = ", ".join(addresses) or "none"
         raise ConfigError(
-            f"`{value}` is no model of this run, which serves {there}.{did_you_mean(name, addresses)} "
+            f"`{value}` is no model of this run, which serves {served}.{did_you_mean(name, addresses)} "
             "Name it in [engine.sglang_models]."
         )
     return addresses[name]

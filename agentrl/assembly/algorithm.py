@@ -1,4 +1,4 @@
-"""From names to the algorithm: how credit is given, what is minimised, who is asked about the tokens."""
+"""From names to the algorithm: its estimator, its weights, its loss, and the models that score tokens."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _never(_: Group) -> bool:
 
 
 class Algorithm(NamedTuple):
-    """How a run learns.
+    """A run's algorithm.
 
-    estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: what the
-    trainer scores before advantages are made; without `old`, the old logprobs are the engine's.
-    policy_term_only: a token whose advantage is 0 has no gradient.
-    is_idle: whether all advantages of a group are 0, and nothing else in the loss acts on it, which is known
-    before anything is scored.
+    estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: those that
+    the trainer scores before advantages are estimated; without `old`, the old logprobs are the engine's.
+    policy_term_only: whether a token whose advantage is 0 has no gradient.
+    is_idle: whether all advantages of a group are 0, whatever its scores, and no other term of the loss
+    applies to it.
     """
 
     estimator: AdvantageEstimator
@@ -54,10 +54,10 @@ class Algorithm(NamedTuple):
 
 
 def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
-    """All of it. max_length: most tokens of an episode, which constant weights divide by.
+    """Build all parts. max_length: most tokens of an episode, which constant weights divide by.
 
     Raises:
-        ConfigError: an estimator or a loss of one's own is not there, or does not keep what it must.
+        ConfigError: a custom estimator or loss cannot be imported, or violates its contract.
     """
     return Algorithm(
         build_estimator(config),
@@ -70,14 +70,14 @@ def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
 
 
 def build_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
-    """The estimator that the configuration names, with all that goes on top of it.
+    """The estimator that the configuration names, with the adjustments of its advantages.
 
     Raises:
-        ConfigError: there is no estimator of one's own at that place, or it does not keep what it must.
+        ConfigError: a custom estimator cannot be imported, or violates its contract.
     """
     path = config.custom_advantage_function_path
     return Adjusted(
-        _named(config) if path is None else _own_estimator(path),
+        _builtin_estimator(config) if path is None else _custom_estimator(path),
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
         normalize_advantages=config.recipe.normalize,
         correction=_correction(config),
@@ -85,13 +85,13 @@ def build_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
 
 
 def build_loss(config: AlgorithmConfig) -> Loss:
-    """The loss that goes with the estimator, or one's own, which has been tried out.
+    """The loss of the estimator, or a custom one, which has been checked.
 
     Raises:
-        ConfigError: there is none at that place, or it does not keep what a loss must.
+        ConfigError: a custom loss cannot be imported, or violates its contract.
     """
     if config.custom_loss_function_path is not None:
-        return _own_loss(config.custom_loss_function_path)
+        return _custom_loss(config.custom_loss_function_path)
     low, high = config.recipe.eps
     return PolicyLoss(
         eps_clip=low,
@@ -105,65 +105,66 @@ def build_loss(config: AlgorithmConfig) -> Loss:
 
 
 def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:
-    """What the trainer scores before credit is given."""
-    wanted: dict[ScoreRole, bool] = {
+    """The roles that the trainer scores before advantages are estimated."""
+    is_scored: dict[ScoreRole, bool] = {
         "old": config.rescores,
         "ref": config.has_reference,
         "teacher": config.use_opd,
         "values": config.advantage_estimator == "ppo",
     }
-    return tuple(role for role, asked in wanted.items() if asked)
+    return tuple(role for role, scored in is_scored.items() if scored)
 
 
 def policy_term_only(config: AlgorithmConfig) -> bool:
-    """Whether the policy term is all of the loss, so that a token whose advantage is 0 has no gradient."""
+    """Whether the loss is the policy term only, so that a token whose advantage is 0 has no gradient."""
     other_terms = config.entropy_coef or config.use_kl_loss or config.advantage_estimator == "ppo"
     return not other_terms and config.custom_loss_function_path is None
 
 
 def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
-    """Whether nothing can come of a group: where siblings are compared and nothing else counts, if all did
-    alike.
+    """Whether a group has no gradient: if only siblings are compared, and their rewards are equal.
 
-    Whitening moves advantages of 0, too; the critic, a teacher and a penalty in the reward know better.
+    With whitening, a critic, a teacher or a penalty in the reward, advantages differ from 0 at equal rewards.
     """
-    compared_alone = (
+    only_compares = (
         config.recipe.compares
         and config.credit_level == "episode"
         and config.custom_advantage_function_path is None
         and not (config.recipe.normalize or config.kl_coef or config.use_opd)
     )
-    return _without_signal if compared_alone and policy_term_only(config) else _never
+    return _without_signal if only_compares and policy_term_only(config) else _never
 
 
 def _without_signal(group: Group) -> bool:
     return not has_signal(group)
 
 
-def _own_estimator(path: str) -> AdvantageEstimator:
-    return _tried(path, cast(AdvantageEstimator, _callable(_ESTIMATORS, path)), check_estimator)
+def _custom_estimator(path: str) -> AdvantageEstimator:
+    return _checked(path, cast(AdvantageEstimator, _callable(_ESTIMATORS, path)), check_estimator)
 
 
-def _own_loss(path: str) -> Loss:
-    return _tried(path, cast(Loss, _callable(_LOSSES, path)), check_loss)
+def _custom_loss(path: str) -> Loss:
+    return _checked(path, cast(Loss, _callable(_LOSSES, path)), check_loss)
 
 
-def _tried(path: str, thing: T, check: Callable[[T], None]) -> T:
+def _checked(path: str, function: T, check: Callable[[T], None]) -> T:
     try:
-        check(thing)
+        check(function)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return thing
+    return function
 
 
 def _callable(names: Names, path: str) -> object:
-    found = names.imported(path)
-    if not callable(found) or isinstance(found, type):
-        raise ConfigError(f"{path} is a {type(found).__name__}; name a function, or an object that is one.")
-    return found
+    imported = names.imported(path)
+    if not callable(imported) or isinstance(imported, type):
+        raise ConfigError(
+            f"{path} is a {type(imported).__name__}; name a function, or an object that is one."
+        )
+    return imported
 
 
-def _named(config: AlgorithmConfig) -> AdvantageEstimator:
+def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
     kl = KlPenalty(config.kl_coef) if config.kl_coef else None
     normalized = partial(grpo, std_normalization=config.grpo_std_normalization)
     match config.advantage_estimator:
@@ -178,7 +179,7 @@ def _named(config: AlgorithmConfig) -> AdvantageEstimator:
         "gspo": normalized,
         "cispo": normalized,
         "dr_grpo": dr_grpo,
-        # Whitened, which its recipe says.
+        # Whitened, by its recipe.
         "reinforce_plus_plus_baseline": dr_grpo,
         "rloo": rloo,
         "maxrl": maxrl,

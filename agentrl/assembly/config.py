@@ -1,4 +1,4 @@
-"""The whole configuration of a run: a tree of sections, each from the room that it configures."""
+"""The configuration of a run: a tree of sections, each defined in the package that it configures."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     """The run's folder below output_dir; left out, the environment's id and the seed."""
     output_dir: str = "runs"
-    """Where runs are kept (folder)."""
+    """Folder of all runs."""
     seed: int = 0
-    """Seeds everything: weights, order of tasks, worlds, sampling."""
+    """Seed of everything: weights, order of tasks, worlds, sampling."""
     num_threads: Count | None = None
-    """Threads that torch computes with (count); left out, 1 for models under 20 million parameters
-    (more are slower there), else every core."""
+    """Threads of torch (count); left out, 1 for models under 20 million parameters (more are slower there),
+    else every core."""
     inline: bool = False
-    """Decode and train in the run's own process, where a debugger reaches both (the embedded engine and the
-    torch trainer); replies and deadlines then wait for every step."""
+    """Decode and train in the run's own process, for debuggers (the embedded engine and the torch trainer);
+    each step then blocks replies and deadlines."""
     use_tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
+    """Write TensorBoard events in addition to metrics.jsonl."""
 
 
 class EnvSection(ToolChoice, OpponentChoice, RewardChoice, LimitChoice):
-    """The world that is trained in."""
+    """The environment of the training."""
 
     env: str = "HopSearch-v0"
     """Id of the environment (`agentrl envs list`), or package.module:Class."""
     env_kwargs: dict[str, JSON] = Field(default_factory=dict)
-    """Arguments that the environment is made with (a table; as a flag: JSON)."""
+    """Arguments of the environment's constructor (a table; as a flag: JSON)."""
     train_split: str = "train"
     """Split whose tasks RL plays; of a folder of prompt_data, the split whose files it plays."""
 
 
 class ModelSection(Section):
-    """The policy: an existing model, or a fresh small one for this environment."""
+    """The policy: an existing model, or a new small one for this environment."""
 
     hf_checkpoint: str | None = None
     """Hugging Face model directory to start from; left out, a fresh model of the shape below."""
@@ -73,7 +73,7 @@ class ModelSection(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """The shape, where a model is opened."""
+        """The shape, where an existing model is used."""
         shape = () if self.hf_checkpoint is None else set(ModelSection.model_fields) - {"hf_checkpoint"}
         return dict.fromkeys(shape, "with hf_checkpoint, whose shape it has; drop that")
 
@@ -122,7 +122,7 @@ class EvalSection(Section):
     eval_prompt_data: Paths = None
     """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data."""
     eval_split: str = "test"
-    """Split that is held out; of a folder of eval_prompt_data, the split whose files are."""
+    """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
     eval_episodes: Count = 256
     """Episodes in each evaluation, sampled and again greedily (count)."""
     eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
@@ -130,7 +130,7 @@ class EvalSection(Section):
 
 
 class RunConfig(Section):
-    """A run, whole. Written beside it as config.toml; reading that back gives an equal object."""
+    """The configuration of a run. It is written to config.toml; reading that back gives an equal object."""
 
     run: RunSection = RunSection()
     env: EnvSection = EnvSection()
@@ -155,7 +155,7 @@ class RunConfig(Section):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about settings that are allowed and have a price."""
+        """Sentences about settings that are valid and have a drawback."""
         rollout = self.rollout
         if rollout.rollout_top_p == 1.0 and rollout.rollout_top_k == 0:
             return ()
@@ -167,19 +167,19 @@ class RunConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Those of all sections, and what a run with these prompts, trainer and engine does not have."""
+        """Those of all sections, and settings without effect with these prompts, trainer and engine."""
         return super().inactive | self._inactive_data | self._inactive_layout
 
     @property
     def _inactive_data(self) -> dict[str, str]:
-        data, found = self.data, {}
+        data, inactive = self.data, {}
         if data.data_source_path is not None:
             names = ("prompt_data", "rollout_shuffle", "train_split")
-            found = dict.fromkeys(names, "with data_source_path, which gives the prompts; drop that")
-        reads_files = data.prompt_data is not None and not found
+            inactive = dict.fromkeys(names, "with data_source_path, which gives the prompts; drop that")
+        reads_files = data.prompt_data is not None and not inactive
         if not (reads_files or self.eval.eval_prompt_data is not None):
-            found |= dict.fromkeys(COLUMNS, "without prompt_data or eval_prompt_data; add one")
-        return found
+            inactive |= dict.fromkeys(COLUMNS, "without prompt_data or eval_prompt_data; add one")
+        return inactive
 
     @property
     def _inactive_layout(self) -> dict[str, str]:
@@ -189,7 +189,7 @@ class RunConfig(Section):
         return {"inline": processes} if self.engine.engine == "sglang" else {}
 
     @model_validator(mode="after")
-    def _megatron_does_what_is_asked(self) -> RunConfig:
+    def _megatron_supports_the_optimizer(self) -> RunConfig:
         if self.trainer.trainer == "megatron" and self.trainer.optimizer == "muon":
             raise ValueError("trainer = megatron has no muon: choose adamw, or trainer = torch.")
         return self

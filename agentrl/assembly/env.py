@@ -32,33 +32,33 @@ def env_factory(
     """A function that makes a fresh instance for every episode.
 
     limits: fields of `Limits` in place of the environment's own, None = no limit; see `LimitChoice.chosen`.
-    tools: offered beside the environment's own; each is made once, here, and serves all episodes.
-    reward: what an answer is worth, by name, for an environment that takes such a function.
+    tools: offered in addition to the environment's own; each is made once, here, and shared by all episodes.
+    reward: of an answer, by name, for an environment that takes such a function.
     addresses: of models that are served, by name; they take the place of "sglang_models.NAME" in arguments.
 
     Raises:
-        UnknownEnvError: nothing has that name.
+        UnknownEnvError: no environment has that name.
         UnknownToolError: no tool has one of those names.
         UserError: the environment or a tool does not take these arguments, or it is no ToolEnv; no model has
             that name.
     """
-    told = partial(with_addresses, addresses=addresses or {})
-    fresh = find(env_id).factory(**told(kwargs), **_rewarded(env_id, reward))
+    resolve = partial(with_addresses, addresses=addresses or {})
+    new_env = find(env_id).factory(**resolve(kwargs), **_reward_argument(env_id, reward))
     if tools is not None and tools.tools:
-        arguments = {name: told(tools.tool_kwargs.get(name, {})) for name in tools.tools}
-        fresh = _with_tools(env_id, fresh, arguments)
-    own = Limits(**{**asdict(fresh().limits), **limits})
+        arguments = {name: resolve(tools.tool_kwargs.get(name, {})) for name in tools.tools}
+        new_env = _with_tools(env_id, new_env, arguments)
+    run_limits = Limits(**{**asdict(new_env().limits), **limits})
 
     def make() -> AnyEnv:
-        env = fresh()
-        env.limits = own
+        env = new_env()
+        env.limits = run_limits
         return env
 
     return make
 
 
-def _rewarded(env_id: str, reward: str | None) -> Mapping[str, AnswerReward]:
-    """The argument `reward`, where there is one."""
+def _reward_argument(env_id: str, reward: str | None) -> Mapping[str, AnswerReward]:
+    """The argument `reward` of the environment, where one is configured."""
     if reward is None:
         return {}
     if "reward" not in signature(find(env_id).env_class).parameters:
@@ -66,11 +66,11 @@ def _rewarded(env_id: str, reward: str | None) -> Mapping[str, AnswerReward]:
     return {"reward": reward_function(reward)}
 
 
-def _with_tools(env_id: str, fresh: EnvFactory, arguments: Mapping[str, Mapping[str, JSON]]) -> EnvFactory:
-    tools = [make_tool(name, **below) for name, below in arguments.items()]
+def _with_tools(env_id: str, new_env: EnvFactory, arguments: Mapping[str, Mapping[str, JSON]]) -> EnvFactory:
+    tools = [make_tool(name, **kwargs) for name, kwargs in arguments.items()]
 
     def make() -> AnyEnv:
-        env = fresh()
+        env = new_env()
         if not isinstance(env, ToolEnv):
             raise UserError(
                 f"{env_id} is no ToolEnv, so it takes no more tools; leave out tools = {list(arguments)}."

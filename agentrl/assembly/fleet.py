@@ -1,4 +1,4 @@
-"""From the configuration to SGLang servers as one engine: those that a run starts, or that run already."""
+"""From the configuration to SGLang servers as one engine: started by the run, or running already."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _FULL_EVERY = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """What a fleet is made of.
+    """The settings of a fleet.
 
-    model: a folder with the model that is served first. folder: for logs, and for weights on their way.
-    vocab_size, decode: of its tokenizer. on_event: gets a sentence whenever a server starts or ends.
-    trained: it will be given new weights. dtype: what servers compute in, by torch's name; None = as SGLang
-    chooses. first_gpu: of this process's GPUs; those before it are others'.
+    model: the folder of the model that is served first. folder: for logs, and for weights in transfer.
+    vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
+    trained: whether it receives new weights. dtype: of the servers' computation, by torch's name; None =
+    SGLang's choice. first_gpu: index among this process's GPUs; those before it are in other use.
     """
 
     model: Path
@@ -56,11 +56,11 @@ class FleetPlan:
     first_gpu: int = 0
 
     async def start(self) -> Fleet:
-        """Start the servers that a run asks for; `close` of the fleet ends them.
+        """Start the servers of the configuration; `close` of the fleet ends them.
 
         Raises:
-            ConfigError: an argument that SGLang does not know, no SGLang, too few GPUs, or a server does not
-                come up.
+            ConfigError: SGLang is not installed or has no such argument, there are too few GPUs, or a server
+                does not start.
         """
         async with AsyncExitStack() as stack:
             starting = Servers(*self._groups(), on_event=self.on_event)
@@ -73,16 +73,16 @@ class FleetPlan:
         return self._fleet(servers.servers, servers.router, policy, end)
 
     async def join(self, url: str) -> Fleet:
-        """Feed servers that run already, at `url` or behind the router there; first the model's weights.
+        """Use servers that run already, at `url` or behind the router there; sends them the model's weights.
 
         Raises:
-            ConfigError: nobody is there, or weights cannot be brought there in the way that was asked for.
+            ConfigError: no server answers, or the configured transport cannot send weights to it.
         """
         policy = self._policy(url)
         try:
             first_wait_s = self.config.rollout_health_check_first_wait
             servers = [ExternalServer(server, first_wait_s) for server in await policy.servers()]
-            fleet = self._fleet(servers, None, policy, _nothing)
+            fleet = self._fleet(servers, None, policy, _leave_running)
         except EngineError as error:
             await policy.close()
             raise ConfigError(str(error)) from error
@@ -103,19 +103,19 @@ class FleetPlan:
 
     def _settings(self, group: ServerGroup) -> ServerSettings:
         config, gpus = self.config, self.config.gpus_of(group)
-        ours: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
+        own: dict[str, Value] = {"custom_weight_loader": [LOADER]} if self.trained else {}
         if self.dtype is not None:
-            ours["dtype"] = self.dtype
+            own["dtype"] = self.dtype
         if gpus > 1:
-            ours["tp_size"] = gpus
+            own["tp_size"] = gpus
         if config.max_context_len is not None:
-            ours["context_length"] = config.max_context_len
+            own["context_length"] = config.max_context_len
         return ServerSettings(
             model=self.model,
             log_folder=self.folder,
             role=group.worker_type,
             device="cuda" if gpus else "cpu",
-            arguments={**ours, **_values(config.sglang), **_values(group.sglang)},
+            arguments={**own, **_values(config.sglang), **_values(group.sglang)},
             python=Path(config.sglang_python or sys.executable),
             python_path=(LOADER_FOLDER,),
             first_wait_s=config.rollout_health_check_first_wait,
@@ -140,8 +140,8 @@ class FleetPlan:
         return Fleet(servers, router, policy, transport, end, health, self.on_event).watch()
 
 
-async def _nothing() -> None:
-    """Servers that somebody else started go on."""
+async def _leave_running() -> None:
+    """Do nothing: the run has not started these servers, and does not end them."""
 
 
 def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
@@ -155,11 +155,11 @@ def _values(arguments: Mapping[str, JSON]) -> dict[str, Value]:
 
 
 def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
-    """The way that was asked for.
+    """The configured transport.
 
-    A process group is of gloo, also for servers with GPUs: it reaches them through the CPU's memory. It meets
-    at a loopback address, so its members are all on this machine, where servers take the GPUs from the first
-    on. With NCCL this process would send from the first, and NCCL refuses two ranks on one GPU.
+    A process group uses gloo, also for servers with GPUs: it copies through the CPU's memory. Its rendezvous
+    is at a loopback address, so its members are all on this machine, where servers use the GPUs from the
+    first on. With NCCL this process would send from the first, and NCCL refuses two ranks on one GPU.
     """
     written = folder / "weights"
     match config.update_weights_transport:
@@ -177,18 +177,19 @@ def _transport(model: Path, config: EngineConfig, folder: Path) -> Transport:
 async def served_models(
     config: EngineConfig, folder: Path, on_event: Callable[[str], None]
 ) -> AsyncIterator[Addresses]:
-    """The addresses of the run's models, by name; one that dies is started again at the same one.
+    """The addresses of the run's models, by name; a server that ends is restarted at the same address.
 
-    folder: gets one for each model, with logs. on_event: gets a sentence whenever a server starts or ends.
+    folder: for a folder of logs for each model. on_event: called with a sentence whenever a server starts or
+    ends.
 
     Raises:
-        ConfigError: a folder holds no model; there are too few GPUs; SGLang is not installed, knows no such
-            argument, or does not come up.
+        ConfigError: a folder holds no model; there are too few GPUs; SGLang is not installed, has no such
+            argument, or does not start.
     """
     addresses: dict[str, str] = {}
     first = sum(group.num_engines * config.gpus_of(group) for group in config.groups)
     models = config.sglang_models.values()
-    # Too few are told of before the first model is started.
+    # Too few GPUs are reported before the first model is started.
     own_gpus(first, sum(model.num_engines * model.num_gpus_per_engine for model in models))
     async with AsyncExitStack() as stack:
         for name, model in config.sglang_models.items():
@@ -199,9 +200,9 @@ async def served_models(
                 )
             plan = FleetPlan(
                 model=Path(model.hf_checkpoint),
-                config=_alone(config, model),
+                config=_config_of(config, model),
                 folder=folder / name,
-                on_event=partial(_of_model, on_event, name),
+                on_event=partial(_prefixed, on_event, name),
                 trained=False,
                 first_gpu=first,
             )
@@ -212,13 +213,13 @@ async def served_models(
         yield addresses
 
 
-def _alone(config: EngineConfig, model: ServedModel) -> EngineConfig:
+def _config_of(config: EngineConfig, model: ServedModel) -> EngineConfig:
     group = ServerGroup(
         num_engines=model.num_engines, num_gpus_per_engine=model.num_gpus_per_engine, sglang=model.sglang
     )
-    # What is said of the policy's servers is not said of these.
+    # Settings of the policy's servers do not apply to these.
     return config.model_copy(update={"sglang_groups": [group], "sglang": {}, "max_context_len": None})
 
 
-def _of_model(on_event: Callable[[str], None], name: str, said: str) -> None:
-    on_event(f"{name}: {said}")
+def _prefixed(on_event: Callable[[str], None], name: str, event: str) -> None:
+    on_event(f"{name}: {event}")

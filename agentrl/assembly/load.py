@@ -6,31 +6,31 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.config import Section, merge, parse, place, read_toml, refuse_inactive
+from agentrl.config import Section, by_section, merge, parse, read_toml, refuse_inactive
 from agentrl.types import JSON
 
 
 def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> RunConfig:
-    """Read the run file, lay the flat settings over it, check the whole.
+    """Read the run file, apply the flat settings over it, check the result.
 
-    A setting of the file that changes nothing in this run is kept, see `listed_inactive`; one of `settings`
-    is refused.
+    A setting of the file without effect in this run is kept, see `listed_inactive`; one of `settings` is
+    refused.
 
     Raises:
-        ConfigError: one sentence about the first thing that is wrong.
+        ConfigError: one sentence about the first error.
     """
     values = read_toml(Path(run_file)) if run_file is not None else {}
     if run_file is not None:
-        # Alone first, so that a mistake in the file is told as the file's.
+        # Without the settings first, so that an error in the file is reported as the file's.
         parse(RunConfig, values, source=str(run_file))
     source = "the settings given" if run_file is None else f"{run_file} with the settings given"
-    config = parse(RunConfig, merge(RunConfig, values, place(RunConfig, settings)), source=source)
+    config = parse(RunConfig, merge(RunConfig, values, by_section(RunConfig, settings)), source=source)
     refuse_inactive(config, settings, source=source)
     return config
 
 
 def listed_inactive(config: RunConfig) -> Iterator[str]:
-    """A line for each reason why settings of the run file change nothing here."""
+    """A line for each reason why settings of the run file have no effect."""
     sections: list[Section] = [getattr(config, name) for name in RunConfig.model_fields]
     were_set = {name for section in sections for name in section.model_fields_set}
     names: dict[str, list[str]] = {}

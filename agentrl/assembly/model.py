@@ -1,4 +1,4 @@
-"""From the configuration to where the model is, with its config and its tokenizer; weights are not opened."""
+"""From the configuration to the model's directory, config and tokenizer; weights are not loaded."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def model_source(
     folder: Path,
     corpus: Iterable[str] | None = None,
 ) -> ModelSource:
-    """The directory `hf_checkpoint`, or `folder`, which a fresh model for this environment is written into.
+    """The directory `hf_checkpoint`, or `folder`, which a new model for this environment is written into.
 
-    The weights of a fresh one are drawn by who opens it first. corpus: what its tokenizer is trained
-    on; left out, the environment's own text.
+    The first process that opens a new model initializes its weights. corpus: the text for its tokenizer; left
+    out, the environment's own.
 
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
@@ -58,7 +58,7 @@ def fresh_source(
     The dialect's markup becomes single tokens, so that a turn ends with one token.
 
     Raises:
-        ConfigError: vocab_size has no room for all bytes and tags.
+        ConfigError: vocab_size is too small for all bytes and tags.
     """
     special: Sequence[str] = CALL_MARKERS
     if isinstance(dialect, Tags):
@@ -90,14 +90,14 @@ def fresh_source(
 
 
 def threads_for(config: PreTrainedConfig, requested: int | None) -> int:
-    """How many threads torch computes with (count); None chooses by the model's size.
+    """Threads of torch (count). requested: None = chosen by the model's size.
 
-    Engine and trainer take turns, so each may have all.
+    Engine and trainer compute alternately, so each may use all cores.
     """
     small = num_parameters(config) < _SMALL_MODEL
     return requested or (1 if small else os.cpu_count() or 1)
 
 
 def use_threads(config: PreTrainedConfig, requested: int | None) -> None:
-    """Have torch compute with so many threads in this process; see `threads_for`."""
+    """Set the threads of torch in this process; see `threads_for`."""
     torch.set_num_threads(threads_for(config, requested))

@@ -1,4 +1,4 @@
-"""From names to frozen agents: scripts, chat endpoints, models that are opened here."""
+"""From names to frozen agents: scripts, chat endpoints, model directories."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from agentrl.rollout.chat.settings import ChatSettings
 from agentrl.types import Task
 
 
-class OpponentPlace(NamedTuple):
-    """Where opponents from model directories decode.
+class OpponentSetup(NamedTuple):
+    """How opponents from model directories decode.
 
-    folder: for what their processes print; None = in this process. rendering: the form of their turns.
+    folder: for the output of their processes; None = they decode in this one. rendering: of their turns.
     """
 
     rendering: RenderingConfig
@@ -35,32 +35,32 @@ class OpponentPlace(NamedTuple):
 
 @asynccontextmanager
 async def opened_opponents(
-    chosen: Mapping[str, str], env: AnyEnv, addresses: Addresses, place: OpponentPlace
+    chosen: Mapping[str, str], env: AnyEnv, addresses: Addresses, setup: OpponentSetup
 ) -> AsyncIterator[dict[str, Opponent]]:
-    """What plays the agents that are not trained, by name; it is closed with the block.
+    """The opponents that play the agents that are not trained, by name; they are closed with the block.
 
     addresses: of models that are served, by name; they take the place of "sglang_models.NAME".
 
     Raises:
         UserError: the environment has no such agent, or none is left for the policy; an endpoint's address is
-            none; a model cannot be opened, or has no form for the dialect.
+            invalid; a model cannot be opened, or has no form for the dialect.
     """
     check_opponents(env, chosen)
     sources = {name: str(source) for name, source in with_addresses(chosen, addresses).items()}
     async with AsyncExitStack() as stack:
-        yield {name: await _opened(stack, name, source, env, place) for name, source in sources.items()}
+        yield {name: await _opened(stack, name, source, env, setup) for name, source in sources.items()}
 
 
 async def _opened(
-    stack: AsyncExitStack, name: str, source: str, env: AnyEnv, place: OpponentPlace
+    stack: AsyncExitStack, name: str, source: str, env: AnyEnv, setup: OpponentSetup
 ) -> Opponent:
     if source == SCRIPT:
         return scripted
     if source.startswith(("http://", "https://")):
         return await _at_endpoint(stack, source)
     if Path(source).is_dir():
-        folder = None if place.folder is None else place.folder / name
-        return await _of_directory(stack, source, env, place._replace(folder=folder))
+        folder = None if setup.folder is None else setup.folder / name
+        return await _of_directory(stack, source, env, setup._replace(folder=folder))
     raise ConfigError(
         f"opponents: {name} = `{source}` is neither `script`, nor an address such as "
         "http://127.0.0.1:30000/v1, nor a model directory that exists; name one of these."
@@ -78,22 +78,24 @@ async def _at_endpoint(stack: AsyncExitStack, url: str) -> Opponent:
     return opponent
 
 
-async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, place: OpponentPlace) -> Opponent:
+async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, setup: OpponentSetup) -> Opponent:
     require("an opponent from a model directory", *TRAINING)
     from agentrl.assembly.model import threads_for
-    from agentrl.assembly.policy import Place, build_engine, build_renderer, dialect_of
+    from agentrl.assembly.policy import EngineSetup, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
     from agentrl.engine.embedded.process import EngineProcess
 
     source = open_source(directory)
-    renderer = build_renderer(source, dialect_of(env, place.rendering), place.rendering)
+    renderer = build_renderer(source, dialect_of(env, setup.rendering), setup.rendering)
     process = None
-    if place.folder is not None:
-        process = EngineProcess(place.folder)
+    if setup.folder is not None:
+        process = EngineProcess(setup.folder)
         stack.callback(process.end)
     threads = threads_for(source.config, None)
-    where = Place(place.folder or Path(), _silent, trains=False, process=process, threads=threads)
-    engine = await build_engine(source, EngineConfig(), env.limits, where)
+    engine_setup = EngineSetup(
+        setup.folder or Path(), _ignore_event, trains=False, process=process, threads=threads
+    )
+    engine = await build_engine(source, EngineConfig(), env.limits, engine_setup)
     stack.push_async_callback(engine.close)
 
     def opponent(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
@@ -103,5 +105,5 @@ async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, plac
     return opponent
 
 
-def _silent(event: str) -> None:
+def _ignore_event(event: str) -> None:
     del event

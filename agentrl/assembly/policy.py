@@ -1,4 +1,4 @@
-"""From the configuration to what plays: engine, renderer, agents."""
+"""From the configuration to the policy's parts: engine, renderer, agents."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Limits
 
 
-class Place(NamedTuple):
-    """Where servers are started. folder: for what they write.
+class EngineSetup(NamedTuple):
+    """How an engine is started. folder: for the files of servers.
 
-    on_event: gets a sentence when a server starts or ends.
+    on_event: called with a sentence when a server starts or ends.
 
-    trains: whether the run gives its engine new weights. dtype: what servers that are started compute in, by
-    torch's name; None = what their model's config says. process, threads: the embedded engine's, and how many
-    threads it computes with; without a process it decodes in this one.
+    trains: whether the run sends its engine new weights. dtype: of the computation of started servers, by
+    torch's name; None = by their model's config. process, threads: the embedded engine's process, and its
+    threads (count); without a process it decodes in this one.
     """
 
     folder: Path
@@ -46,43 +46,45 @@ class Place(NamedTuple):
     threads: int = 1
 
 
-async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits, place: Place) -> Engine:
-    """An engine over the weights in the model's directory, with room for the episodes of `limits`.
+async def build_engine(
+    source: ModelSource, config: EngineConfig, limits: Limits, setup: EngineSetup
+) -> Engine:
+    """An engine with the weights of the model's directory, for episodes as long as `limits` allows.
 
-    With engine = sglang: servers that are started now and open that directory, or those at sglang_url. In an
+    With engine = sglang: servers that are started now and load that directory, or those at sglang_url. In an
     eval-only run the latter serve weights of their own, only the tokens are the model's; a run that trains
-    sends them the model's.
+    sends them the model's weights.
 
     Raises:
-        ModelLoadError: the engine does not decode this architecture.
-        EngineDiedError: the engine's process has gone.
-        ConfigError: nobody is at sglang_url, or takes weights there; SGLang is not installed, knows no such
-            argument, or does not come up.
+        ModelLoadError: the engine does not support this architecture.
+        EngineDiedError: the engine's process has ended.
+        ConfigError: no server answers at sglang_url, or it does not accept weights; SGLang is not installed,
+            has no such argument, or does not start.
     """
     if config.engine == "sglang":
         await asyncio.to_thread(draw_in_subprocess, source)
         url, vocab_size = config.sglang_url, source.vocab_size
-        if url is not None and not place.trains:
+        if url is not None and not setup.trains:
             return SGLangPolicy(
                 url, max_concurrency=config.max_slots, vocab_size=vocab_size, decode=source.decode
             )
         plan = FleetPlan(
-            # Servers work in folders of their own.
+            # Servers have other working directories.
             model=source.directory.absolute(),
             config=config,
-            folder=place.folder,
+            folder=setup.folder,
             vocab_size=vocab_size,
             decode=source.decode,
-            on_event=place.on_event,
-            dtype=place.dtype,
+            on_event=setup.on_event,
+            dtype=setup.dtype,
         )
         return await (plan.start() if url is None else plan.join(url))
     length = config.max_context_len or limits.max_tokens
-    if place.process is not None:
+    if setup.process is not None:
         directory = str(source.directory.resolve())
-        model = Open(directory, config.max_slots, length, place.threads, source.seed)
-        return await ProcessEngine.opened(place.process, model)
-    torch.set_num_threads(place.threads)
+        model = Open(directory, config.max_slots, length, setup.threads, source.seed)
+        return await ProcessEngine.opened(setup.process, model)
+    torch.set_num_threads(setup.threads)
     if source.seed is not None:
         draw_weights(source.directory, source.seed)
     return EmbeddedEngine.from_pretrained(
@@ -91,10 +93,10 @@ async def build_engine(source: ModelSource, config: EngineConfig, limits: Limits
 
 
 def dialect_of(env: BaseEnv, config: RenderingConfig) -> Dialect:
-    """The form of turns: what the run asks for, or the environment's own.
+    """The form of turns: the configured dialect, or the environment's own.
 
     Raises:
-        UserError: a tool is named like a tag of the dialect that was asked for.
+        UserError: a tool has the name of a tag of the configured dialect.
     """
     if config.dialect == "chat":
         return Chat()
@@ -114,7 +116,7 @@ def build_renderer(source: ModelSource, dialect: Dialect, config: RenderingConfi
     """The renderer of a dialect in the model's tokens.
 
     Raises:
-        UserError: the model's tokenizer cannot speak the chat format that was asked for.
+        UserError: the model's tokenizer does not support the configured chat format.
     """
     if isinstance(dialect, Tags):
         return InlineRenderer(source.tokenizer, dialect)

@@ -22,8 +22,8 @@ from agentrl.tools.search.tool import SearchTool
 _MODULES_FILE = "modules.json"
 
 
-def encoder_named(name: str | Path) -> Encoder:
-    """The encoder behind a name.
+def load_encoder(name: str | Path) -> Encoder:
+    """The encoder with a name.
 
     name: the folder of a sentence-transformers model, or `package.module:name` of a function from n texts to
         float32 [n, d].
@@ -50,7 +50,7 @@ def encoder_named(name: str | Path) -> Encoder:
 
 
 def sentence_encoder(folder: str | Path) -> Encoder:
-    """The encoder of a sentence-transformers folder, on the CPU; nothing is fetched, no code of it is run.
+    """The encoder of a sentence-transformers folder, on the CPU; it downloads nothing and runs no code of it.
 
     Its vectors have length 1, so that the inner product is the cosine.
 
@@ -83,17 +83,17 @@ def sentence_encoder(folder: str | Path) -> Encoder:
 def search_tool(
     index: str, *, name: str = "search", k: int = 3, kind: str | None = None, encoder: str | None = None
 ) -> SearchTool:
-    """A search over an index in this process, for run files: all that it needs is named.
+    """A search over an index in this process, for run files: all arguments are names.
 
     index: the folder of a saved index, or a JSONL corpus. kind: `bm25`, `dense` or `hybrid`, see
-        `agentrl.tools.search.opening.open_index`. encoder: see `encoder_named`.
+        `agentrl.tools.search.opening.open_index`. encoder: see `load_encoder`.
 
     Raises:
-        UserError: one of them is not there.
+        UserError: an index or an encoder does not exist.
         ValueError: k is less than 1.
     """
-    made = encoder_named(encoder) if encoder is not None else None
-    return SearchTool(open_index(index, kind=kind, encoder=made), name=name, k=k)
+    loaded = load_encoder(encoder) if encoder is not None else None
+    return SearchTool(open_index(index, kind=kind, encoder=loaded), name=name, k=k)
 
 
 def serve_search(
@@ -101,22 +101,22 @@ def serve_search(
 ) -> None:
     """Serve a corpus or a saved index until SIGINT or SIGTERM.
 
-    ready: told the address and the number of passages as soon as requests are taken.
+    ready: called with the address and the number of passages when the server accepts requests.
 
     Raises:
-        UserError: the index cannot be made or saved, or the address cannot be used.
+        UserError: the index cannot be built or saved, or the address cannot be used.
     """
     from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
     from agentrl.tools.search.server import RetrieveApp
 
     if settings.save is not None:
         check_free(settings.save)  # before the hours that indexing may take
-    encoder = encoder_named(settings.encoder) if settings.encoder is not None else None
+    encoder = load_encoder(settings.encoder) if settings.encoder is not None else None
     make = open_index(path, kind=settings.index, encoder=encoder, watch=watch)
-    with bound(settings.host, settings.port) as holder:
+    with bound(settings.host, settings.port) as listener:
         index = make()
         if settings.save is not None:
             index.save(settings.save)
-        holder.listen(WAITING_CONNECTIONS)
-        ready(address_of(holder), len(index.corpus))
-        serve(RetrieveApp(index, topk=settings.topk).app, holder)
+        listener.listen(WAITING_CONNECTIONS)
+        ready(address_of(listener), len(index.corpus))
+        serve(RetrieveApp(index, topk=settings.topk).app, listener)

@@ -18,13 +18,13 @@ from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
 def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int], None]) -> None:
     """Serve a model until SIGINT or SIGTERM.
 
-    ready: told the address, and how many tokens a request may have, as soon as requests are taken.
+    ready: called with the address and the most tokens of a request when the server accepts requests.
 
     Raises:
         ModelLoadError: the directory is missing or broken, or its architecture is not supported.
         UserError: the address cannot be used.
     """
-    with bound(settings.host, settings.port) as holder:
+    with bound(settings.host, settings.port) as listener:
         source = open_source(directory)
         use_threads(source.config, settings.num_threads)
         engine = EmbeddedEngine.from_pretrained(
@@ -34,13 +34,13 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
             decode=source.decode,
         )
         app = EngineApp(engine, codec_of(source.tokenizer), name=directory)
-        holder.listen(WAITING_CONNECTIONS)
-        ready(address_of(holder), engine.max_context_len)
-        serve(app.app, holder)
+        listener.listen(WAITING_CONNECTIONS)
+        ready(address_of(listener), engine.max_context_len)
+        serve(app.app, listener)
 
 
 def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
-    """The tokenizer as the server needs it; no token is added to a text."""
+    """The tokenizer as a codec for the server; it adds no special tokens to a text."""
 
     def encode(text: str) -> list[int]:
         return [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]

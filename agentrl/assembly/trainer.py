@@ -1,4 +1,4 @@
-"""From the configuration to what learns: plans, and the ranks that work on them."""
+"""From the configuration to the trainers: their plans and their ranks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from agentrl.types import ScoreRole
 
 @dataclass(slots=True)
 class TrainerFactory:
-    """Makes the trainers of a run, one after the other, on ranks that end with it.
+    """Builds the trainers of a run, one after the other, on ranks that end with it.
 
-    folder: for what the ranks print. launched: Megatron's ranks that a launcher started. The torch trainer's
-    rank serves the warm start and RL; with `inline` it is this process.
+    folder: for the output of the ranks. launched: Megatron's ranks that a launcher started. The warm start
+    and RL share the torch trainer's rank; with `inline` it is this process.
     """
 
     config: RunConfig
@@ -44,7 +44,7 @@ class TrainerFactory:
     _started: list[Ranks] = field(default_factory=list)
 
     def prepare(self, source: ModelSource) -> None:
-        """Check the models before anything is played, then start the rank of the torch trainer if needed.
+        """Check the models before the first episode, then start the rank of the torch trainer if needed.
 
         The rank imports torch while a world is built.
 
@@ -62,7 +62,7 @@ class TrainerFactory:
 
         Raises:
             ModelLoadError: the model cannot be trained in packed rows.
-            TrainerError: the trainer's process does not come up.
+            TrainerError: the trainer's process does not start.
         """
         section, trainer = self.config.warm_start, self.config.trainer
         settings = TrainerConfig(
@@ -82,14 +82,14 @@ class TrainerFactory:
         return await RankTrainer.started(self._torch_rank(), plan)
 
     async def reinforcement(self, source: ModelSource, loss: Loss) -> Trainer:
-        """The RL trainer, with the networks that the algorithm asks.
+        """The RL trainer, with the networks that the algorithm needs.
 
-        A critic, and a reference without a directory of its own, begin as the policy is now.
+        A critic, and a reference without a directory of its own, are initialized with the policy's weights.
 
         Raises:
             ConfigError: the loss is defined where no other process can import it.
             ModelLoadError: the torch trainer cannot train the model in packed rows.
-            TrainerError: a process of the trainer does not come up.
+            TrainerError: a process of the trainer does not start.
         """
         plan = self.plan(source, loss)
         if not isinstance(plan, megatron.MegatronPlan):
@@ -101,7 +101,7 @@ class TrainerFactory:
         return await RankTrainer.started(ranks, plan)
 
     def plan(self, source: ModelSource, loss: Loss) -> Plan:
-        """What the ranks of the RL trainer work on."""
+        """The plan of the RL trainer's ranks."""
         config, algorithm = self.config, self.config.algorithm
         steps = config.rollout.num_rollout * config.rollout.num_steps_per_rollout
         critic = None
@@ -128,35 +128,35 @@ class TrainerFactory:
     def _torch_rank(self) -> Ranks:
         if self._torch is None:
             inline = self.config.run.inline
-            alone = self.config.trainer.trainer == "torch"
-            folder = self.folder if alone else self.folder / "warm-start"
+            serves_rl = self.config.trainer.trainer == "torch"
+            folder = self.folder if serves_rl else self.folder / "warm-start"
             self._torch = InlineRank() if inline else Processes(1, folder, preloaded=torch_plan.WORKER)
             self._started.append(self._torch)
         return self._torch
 
 
 def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
-    """See before anything is played that the ranks can open the reference and the teacher.
+    """Check before the first episode that the ranks can open the reference and the teacher.
 
     Raises:
-        UserError: one is not there, or has another vocabulary than the policy; or trainer = megatron, and its
-            layout does not divide it, or Megatron does not train such a model.
+        UserError: one does not exist, or has another vocabulary than the policy; or trainer = megatron, and
+            its layout does not divide it, or Megatron does not train such a model.
     """
     algorithm = config.algorithm
-    for directory, asked in (
+    for directory, is_used in (
         (algorithm.ref_load, algorithm.has_reference),
         (algorithm.opd_teacher_load, algorithm.use_opd),
     ):
-        if directory is not None and asked:
-            _check_judge(directory, source, config)
+        if directory is not None and is_used:
+            _check_auxiliary(directory, source, config)
 
 
 def check_trainable(source: ModelSource, config: RunConfig) -> None:
-    """See before anything is played that the trainer can train such a model.
+    """Check before the first episode that the trainer can train such a model.
 
     Raises:
         MissingExtraError: trainer = megatron, and it is not installed.
-        ConfigError: its layout does not divide the model, or it wants more GPUs than there are.
+        ConfigError: its layout does not divide the model, or needs more GPUs than there are.
         ModelLoadError: Megatron does not train such a model.
     """
     if config.trainer.trainer != "megatron":
@@ -168,7 +168,7 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
 
 
 def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:
-    """The directory of each role. Ranks of other machines find it under the same path."""
+    """The directory of each role. Ranks of other machines read it under the same path."""
     algorithm, policy = config.algorithm, str(source.directory.resolve())
     models: dict[ScoreRole, str] = {"old": policy}
     if algorithm.has_reference:
@@ -182,14 +182,14 @@ def _critic_settings(config: RunConfig) -> TrainerConfig:
     return config.trainer.model_copy(update={"lr": config.algorithm.critic_lr or config.trainer.lr})
 
 
-def _check_judge(directory: str, source: ModelSource, config: RunConfig) -> None:
+def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> None:
     if config.trainer.trainer == "megatron":
         _check_readable(directory, config.megatron)
     else:
         open_source(directory)
     if open_tokenizer(directory).get_vocab() != source.tokenizer.get_vocab():
         raise ConfigError(
-            f"{directory} has another vocabulary than the policy, so it cannot judge its tokens; choose a "
+            f"{directory} has another vocabulary than the policy, so it cannot score its tokens; choose a "
             "model with the same tokenizer."
         )
 
@@ -197,5 +197,5 @@ def _check_judge(directory: str, source: ModelSource, config: RunConfig) -> None
 def _check_readable(directory: str, layout: MegatronConfig) -> None:
     with Checkpoint(directory) as checkpoint:
         check_layout(checkpoint.shape, layout)
-        # All tensors are there.
+        # Raises where a tensor is missing.
         deque(checkpoint.specs(), maxlen=0)

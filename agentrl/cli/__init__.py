@@ -28,7 +28,7 @@ INTERRUPTED = 130
 def cli() -> None:
     """An agent gym on top of an RL engine.
 
-    Train an agent with `agentrl train`, score one with `agentrl eval`, see the worlds with
+    Train an agent with `agentrl train`, score one with `agentrl eval`, list the environments with
     `agentrl envs list`, and the tools that can be added to them with `agentrl tools list`.
     """
 
@@ -47,8 +47,8 @@ for command in (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Bad input is one sentence on stderr and exit code 2."""
-    # A world of one's own is named `module:Class`; it is looked for in the current folder first, as
-    # `python -m` would.
+    # A custom environment is named `module:Class`; the current folder comes first in the import path, as for
+    # `python -m`.
     sys.path.insert(0, "")
     run(cli, arguments, name="agentrl")
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -> None:
     """Run a command line under a name; end the process with its exit code.
 
-    Bad input is one sentence on stderr and exit code 2, any other failure of ours exit code 1.
+    Bad input is one sentence on stderr and exit code 2, any other error of agentrl exit code 1.
     """
     try:
         command.main(args=arguments, prog_name=name, standalone_mode=False)
@@ -66,20 +66,20 @@ def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -
         click.echo(error.format_message())
         sys.exit(BAD_INPUT)
     except exceptions.ClickException as error:
-        _complain(error.format_message())
+        _exit_with_error(error.format_message())
     except UserError as error:
-        _complain(str(error))
+        _exit_with_error(str(error))
     except ModuleNotFoundError as error:
-        # Whatever was not asked for before: a user's own loss that imports torch, for example.
+        # A dependency that was not checked before: of a user's own loss that imports torch, for example.
         missing = missing_extra(error)
         if missing is None:
             raise
-        _complain(str(missing))
+        _exit_with_error(str(missing))
     except AgentRLError as error:
         click.echo(f"agentrl: {error}", err=True)
         sys.exit(1)
 
 
-def _complain(sentence: str) -> None:
+def _exit_with_error(sentence: str) -> None:
     click.echo(f"agentrl: {sentence}", err=True)
     sys.exit(BAD_INPUT)

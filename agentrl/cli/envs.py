@@ -42,7 +42,7 @@ def list_command(as_json: bool) -> None:
     table = Table(box=SIMPLE, pad_edge=False)
     for name in ("id", "expert", "chance"):
         table.add_column(name, no_wrap=True)
-    for name in ("splits", "tools", "what it is"):
+    for name in ("splits", "tools", "description"):
         table.add_column(name)
     for row in rows:
         table.add_row(*map(_cell, row.values()))

@@ -21,7 +21,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 @click.option(
     "--n", default=32, show_default=True, help="Tasks that the expert and random play are measured on."
 )
-@click.option("--seed", default=0, show_default=True, help="What the check draws everything from.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all random choices of the check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
 def check_command(env_id: str, n: int, seed: int, as_json: bool) -> None:
     """Check whether an environment is worth training on.

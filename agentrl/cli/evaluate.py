@@ -9,7 +9,7 @@ import rich_click as click
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.cli.flags import EngineFlags, config_flags, given
+from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.evaluation.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ def evaluate_command(env_id: str, model: str | None, as_json: bool, **flags: str
     """Play episodes of ENV_ID with a model and score them, in the same loop as training.
 
     The model is a directory (--model), or behind a chat endpoint (--openai-url, --openai-model). A failed
-    episode is counted by kind and stands in no mean. With --engine sglang and no --sglang-url, servers are
-    started for it, with SGLang's own arguments as flags: --sglang-mem-fraction-static 0.8.
+    episode is counted by kind and excluded from all means. With --engine sglang and no --sglang-url, servers
+    are started for it, with SGLang's own arguments as flags: --sglang-mem-fraction-static 0.8.
     """
     from agentrl.evaluation.model import evaluate
 
-    report = evaluate(env_id, model, quiet=as_json, **given(flags, EvalConfig))
+    report = evaluate(env_id, model, quiet=as_json, **flag_values(flags, EvalConfig))
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:

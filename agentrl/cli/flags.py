@@ -1,4 +1,4 @@
-"""Flags made from the configuration: every leaf of the tree is a flag of its own name."""
+"""Flags from the configuration: every leaf of the tree is a flag of the same name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command]:
-    """A decorator that gives a command one flag for every leaf, grouped by section in --help.
+    """A decorator that adds one flag for every leaf to a command, grouped by section in --help.
 
-    A flag that was not given is None; text is handed on as it stands, the configuration's own
-    types read it, so that a flag and a TOML key fail with the same sentence.
+    A flag that was not used is None. Text is passed on unparsed: the configuration's own types parse it, so
+    that a flag and a TOML key fail with the same sentence.
     """
 
     def decorate(command: click.Command) -> click.Command:
@@ -43,16 +43,16 @@ def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command
     return decorate
 
 
-def given(flags: Mapping[str, str | bool | None], tree: type[Section]) -> dict[str, JSON]:
-    """The flags that were given, as values for the configuration.
+def flag_values(flags: Mapping[str, str | bool | None], tree: type[Section]) -> dict[str, JSON]:
+    """The flags that were used, as values for the configuration.
 
     Raises:
         ConfigError: the flag of a table or a list is not JSON.
     """
-    known = leaves(tree)
-    others = spellings(tree)
+    tree_leaves = leaves(tree)
+    aliases = spellings(tree)
     return {
-        name: value if name in others else _read(name, value, known[name][1])
+        name: value if name in aliases else _read(name, value, tree_leaves[name][1])
         for name, value in flags.items()
         if value is not None
     }
@@ -62,27 +62,27 @@ class EngineFlags(click.RichCommand):
     """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take SGLang's flags out, and hand them on as the table `sglang`."""
-        known = {option for parameter in self.params for option in parameter.opts}
-        ours, theirs = _parted(args, known)
-        rest = super().parse_args(ctx, ours)
-        if theirs:
+        """Remove SGLang's flags, and pass them on as the table `sglang`."""
+        options = {option for parameter in self.params for option in parameter.opts}
+        own_args, sglang_args = _split_args(args, options)
+        rest = super().parse_args(ctx, own_args)
+        if sglang_args:
             table = read_json_object("--sglang", ctx.params["sglang"] or "{}")
-            ctx.params["sglang"] = json.dumps({**table, **from_flags(theirs)})
+            ctx.params["sglang"] = json.dumps({**table, **from_flags(sglang_args)})
         return rest
 
 
-def _parted(args: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
-    """Words of this command, and SGLang's flags with the words that follow them."""
-    ours: list[str] = []
-    theirs: list[str] = []
-    to = ours
-    for word in args:
-        if word.startswith("--"):
-            name = word.partition("=")[0]
-            to = theirs if name.startswith(FLAG) and name not in known else ours
-        to.append(word)
-    return ours, theirs
+def _split_args(args: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """Arguments of this command, and SGLang's flags with the arguments that follow them."""
+    own_args: list[str] = []
+    sglang_args: list[str] = []
+    target = own_args
+    for arg in args:
+        if arg.startswith("--"):
+            name = arg.partition("=")[0]
+            target = sglang_args if name.startswith(FLAG) and name not in options else own_args
+        target.append(arg)
+    return own_args, sglang_args
 
 
 def _flag(name: str) -> str:
@@ -92,8 +92,8 @@ def _flag(name: str) -> str:
 def _option(name: str, leaf: FieldInfo) -> click.Option:
     text = " ".join((leaf.description or "").split())
     default = leaf.get_default(call_default_factory=True)
-    shown = "none" if default is None else json.dumps(default)
-    help_text = f"{text} [default: {shown}]"
+    default_text = "none" if default is None else json.dumps(default)
+    help_text = f"{text} [default: {default_text}]"
     if leaf.annotation is bool:
         declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
         return click.Option([declaration, name], default=None, help=help_text)
@@ -127,19 +127,19 @@ def _read(name: str, value: str | bool, leaf: FieldInfo) -> JSON:
 
 
 def read_json_object(flag: str, text: str) -> dict[str, JSON]:
-    """The JSON object that a flag carries.
+    """The JSON object in a flag's text.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: the text is not a JSON object.
     """
     return _read_json(flag, text, dict, 'object such as {"seed": 1}')
 
 
-def _read_json(flag: str, text: str, kind: type[T], wanted: str) -> T:
+def _read_json(flag: str, text: str, kind: type[T], expected: str) -> T:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, kind):
-        raise ConfigError(f"{flag} takes a JSON {wanted}, got {text!r}.")
-    return found
+        value = None
+    if not isinstance(value, kind):
+        raise ConfigError(f"{flag} takes a JSON {expected}, got {text!r}.")
+    return value

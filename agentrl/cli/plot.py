@@ -23,9 +23,9 @@ def plot_command(run_folders: tuple[str, ...], out: str, curves: tuple[str, ...]
     from agentrl.observe import read_metrics
     from agentrl.view.curves import plot_curves
 
-    wrong = [curve for curve in curves if "=" not in curve]
-    if wrong:
-        raise ConfigError(f"--curve takes LABEL=METRIC such as {_CURVES[0]}, got {wrong[0]!r}.")
+    invalid = [curve for curve in curves if "=" not in curve]
+    if invalid:
+        raise ConfigError(f"--curve takes LABEL=METRIC such as {_CURVES[0]}, got {invalid[0]!r}.")
     try:
         runs = {folder: read_metrics(Path(folder) / "metrics.jsonl") for folder in run_folders}
         metrics = dict(curve.split("=", 1) for curve in curves or _CURVES)

@@ -6,8 +6,8 @@ import json
 
 import rich_click as click
 
-from agentrl.cli.flags import config_flags, given
-from agentrl.config import Section, parse, place
+from agentrl.cli.flags import config_flags, flag_values
+from agentrl.config import Section, by_section, parse
 from agentrl.engine.served.config import ServeSettings
 from agentrl.extras import TRAINING, require
 
@@ -31,8 +31,8 @@ def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None
 
     def ready(url: str, max_context_len: int) -> None:
         line = f"{model} at {url}/generate, up to {max_context_len:,} tokens a request; Ctrl-C ends it."
-        told = {"url": url, "max_context_len": max_context_len}
-        click.echo(json.dumps(told) if as_json else line)
+        facts = {"url": url, "max_context_len": max_context_len}
+        click.echo(json.dumps(facts) if as_json else line)
 
-    settings = parse(_Flags, place(_Flags, given(flags, _Flags)), source="the flags").serve
+    settings = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").serve
     serve_model(model, settings, ready=ready)

@@ -10,8 +10,8 @@ import rich_click as click
 from rich.console import Console
 from rich.progress import track
 
-from agentrl.cli.flags import config_flags, given
-from agentrl.config import Section, parse, place
+from agentrl.cli.flags import config_flags, flag_values
+from agentrl.config import Section, by_section, parse
 from agentrl.tools.search.config import ServeSearch
 
 _T = TypeVar("_T")
@@ -38,11 +38,11 @@ def serve_search_command(corpus: str, as_json: bool, **flags: str | bool | None)
         line = f"{passages:,} passages at {url}/retrieve; Ctrl-C ends it."
         click.echo(json.dumps({"url": url, "passages": passages}) if as_json else line)
 
-    settings = parse(_Flags, place(_Flags, given(flags, _Flags)), source="the flags").search
-    serve_search(corpus, settings, ready=ready, watch=_shown)
+    settings = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").search
+    serve_search(corpus, settings, ready=ready, watch=_with_progress_bar)
 
 
-def _shown(steps: Iterable[_T], what: str, total: int | None) -> Iterable[_T]:
-    # On stderr: stdout is for whoever waits for the address.
+def _with_progress_bar(steps: Iterable[_T], what: str, total: int | None) -> Iterable[_T]:
+    # On stderr: a program may read the address on stdout.
     console = Console(stderr=True)
     return track(steps, what, total=total, console=console, transient=True, disable=not console.is_terminal)

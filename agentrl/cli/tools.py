@@ -31,7 +31,7 @@ def tools() -> None:
 @tools.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list, for machines.")
 def list_command(as_json: bool) -> None:
-    """List every tool that is installed, and the arguments it is made with.
+    """List every tool that is installed, with the arguments of its constructor.
 
     A package adds its own with the entry point group `agentrl.tools`.
     """
@@ -41,11 +41,11 @@ def list_command(as_json: bool) -> None:
         return
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("name", no_wrap=True)
-    for title in ("what it is", "made with"):
+    for title in ("description", "arguments"):
         table.add_column(title)
     for row in rows:
-        made_with = cast("Mapping[str, str]", row["arguments"])
-        table.add_row(str(row["name"]), escape(str(row["description"])), ", ".join(made_with) or "-")
+        arguments = cast("Mapping[str, str]", row["arguments"])
+        table.add_row(str(row["name"]), escape(str(row["description"])), ", ".join(arguments) or "-")
     Console().print(table)
 
 
@@ -55,18 +55,18 @@ def list_command(as_json: bool) -> None:
     "--tool-kwargs",
     default="{}",
     metavar="JSON",
-    help="Arguments to make it with (a JSON object) [default: {}]",
+    help="Arguments of its constructor (a JSON object) [default: {}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
 def show_command(name: str, tool_kwargs: str, as_json: bool) -> None:
-    """Show a tool: the arguments it is made with, and what it tells the model.
+    """Show a tool: the arguments of its constructor, and its schemas, which the model receives.
 
     A toolkit is opened for that, as for one episode:
 
     agentrl tools show mcp --tool-kwargs '{"command": "mcp-server-time"}'
     """
     kwargs = read_json_object("--tool-kwargs", tool_kwargs)
-    facts = {**_row(name, whole=True), **_told(name, kwargs)}
+    facts = {**_row(name, in_full=True), **_schemas(name, kwargs)}
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -76,32 +76,34 @@ def show_command(name: str, tool_kwargs: str, as_json: bool) -> None:
     Console().print(table)
 
 
-def _row(name: str, *, whole: bool = False) -> dict[str, JSON]:
+def _row(name: str, *, in_full: bool = False) -> dict[str, JSON]:
     try:
-        thing = find_tool(name)
+        tool = find_tool(name)
     except UserError as error:
-        if whole:
+        if in_full:
             raise
         # One broken package must not hide all others.
         return {"name": name, "kind": None, "description": str(error), "arguments": {}}
-    is_made = not (is_function(thing) or isinstance(thing, Toolkit))
-    said = inspect.getdoc(thing) or ""
+    is_factory = not (is_function(tool) or isinstance(tool, Toolkit))
+    doc = inspect.getdoc(tool) or ""
     return {
         "name": name,
-        "kind": _TOOL if is_function(thing) else _TOOLKIT,
-        "description": said if whole else " ".join(said.split("\n\n", maxsplit=1)[0].split()),
-        "arguments": _arguments(cast("Callable[..., object]", thing)) if is_made else {},
+        "kind": _TOOL if is_function(tool) else _TOOLKIT,
+        "description": doc if in_full else " ".join(doc.split("\n\n", maxsplit=1)[0].split()),
+        "arguments": _arguments(cast("Callable[..., object]", tool)) if is_factory else {},
     }
 
 
 def _arguments(factory: Callable[..., object]) -> dict[str, JSON]:
-    """Each argument's type, and its default where it has one, as they are written."""
+    """Each argument's type, and its default where it has one, as in the source."""
     parameters = inspect.signature(factory).parameters
-    return {name: str(one).partition(": ")[2].replace("'", "") for name, one in parameters.items()}
+    return {
+        name: str(parameter).partition(": ")[2].replace("'", "") for name, parameter in parameters.items()
+    }
 
 
-def _told(name: str, kwargs: Mapping[str, JSON]) -> dict[str, JSON]:
-    """What the model would be told, or why that cannot be said without arguments."""
+def _schemas(name: str, kwargs: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The schemas that the model receives, or the reason why they are unknown without arguments."""
     try:
         offered = asyncio.run(_opened(make_tool(name, **kwargs)))
     except (UserError, ToolError) as error:
@@ -109,12 +111,14 @@ def _told(name: str, kwargs: Mapping[str, JSON]) -> dict[str, JSON]:
             raise
         return {"tells_the_model": f"depends on its arguments: {error}"}
     schemas = [tool.schema for tool in offered]
-    return {"tells_the_model": [{**one._asdict(), "parameters": dict(one.parameters)} for one in schemas]}
+    return {
+        "tells_the_model": [{**schema._asdict(), "parameters": dict(schema.parameters)} for schema in schemas]
+    }
 
 
-async def _opened(made: object) -> tuple[Tool, ...]:
-    if not isinstance(made, Toolkit):
-        assert is_function(made), "make_tool gives one or the other"
-        return (Tool.of(made),)
-    async with made.episode() as offered:
+async def _opened(tool: object) -> tuple[Tool, ...]:
+    if not isinstance(tool, Toolkit):
+        assert is_function(tool), "make_tool returns a function or a toolkit"
+        return (Tool.of(tool),)
+    async with tool.episode() as offered:
         return tuple(offered)

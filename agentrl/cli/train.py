@@ -8,7 +8,7 @@ import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_config
 from agentrl.assembly.ranks import launcher_env_of, run_launched_rank
-from agentrl.cli.flags import EngineFlags, config_flags, given
+from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.extras import TRAINING, require
 
 
@@ -26,7 +26,7 @@ def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None)
     Writes <output_dir>/<name>/: config.toml, metrics.jsonl, TensorBoard events, every episode
     (trajectories/), a Hugging Face model (checkpoint/) and report.html.
     """
-    settings = given(flags, RunConfig)
+    settings = flag_values(flags, RunConfig)
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
     config = load_config(run_file, settings)
     require("training", *TRAINING)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.data import file_source, first_tasks
 from agentrl.assembly.env import env_factory
-from agentrl.assembly.opponents import OpponentPlace, opened_opponents
-from agentrl.config import parse, place, refuse_inactive
+from agentrl.assembly.opponents import OpponentSetup, opened_opponents
+from agentrl.config import by_section, parse, refuse_inactive
 from agentrl.envs import AnyEnv, Scorer, tasks_of
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
@@ -34,7 +34,7 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.
     """
-    config = parse(EvalConfig, place(EvalConfig, settings), source="the settings given")
+    config = parse(EvalConfig, by_section(EvalConfig, settings), source="the settings given")
     refuse_inactive(config, settings, source="the settings given")
     if (model is None) == (config.openai.openai_url is None):
         raise ConfigError(
@@ -76,7 +76,7 @@ async def _played(
         else model_players(directory, config, env, on_event=console.line)
     )
     async with (
-        opened_opponents(section.opponents, env, addresses, OpponentPlace(config.rendering)) as opponents,
+        opened_opponents(section.opponents, env, addresses, OpponentSetup(config.rendering)) as opponents,
         opening as players,
     ):
         with console.stage(f"playing {env_id}", section.n) as bar:

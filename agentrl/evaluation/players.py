@@ -48,7 +48,7 @@ async def model_players(
     # These load torch, which an endpoint does not need.
     require("opening a model", *TRAINING)
     from agentrl.assembly.model import threads_for
-    from agentrl.assembly.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
+    from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
 
     source = open_source(directory)
@@ -56,8 +56,8 @@ async def model_players(
     sampling = SamplingSettings(temperature=config.eval.temperature)
     with _engine_folder(config) as folder:
         threads = threads_for(source.config, config.eval.num_threads)
-        place = Place(folder, on_event, trains=False, threads=threads)
-        engine = await build_engine(source, config.engine, env.limits, place)
+        setup = EngineSetup(folder, on_event, trains=False, threads=threads)
+        engine = await build_engine(source, config.engine, env.limits, setup)
         try:
             yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
         finally:

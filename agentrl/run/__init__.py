@@ -11,7 +11,7 @@ from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive, load_config
-from agentrl.assembly.opponents import OpponentPlace, opened_opponents
+from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.processes import Start, launched_processes
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.folder import RunFolder
@@ -26,10 +26,10 @@ __all__ = ["TrainResult", "train"]
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run came to.
+    """The result of a run.
 
     reports: by milestone ("before", "after warm start", "after RL", ...), then by mode
-    (sampled, greedy). stages: what took how long.
+    (sampled, greedy). stages: with their durations.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class TrainResult:
 
 
 def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
-    """What `agentrl.train` does where everything that it needs is installed."""
+    """The implementation of `agentrl.train`, which checks first that all dependencies are installed."""
     config = load_config(run_file, settings)
     with launched_processes(config) as start:
         folder = RunFolder.create(config)
@@ -76,16 +76,16 @@ async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole, sta
 async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> None:
     chosen, env = config.env.opponents, run.world.make_env()
     folder = None if config.run.inline else run.records.folder.engine / "opponents"
-    place = OpponentPlace(config.rendering, folder)
+    setup = OpponentSetup(config.rendering, folder)
     try:
-        async with opened_opponents(chosen, env, addresses, place) as opponents:
-            playing = run.against(opponents)
-            await playing.evaluate("before")
+        async with opened_opponents(chosen, env, addresses, setup) as opponents:
+            run_with_opponents = run.against(opponents)
+            await run_with_opponents.evaluate("before")
             if config.warm_start.warm_start_steps:
-                await playing.warm_start()
-                await playing.evaluate("after warm start")
+                await run_with_opponents.warm_start()
+                await run_with_opponents.evaluate("after warm start")
             if config.rollout.num_rollout:
-                await playing.reinforce()
-                await playing.evaluate("after RL")
+                await run_with_opponents.reinforce()
+                await run_with_opponents.evaluate("after RL")
     finally:
         await run.close()

@@ -1,4 +1,4 @@
-"""Demonstrations for a warm start: the environment's own script, played and written as tokens."""
+"""Demonstrations for a warm start: the environment's own script, played and rendered as tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ async def demonstrate(
     seed: int,
     progress: Callable[[int], None],
 ) -> list[Sample]:
-    """Play n demonstrations over `tasks`, in a shuffled order, and write them as Samples.
+    """Play n demonstrations over `tasks`, in a shuffled order, and render them as Samples.
 
-    Every action's tokens are written as a policy would have sampled them, author = demo.
+    Every action's tokens are those that a policy would sample for it, author = demo.
 
     Raises:
         UserError: the environment has no expert.
-        WorldBrokenError: a demonstration failed, or none reached an end.
+        WorldBrokenError: a demonstration failed, or none was completed.
     """
     samples: list[Sample] = []
     order: list[Task] = []
@@ -49,7 +49,7 @@ async def demonstrate(
             )
         if episode.ending is Ending.COMPLETED:
             for name, agent in agents.items():
-                samples += _written(episode, name, renderer, agent.offered)
+                samples += _samples_of(episode, name, renderer, agent.tools_by_turn)
         progress(1)
     if not samples:
         raise WorldBrokenError(
@@ -60,20 +60,20 @@ async def demonstrate(
 
 
 class _Demonstrator(ScriptedAgent):
-    """Remembers which tools were on offer at each of its turns."""
+    """Records the tools that were offered at each of its turns."""
 
     def __init__(self, script: Script | Callable[[str], Script]) -> None:
         super().__init__(script)
-        self.offered: list[tuple[ToolSchema, ...]] = []
+        self.tools_by_turn: list[tuple[ToolSchema, ...]] = []
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """The script's next action."""
-        self.offered.append(tuple(tools))
+        self.tools_by_turn.append(tuple(tools))
         return await super().act(observation, tools=tools, session=session)
 
 
 def _demonstrators(env: AnyEnv, task: Task, seed: str) -> dict[str, _Demonstrator]:
-    """One for each agent, with chance of its own."""
+    """A demonstrator for each agent, with a random generator of its own."""
     if isinstance(env, MultiAgentEnv):
         return {
             name: _Demonstrator(partial(env.demonstrator, task, name, rng=random.Random(f"{seed}/{name}")))
@@ -82,17 +82,17 @@ def _demonstrators(env: AnyEnv, task: Task, seed: str) -> dict[str, _Demonstrato
     return {AGENT: _Demonstrator(env.demonstrator(task, random.Random(seed)))}
 
 
-def _written(
-    episode: Episode, agent: str, renderer: Renderer, offered: Sequence[Sequence[ToolSchema]]
+def _samples_of(
+    episode: Episode, agent: str, renderer: Renderer, tools_by_turn: Sequence[Sequence[ToolSchema]]
 ) -> list[Sample]:
     """One Sample for each unbroken prefix of an agent."""
     conversation = Conversation(renderer)
     prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
-    for turn, tools in zip(episode.turns_of(agent), offered, strict=True):
-        world, restart = conversation.add_observation(turn.observation, tools)
+    for turn, tools in zip(episode.turns_of(agent), tools_by_turn, strict=True):
+        world_ids, restart = conversation.add_observation(turn.observation, tools)
         if restart is not None:
             prefixes.append([])
-        said = renderer.write(turn.action, tools)
-        conversation.add_turn(said, turn.action)
-        prefixes[-1] += [(Author.WORLD, world), (Author.DEMO, said)]
+        action_ids = renderer.write(turn.action, tools)
+        conversation.add_turn(action_ids, turn.action)
+        prefixes[-1] += [(Author.WORLD, world_ids), (Author.DEMO, action_ids)]
     return [demonstration(parts, RolloutId(episode.id, agent)) for parts in prefixes if parts]

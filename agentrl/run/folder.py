@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where, and the promise not to write over another run."""
+"""The folder of one run: its paths, and a check that no other run is overwritten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunFolder:
     def create(cls, config: RunConfig) -> RunFolder:
         """Make the folder and write the resolved configuration into it.
 
-        A run that failed before it measured anything leaves nothing worth keeping, and is written over.
+        The folder of a run that failed before its first metrics is overwritten.
 
         Raises:
             RunExistsError: the folder already holds a run.
@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """A fresh model as it was drawn; of one that exists already there is no copy."""
+        """A new model with its initial weights; an existing model is not copied."""
         return self.path / "model"
 
     @property

@@ -18,7 +18,7 @@ GREEDY, SAMPLED = "greedy", "sampled"
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """How a policy is scored. sampling: of the sampled half; the greedy one differs in its temperature."""
+    """The evaluation of a policy. sampling: of the sampled half; the greedy half has temperature 0."""
 
     world: World
     policy: Policy
@@ -47,7 +47,7 @@ class HeldOut:
 
 
 def eval_metrics(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
-    """Means of the verdicts by mode, of their parts, and of kinds of tasks; failed episodes."""
+    """Means of the verdicts by mode, by part, and by kind of task; failed episodes (count)."""
     metrics: dict[str, float] = {}
     for mode, evaluation in evaluations.items():
         report = evaluation.report

@@ -1,4 +1,4 @@
-"""How long the event loop was kept from its work."""
+"""The lag of the event loop."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ PERIOD_S = 0.01
 
 
 class LagMeter:
-    """Wakes up every 10 ms while its block runs, and keeps how late it woke at worst.
+    """Sleeps for 10 ms again and again while its block runs, and records the longest delay of a wake-up.
 
-    A loop that is late answers nobody meanwhile: replies lie, deadlines pass.
+    During a delay the loop handles no replies and no deadlines.
     """
 
     def __init__(self) -> None:
         self._longest_s = 0.0
-        self._watching: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LagMeter:
-        self._watching = asyncio.create_task(self._watch(), name="agentrl-lag-meter")
+        self._task = asyncio.create_task(self._watch(), name="agentrl-lag-meter")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     def take(self) -> float:
         """The longest lag since the last call (seconds)."""
@@ -37,6 +37,6 @@ class LagMeter:
 
     async def _watch(self) -> None:
         while True:
-            asked = time.perf_counter()
+            started = time.perf_counter()
             await asyncio.sleep(PERIOD_S)
-            self._longest_s = max(self._longest_s, time.perf_counter() - asked - PERIOD_S)
+            self._longest_s = max(self._longest_s, time.perf_counter() - started - PERIOD_S)

@@ -1,7 +1,6 @@
-"""The one training loop: take a batch, make its credit once, update, publish; then the next.
+"""The training loop: take a batch, compute its credit once, update, publish; then the next.
 
-Synchronous is its `max_staleness = 0` case: see `agentrl.rollout.Producer`, which alone
-decides when episodes may start.
+It is synchronous with `max_staleness = 0`: see `agentrl.rollout.Producer`, which decides when episodes start.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from agentrl.types import Group, Scores
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One turn of the loop: what was played, what was trained on, what it took.
+    """One iteration of the loop: the groups that were played, those that were trained on, metrics.
 
-    trained, dropped: whole groups; nothing could come of a dropped one. outcomes hold both, and the
-    groups and episodes that failed. warnings: sentences for the user.
+    trained, dropped: complete groups; a dropped one had no gradient. outcomes hold both, and the groups and
+    episodes that failed. warnings: sentences for the user.
     """
 
     step: int
@@ -41,9 +40,9 @@ class Iteration:
 
 @dataclass(slots=True)
 class BatchInProgress:
-    """The batch that an iteration is at work on: whatever stops it, its groups are accounted for.
+    """The batch of the current iteration, so that its groups are journalled whatever stops the iteration.
 
-    trained: ids of the groups that the weights have seen.
+    trained: ids of the groups of finished optimizer steps.
     """
 
     outcomes: Sequence[GroupOutcome] = ()
@@ -51,7 +50,7 @@ class BatchInProgress:
 
 
 class _Credited(NamedTuple):
-    """A batch split into optimizer steps, and the metrics of what it was credited with."""
+    """A batch split into optimizer steps, and the metrics of its credit."""
 
     steps: Sequence[OptimizerStep]
     metrics: dict[str, float]
@@ -59,10 +58,9 @@ class _Credited(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Everything one iteration needs.
+    """The parts that an iteration uses.
 
-    in_progress: the batch that is being worked on; empty between two iterations. watch: sees a correction
-    that never acts.
+    in_progress: the current batch; empty between two iterations. watch: warns of a correction without effect.
     """
 
     producer: Producer
@@ -75,17 +73,17 @@ class Loop:
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
 
     async def iterate(self, step: int) -> Iteration:
-        """Play the batch of `step`, train on it, and publish a new version if any weight was updated."""
+        """Play the batch of `step`, train on it, and publish a new version if weights were updated."""
         started = self.clock()
         outcomes = self.in_progress.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.group for outcome in outcomes if outcome.group is not None]
         batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
-        # All of it before the first update: the old policy is the one that the whole batch began with.
+        # The complete batch before the first update: the old policy is the one before all its steps.
         scores = await self._scores(batch)
         scored = self.clock()
         credited = self._credited(batch, scores)
-        reports = [await self._update(one) for one in credited.steps]
+        reports = [await self._update(optimizer_step) for optimizer_step in credited.steps]
         updated = self.clock()
         published = await self._publish() if reports else None
         self.producer.advance(step + 1, version=published.version if published else self.producer.version)
@@ -114,8 +112,8 @@ class Loop:
             return _Credited((), {})
         algorithm, tokens = self.algorithm, batch.tokens
         try:
-            known = tokens.scores(scores)
-            advantages = algorithm.estimator(batch.groups, tokens, known)
+            token_scores = tokens.scores(scores)
+            advantages = algorithm.estimator(batch.groups, tokens, token_scores)
             steps = batch.steps(
                 scores,
                 advantages,
@@ -125,10 +123,10 @@ class Loop:
             )
         except ValueError as error:
             raise UserError(f"no credit can be given: {error}.") from error
-        found = dict(advantages.metrics)
+        metrics = dict(advantages.metrics)
         if "old" in algorithm.roles:
-            found |= mismatch_metrics(tokens, known)
-        return _Credited(steps, {f"train/{name}": value for name, value in found.items()})
+            metrics |= mismatch_metrics(tokens, token_scores)
+        return _Credited(steps, {f"train/{name}": value for name, value in metrics.items()})
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         report = await self.trainer.update(step.batch)
@@ -146,12 +144,12 @@ class Loop:
 
 
 def _averaged(reports: Sequence[StepReport]) -> dict[str, float]:
-    """The means of each metric over the steps that have it: a critic may learn alone at first."""
-    values: dict[str, list[float]] = {}
+    """The mean of each metric over the steps that have it: in the first steps only a critic may learn."""
+    values_by_name: dict[str, list[float]] = {}
     for report in reports:
         for name, value in report.metrics.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+            values_by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 def _sampled_tokens(groups: Sequence[Group]) -> int:

@@ -1,4 +1,4 @@
-"""What one iteration's episodes look like in numbers, under the field's names."""
+"""Metrics of one iteration's episodes, under the field's names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agentrl.types import Ending, Episode, Group, Restart, Verdict
 def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     """Metrics of a batch of groups.
 
-    zero_std/ratio is the share of whole groups whose siblings all did alike. raw_reward is the mean verdict
-    of trained agents over whole groups (raw_reward/AGENT of each, where there are several), response_len/mean
-    the policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per
-    episode; tool/NAME/latency_ms is the mean of a call, took/BIN how many calls took so long, failed/KIND how
-    many failed their episode. restarts/REASON counts trajectories that had to begin anew, reasoning_ratio is
-    the share of turns with reasoning, cached_ratio that of prompt tokens which the engine had computed for
-    the turn before.
+    zero_std/ratio is the share of complete groups whose siblings all have equal rewards. raw_reward is the
+    mean verdict of trained agents over complete groups (raw_reward/AGENT of each, where there are several),
+    response_len/mean the policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts
+    are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
+    failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
+    reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the engine
+    had computed for the turn before.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -38,7 +38,7 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
         "rollout/response_len/mean": _mean([policy_tokens_of(e) for e in episodes]),
         "rollout/turns/mean": _mean([len(e.turns) for e in episodes]),
         "rollout/truncated_ratio": _mean([float(e.ending is Ending.TRUNCATED) for e in episodes]),
-        "rollout/zero_std/ratio": _mean([float(_did_alike(group)) for group in groups]),
+        "rollout/zero_std/ratio": _mean([float(_has_equal_rewards(group)) for group in groups]),
         "rollout/failed_episodes": float(len(failed)),
     }
     metrics |= _by_agent(verdicts)
@@ -56,7 +56,7 @@ def skipped_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 def cached_ratio(episodes: Sequence[Episode]) -> float:
     """The share of all turns' prompt tokens that the engine took from its cache."""
     cached = prompts = 0
-    for trajectory in (one for episode in episodes for one in episode.trajectories):
+    for trajectory in (trajectory for episode in episodes for trajectory in episode.trajectories):
         prefix = 0
         for tokens in (turn.tokens for turn in trajectory.turns if turn.tokens is not None):
             prompts += prefix + len(tokens.world_ids)
@@ -92,7 +92,7 @@ def _tools(episodes: Sequence[Episode], failed: Sequence[Episode]) -> dict[str, 
 
 def _restarts(episodes: Sequence[Episode]) -> dict[str, float]:
     turns = [turn for episode in episodes for turn in episode.turns]
-    reasons = [one.reason for episode in episodes for one in episode.trajectories]
+    reasons = [trajectory.reason for episode in episodes for trajectory in episode.trajectories]
     counts = {f"rollout/restarts/{reason.value}": float(reasons.count(reason)) for reason in Restart}
     return {
         **counts,
@@ -100,7 +100,7 @@ def _restarts(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def _did_alike(group: Group) -> bool:
+def _has_equal_rewards(group: Group) -> bool:
     return len(group.episodes) > 1 and not has_signal(group)
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of: parts that are built once and stay as they are, and what changes."""
+"""The parts of a run: those that are built once and do not change, and its progress."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agentrl.view.console import RunConsole
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is played, how it is scored, and how its words become the model's tokens.
+    """The environment, its scoring, and the renderer of its messages as the model's tokens.
 
-    opponents: who plays the agents that are not trained.
+    opponents: for the agents that are not trained.
     """
 
     make_env: EnvFactory
@@ -32,7 +32,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Where a run says what happens, and keeps it."""
+    """The outputs of a run: console, metrics, journal, durations."""
 
     folder: RunFolder
     console: RunConsole
@@ -45,7 +45,7 @@ class Records:
 class Milestone:
     """The policy at one point of the run, scored on held-out tasks, by mode (sampled, greedy).
 
-    in_table: one of the stages that people compare, rather than a point in the middle of RL.
+    in_table: whether it is a row of the table, rather than a point in the middle of RL.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Milestone:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come.
+    """The state of a run.
 
-    source: the weights that a trainer would begin with. trainer: what learns now. step: iterations of RL that
-    are done. latest: the metrics of the last evaluation.
+    source: the initial weights of the next trainer. trainer: the current one. step: finished iterations of
+    RL (count). latest: the metrics of the last evaluation.
     """
 
     source: ModelSource

@@ -1,4 +1,4 @@
-"""How long each stage of a run took, on the wall and on the processor, that of its processes included."""
+"""The duration of each stage of a run: wall and CPU time, with that of its child processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Stage(NamedTuple):
-    """A stage that has ended. steps: units of work done in it; seconds of wall and CPU time."""
+    """A stage that has ended. steps: units of work in it (count); wall_s, cpu_s: seconds."""
 
     name: str
     steps: int
@@ -23,14 +23,14 @@ class Stage(NamedTuple):
 
 
 class Stopwatch:
-    """Times stages that follow each other; the same name again adds to what it has."""
+    """Times stages that follow each other; stages of one name are summed."""
 
     def __init__(self) -> None:
         self._stages: dict[str, Stage] = {}
 
     @contextmanager
     def stage(self, name: str, steps: int = 1) -> Iterator[None]:
-        """Time what happens inside, also when it is interrupted."""
+        """Time the block, also when it is interrupted."""
         wall, cpu = time.perf_counter(), cpu_time()
         try:
             yield
@@ -50,9 +50,9 @@ class Stopwatch:
 
 
 def cpu_time() -> float:
-    """What this process, and all that it has started, have computed so far (seconds).
+    """CPU time of this process and all its descendants so far (seconds).
 
-    What a process started that it has not waited for is lost when it ends.
+    The time of a descendant whose parent has not waited for it is lost when it ends.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     running = sum(_ticks(pid) for pid in _descendants(os.getpid()))
@@ -60,7 +60,7 @@ def cpu_time() -> float:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    # A process may end while it is looked at.
+    # A process may end while its files are read.
     with suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, path.read_text().split()):
@@ -70,8 +70,8 @@ def _descendants(pid: int) -> Iterator[int]:
 
 def _ticks(pid: int) -> int:
     with suppress(OSError):
-        # After the name, which may hold anything: state, parent, ... utime and stime are the 12th and 13th,
-        # what waited-for children took the 14th and 15th.
+        # After the name, which may hold any characters: state, parent, ... utime and stime are the 12th and
+        # 13th, those of waited-for children the 14th and 15th.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))
     return 0

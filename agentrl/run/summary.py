@@ -1,4 +1,4 @@
-"""What a run leaves for people and for programs when it ends: a table, a page, summary.json."""
+"""The results of a finished run: a table, a page, summary.json."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from agentrl.types import JSON, Episode, Verdict
 from agentrl.view.report import ReportData, ReportEpisode, write_report
 from agentrl.view.scores import ScoreRow
 
-_NUM_SHOWN = 3
+_NUM_EPISODES = 3
 
 
 def write_summary(run: TrainingRun) -> None:
-    """summary.json: the table's numbers and what each stage took."""
+    """summary.json: the table's numbers and the duration of each stage."""
     summary: dict[str, JSON] = {
         "env": run.config.env.env,
         "milestones": [
             {
                 "name": milestone.name,
                 "step": milestone.step,
-                **{mode: found.report.as_json() for mode, found in milestone.evaluations.items()},
+                **{mode: evaluation.report.as_json() for mode, evaluation in milestone.evaluations.items()},
             }
             for milestone in run.progress.milestones
         ],
@@ -58,7 +58,7 @@ def write_page(run: TrainingRun) -> None:
 
 
 def show(run: TrainingRun) -> None:
-    """The table, some episodes of the trained agent, and where everything lies."""
+    """Print the table, some episodes of the trained agent, and the paths of the files."""
     console = run.records.console
     if run.held_out is not None:
         console.table(_rows(run), title=f"{run.config.env.env}, held-out tasks")
@@ -72,7 +72,7 @@ def show(run: TrainingRun) -> None:
 
 
 def _in_table(run: TrainingRun) -> list[Milestone]:
-    """The milestones that the table tells of: all but those in the middle of RL."""
+    """The milestones of the table: all but those in the middle of RL."""
     return [milestone for milestone in run.progress.milestones if milestone.in_table]
 
 
@@ -81,7 +81,7 @@ def _rows(run: TrainingRun) -> list[ScoreRow]:
 
 
 def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]]:
-    # What an agent does, rather than how surely, shows greedily: the parts are told of that alone.
+    # Greedy episodes show the agent's choices without sampling noise: only they are split into parts.
     yield SAMPLED, evaluations[SAMPLED].report.mean
     yield GREEDY, evaluations[GREEDY].report.mean
     for part, mean in evaluations[GREEDY].report.by.items():
@@ -92,12 +92,12 @@ def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
     """Some greedy episodes: of the first task of every kind, the same ones at every milestone."""
     evaluation = milestone.evaluations[GREEDY]
     verdicts = {verdict.episode_id: verdict for verdict in reversed(evaluation.verdicts)}
-    pairs = [(one, verdicts[one.id]) for one in evaluation.episodes if one.id in verdicts]
+    pairs = [(episode, verdicts[episode.id]) for episode in evaluation.episodes if episode.id in verdicts]
     firsts: dict[str, tuple[Episode, Verdict]] = {}
     for episode, verdict in pairs:
         firsts.setdefault(str(episode.task.metadata.get(evaluation.breakdown or "")), (episode, verdict))
     picked = list(firsts.values())
-    return (picked + [pair for pair in pairs if pair not in picked])[:_NUM_SHOWN]
+    return (picked + [pair for pair in pairs if pair not in picked])[:_NUM_EPISODES]
 
 
 def _facts(run: TrainingRun) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One run, stage by stage: build the world, warm start, RL; evaluate in between; leave a report."""
+"""One run, stage by stage: build the world, warm start, RL; evaluations in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, bounded
 from agentrl.assembly.env import EnvFactory, env_factory
 from agentrl.assembly.model import model_source, threads_for
-from agentrl.assembly.policy import Place, agent_factory, build_engine, build_renderer, dialect_of
+from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.data import DataSource, PromptStream
@@ -24,10 +24,10 @@ from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer
-from agentrl.run.books import iteration_entries, leftover_entries
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.folder import RunFolder
 from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
+from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.metrics import skipped_metrics
@@ -44,10 +44,10 @@ _UNTRAINED_EPISODES = 32
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """The stages of a run, over parts that stay as they are; `progress` is all that changes.
+    """The stages of a run, over parts that do not change; only `progress` does.
 
-    sink: where new weights go: the engine's own, unless someone put another before it.
-    held_out: None = nothing is held out, so there are no evaluations. prompts: None = a run without RL.
+    sink: of new weights: the engine's own, unless it was replaced.
+    held_out: None = there are no held-out tasks, and no evaluations. prompts: None = a run without RL.
     """
 
     config: RunConfig
@@ -70,11 +70,11 @@ class TrainingRun:
         addresses: Addresses,
         processes: RunProcesses,
     ) -> TrainingRun:
-        """All parts. addresses: of the models that are served beside the policy.
+        """Build all parts. addresses: of the models that are served besides the policy.
 
         Raises:
             UserError: the environment, its arguments or the model directory are wrong, or an engine does not
-                come up.
+                start.
         """
         watch = Stopwatch()
         with watch.stage(BUILD), console.stage(BUILD, 1):
@@ -88,15 +88,15 @@ class TrainingRun:
                 config.model, env, dialect, seed=config.run.seed, folder=folder.model, corpus=data.corpus(env)
             )
             processes.trainers.prepare(source)
-            place = Place(
+            setup = EngineSetup(
                 folder.engine,
                 console.line,
-                # What is published; with bf16, what the model's config says.
+                # The dtype of published weights; with bf16, the dtype in the model's config.
                 dtype=None if config.trainer.bf16 else "float32",
                 process=processes.engine,
                 threads=threads_for(source.config, config.run.num_threads),
             )
-            engine = await build_engine(source, config.engine, env.limits, place)
+            engine = await build_engine(source, config.engine, env.limits, setup)
         world = World(make_env, Scorer(env.rewards), build_renderer(source, dialect, config.rendering))
         metrics = MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard)
         return cls(
@@ -119,7 +119,7 @@ class TrainingRun:
         return replace(self, world=world, held_out=held_out)
 
     async def close(self) -> None:
-        """Stop the engine, keep the weights as they are, close the logs.
+        """Stop the engine, save the current weights, close the logs.
 
         Raises:
             UserError: the journal could not be written.
@@ -131,7 +131,7 @@ class TrainingRun:
         await self.records.journal.close()
 
     async def warm_start(self) -> None:
-        """Imitate demonstrations, then publish and keep the result beside the checkpoint."""
+        """Imitate demonstrations, then publish the result and save it in a folder of its own."""
         section, seed = self.config.warm_start, self.config.run.seed
         world, records, progress = self.world, self.records, self.progress
         number, steps = section.demonstrations, section.warm_start_steps
@@ -152,9 +152,9 @@ class TrainingRun:
                 progress=lambda report: bar.advance(1, loss=report.metrics["train/loss"]),
             )
         await trainer.publish(self.sink, version=0)
-        learned = records.folder.path / "checkpoint-warm-start"
-        await trainer.save(str(learned))
-        progress.source = replace(progress.source, directory=learned)
+        directory = records.folder.path / "checkpoint-warm-start"
+        await trainer.save(str(directory))
+        progress.source = replace(progress.source, directory=directory)
 
     async def reinforce(self) -> None:
         """The RL iterations; the producer is closed however they end."""
@@ -206,10 +206,10 @@ class TrainingRun:
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
                     iteration.metrics.update(skipped_metrics(stream.take_skipped()))
                     await self._record(iteration)
-                # The last one belongs to the table and is made when the stage has ended.
+                # The last evaluation is a row of the table; it follows the stage.
                 if (step + 1) % self.config.eval.eval_interval == 0 and step + 1 < number:
                     await self.evaluate(f"iteration {step + 1}", in_table=False)
-                bar.advance(1, **_shown(iteration, self.progress.latest))
+                bar.advance(1, **_progress_metrics(iteration, self.progress.latest))
 
     def _producer(self, stream: PromptStream) -> Producer:
         rollout, seed, world = self.config.rollout, self.config.run.seed, self.world
@@ -245,13 +245,13 @@ def _sampling(rollout: RolloutConfig, temperature: float) -> SamplingSettings:
     )
 
 
-def _shown(iteration: Iteration, latest: dict[str, float]) -> dict[str, float]:
-    """What the line of progress shows. latest: metrics of the last evaluation."""
-    shown = {
+def _progress_metrics(iteration: Iteration, latest: dict[str, float]) -> dict[str, float]:
+    """The metrics in the progress bar. latest: those of the last evaluation."""
+    metrics = {
         "reward": iteration.metrics["rollout/raw_reward"],
         "tok/s": iteration.metrics["perf/rollout_tok_per_s"],
     }
-    return shown | {mode: latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in latest}
+    return metrics | {mode: latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in latest}
 
 
 def _held_out(data: RunData, config: RunConfig, world: World, engine: Engine) -> HeldOut | None:
@@ -274,5 +274,5 @@ def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
 
 
 def _longest(env: BaseEnv, config: RunConfig) -> int:
-    """Most tokens of an episode; where nothing limits it, any number: constant weights divide by it."""
+    """Most tokens of an episode, which constant weights divide by; where there is no limit, a default."""
     return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1

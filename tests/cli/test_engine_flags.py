@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentrl.cli.evaluate import evaluate_command
-from agentrl.cli.flags import given
+from agentrl.cli.flags import flag_values
 from agentrl.cli.train import train_command
 from agentrl.evaluation.config import EvalConfig
 from tests.flow.test_bad_input import complaint
@@ -25,7 +25,7 @@ def test_they_become_one_table():
     words = ["HopSearch-v0", "--sglang", '{"dtype": "bfloat16"}', "--sglang-dtype=float32", *WORDS]
     context = evaluate_command.make_context("eval", words)
     flags = {name: value for name, value in context.params.items() if name == "sglang"}
-    assert given(flags, EvalConfig) == {"sglang": {"dtype": "float32", **TABLE}}
+    assert flag_values(flags, EvalConfig) == {"sglang": {"dtype": "float32", **TABLE}}
 
 
 def test_flags_of_our_own_stay_what_they_are():

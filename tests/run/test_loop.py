@@ -10,7 +10,7 @@ from agentrl.errors import EngineError
 from agentrl.observe import Journal, Outcome, reconcile
 from agentrl.protocols import StepReport
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.books import leftover_entries
+from agentrl.run.journal_entries import leftover_entries
 from agentrl.run.loop import Loop
 from tests.algorithms.episodes import group
 

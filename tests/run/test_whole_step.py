@@ -17,7 +17,7 @@ from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.assembly.algorithm import build_algorithm
-from agentrl.run.books import iteration_entries
+from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
 from tests.run.tables import POLICY, STEP_SIZE, VALUES, VOCABULARY, TableTrainer, episodes_of, producer_of
 

@@ -1,4 +1,4 @@
-"""From what an iteration did to the journal's entries: every episode once, with what became of it."""
+"""From an iteration to the journal's entries: every episode once, with its outcome."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
 
 
 def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgress) -> Iterator[Entry]:
-    """What there was when the run stopped: the batch that was worked on, then groups that nobody had taken.
+    """Entries of the groups that were left when the run stopped: of the batch in progress, then of the queue.
 
-    Of the batch, those groups are trained that the weights have seen, and they alone.
+    Of the batch, only the groups of finished optimizer steps are trained.
     """
     for outcome in (*in_progress.outcomes, *outcomes):
         yield from _failed(outcome.failed)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from agentrl.observe import Journal, Outcome, reconcile
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.books import iteration_entries, leftover_entries
+from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Ending, Episode, Failure, Group, Limits, Task, Verdict
 
