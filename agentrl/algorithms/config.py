@@ -276,7 +276,7 @@ class AlgorithmConfig(Section):
 
     def _of_other_terms(self) -> Iterator[tuple[str, str]]:
         if not self.use_kl_loss:
-            # The reward (kl_coef) takes k1 alone: its gradient there is that of the divergence.
+            # The penalty in the reward (kl_coef) is always k1: its gradient there is that of the divergence.
             yield from dict.fromkeys(_OF_KL_LOSS, "without use_kl_loss; add it").items()
         if not self.has_reference:
             yield "ref_load", "without use_kl_loss or kl_coef; add one"

@@ -18,7 +18,7 @@ def new_command(name: str, folder: Path | None) -> None:
     """Write a working package with an environment called NAME: tasks, a tool, a test, a README."""
     package = scaffold(name, folder)
     click.echo(
-        f"{package.env_id} stands in {package.folder}. Next:\n"
+        f"{package.env_id} is in {package.folder}. Next:\n"
         f"  pip install -e {package.folder}\n"
         f"  agentrl envs check {package.env_id}"
     )

@@ -46,7 +46,7 @@ class TrainerConfig(Section):
     """Largest norm of the whole gradient; a longer one is scaled down to it."""
     max_tokens_per_gpu: Annotated[int, Field(ge=1)] = 1024
     """Most tokens that go through the model at once (tokens). It changes speed and memory, never the
-    gradient; a longer sample goes alone."""
+    gradient; a longer sample goes through by itself."""
     bf16: bool = False
     """Multiply matrices in bfloat16; the optimizer steps in fp32. Megatron publishes bfloat16, the torch
     trainer fp32."""

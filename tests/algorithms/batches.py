@@ -25,7 +25,7 @@ from agentrl.types import (
 from tests.algorithms.episodes import TASK, turn
 
 
-class Told(NamedTuple):
+class EpisodeSpec(NamedTuple):
     """An episode: tokens written in each turn, its rewards, and at which turn its history was rewritten."""
 
     lengths: Sequence[int]
@@ -55,15 +55,15 @@ class Batch(NamedTuple):
         return Tokens.of(self.samples)
 
     @property
-    def known(self) -> TokenScores:
+    def token_scores(self) -> TokenScores:
         return self.tokens.scores(self.scores)
 
 
 def arrays_of(estimator, groups, samples, scores) -> Arrays:
     tokens = Tokens.of(samples)
-    found = estimator(groups, tokens, tokens.scores(scores))
-    returns = None if found.returns_N is None else tokens.scatter(found.returns_N)
-    return Arrays(tokens.scatter(found.advantages_N), returns, dict(found.metrics))
+    estimated = estimator(groups, tokens, tokens.scores(scores))
+    returns = None if estimated.returns_N is None else tokens.scatter(estimated.returns_N)
+    return Arrays(tokens.scatter(estimated.advantages_N), returns, dict(estimated.metrics))
 
 
 class Token(NamedTuple):
@@ -74,50 +74,50 @@ class Token(NamedTuple):
     turn: int
 
 
-def episode_of(id: str, told: Told) -> Episode:
+def episode_of(id: str, spec: EpisodeSpec) -> Episode:
     turns = tuple(
-        replace(turn([1], list(range(1, length + 1))), step=k) for k, length in enumerate(told.lengths)
+        replace(turn([1], list(range(1, length + 1))), step=k) for k, length in enumerate(spec.lengths)
     )
-    trajectories = [Trajectory(turns[told.split :])]
-    if told.split:
+    trajectories = [Trajectory(turns[spec.split :])]
+    if spec.split:
         trajectories = [
-            Trajectory(turns[: told.split]),
-            Trajectory(turns[told.split :], 0, Restart.COMPACTED),
+            Trajectory(turns[: spec.split]),
+            Trajectory(turns[spec.split :], 0, Restart.COMPACTED),
         ]
     return Episode(id, "e", TASK, 0, Limits(), tuple(trajectories), (), Ending.COMPLETED)
 
 
-def batch(*groups: Sequence[Told], gap: float = 1.0, seed: int = 0) -> Batch:
+def batch(*groups: Sequence[EpisodeSpec], gap: float = 1.0, seed: int = 0) -> Batch:
     """Groups g0, g1, ...; episodes g0.0, g0.1, ...; scores up to `gap` from the engine's logprobs."""
-    made = []
-    for g, told in enumerate(groups):
-        episodes = tuple(episode_of(f"g{g}.{i}", one) for i, one in enumerate(told))
+    played = []
+    for g, specs in enumerate(groups):
+        episodes = tuple(episode_of(f"g{g}.{i}", spec) for i, spec in enumerate(specs))
         verdicts = tuple(
-            Verdict(e.id, "s", one.total, turn_rewards=tuple(one.turn_rewards))
-            for e, one in zip(episodes, told, strict=True)
+            Verdict(e.id, "s", spec.total, turn_rewards=tuple(spec.turn_rewards))
+            for e, spec in zip(episodes, specs, strict=True)
         )
-        made.append(Group(f"g{g}", TASK, 0, episodes, verdicts))
-    samples = [s for group in made for e in group.episodes for s in samples_of(e)]
+        played.append(Group(f"g{g}", TASK, 0, episodes, verdicts))
+    samples = [s for group in played for e in group.episodes for s in samples_of(e)]
     rng = np.random.default_rng(seed)
 
     def near():
         return tuple((s.logprobs + rng.uniform(-gap, gap, len(s))).astype(np.float32) for s in samples)
 
-    return Batch(made, samples, Scores(near(), near(), near(), near()))
+    return Batch(played, samples, Scores(near(), near(), near(), near()))
 
 
 def walk(samples: Sequence[Sample]) -> dict[RolloutId, list[Token]]:
     """The trainable tokens of each episode in the order they were sampled in."""
-    found: dict[RolloutId, list[tuple[int, int, int]]] = {}
+    by_rollout: dict[RolloutId, list[tuple[int, int, int]]] = {}
     for i, sample in enumerate(samples):
-        tokens = found.setdefault(sample.rollout_id, [])
+        tokens = by_rollout.setdefault(sample.rollout_id, [])
         for t in range(len(sample)):
             if sample.loss_mask[t]:
                 tokens.append((int(sample.turns[t]), t, i))
-    return {id: [Token(i, t, k) for k, t, i in sorted(tokens)] for id, tokens in found.items()}
+    return {id: [Token(i, t, k) for k, t, i in sorted(tokens)] for id, tokens in by_rollout.items()}
 
 
-def laid_out(samples: Sequence[Sample], values: dict[tuple[int, int], float]) -> list[list[float]]:
+def by_sample(samples: Sequence[Sample], values: dict[tuple[int, int], float]) -> list[list[float]]:
     """Values by (sample, position) as one list for each sample, 0 elsewhere."""
     return [[values.get((i, t), 0.0) for t in range(len(s))] for i, s in enumerate(samples)]
 
@@ -131,19 +131,19 @@ def flat(batch: Batch, arrays) -> list[float]:
     ]
 
 
-def told() -> st.SearchStrategy[Told]:
+def episode_specs() -> st.SearchStrategy[EpisodeSpec]:
     reward = st.floats(0, 4).map(lambda r: round(r, 2))
 
-    def whole(lengths: list[int]) -> st.SearchStrategy[Told]:
+    def spec_of_turns(lengths: list[int]) -> st.SearchStrategy[EpisodeSpec]:
         marks = st.lists(st.none() | reward, max_size=len(lengths))
-        return st.builds(Told, st.just(lengths), reward, marks, st.integers(0, len(lengths) - 1))
+        return st.builds(EpisodeSpec, st.just(lengths), reward, marks, st.integers(0, len(lengths) - 1))
 
-    return st.lists(st.integers(0, 3), min_size=1, max_size=4).flatmap(whole)
+    return st.lists(st.integers(0, 3), min_size=1, max_size=4).flatmap(spec_of_turns)
 
 
 def batches(gap: float = 1.0) -> st.SearchStrategy[Batch]:
     """Ragged groups; turns and episodes without a token; rewritten histories."""
-    groups = st.lists(st.lists(told(), min_size=1, max_size=4), min_size=1, max_size=3)
+    groups = st.lists(st.lists(episode_specs(), min_size=1, max_size=4), min_size=1, max_size=3)
     return st.builds(lambda gs, seed: batch(*gs, gap=gap, seed=seed), groups, st.integers(0, 99))
 
 

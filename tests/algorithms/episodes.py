@@ -49,7 +49,7 @@ def numbered(trajectories: Sequence[Sequence[Turn]], agent: str = AGENT) -> tupl
     """Trajectories whose turns are the steps of an episode, one after another."""
     count = itertools.count()
     return tuple(
-        Trajectory(tuple(replace(one, step=next(count)) for one in turns), agent=agent)
+        Trajectory(tuple(replace(played_turn, step=next(count)) for played_turn in turns), agent=agent)
         for turns in trajectories
     )
 

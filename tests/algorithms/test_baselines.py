@@ -11,16 +11,16 @@ from agentrl.algorithms.baselines import BASELINES, dr_grpo, grpo, maxrl, rloo
 rewards = st.lists(st.floats(0, 100).map(lambda r: round(r, 3)), min_size=2, max_size=9)
 
 
-def by_hand_grpo(rewards_G):
+def naive_grpo(rewards_G):
     mean, spread = statistics.fmean(rewards_G), statistics.stdev(rewards_G)
     return [(reward - mean) / (spread + 1e-6) for reward in rewards_G]
 
 
-def by_hand_dr_grpo(rewards_G):
+def naive_dr_grpo(rewards_G):
     return [reward - statistics.fmean(rewards_G) for reward in rewards_G]
 
 
-def by_hand_rloo(rewards_G):
+def naive_rloo(rewards_G):
     advantages = []
     for i, reward in enumerate(rewards_G):
         others = [other for j, other in enumerate(rewards_G) if j != i]
@@ -28,26 +28,26 @@ def by_hand_rloo(rewards_G):
     return advantages
 
 
-def by_hand_maxrl(rewards_G):
+def naive_maxrl(rewards_G):
     mean = statistics.fmean(rewards_G)
     return [(reward - mean) / mean if mean > 0 else 0.0 for reward in rewards_G]
 
 
-BY_HAND = {"grpo": by_hand_grpo, "dr_grpo": by_hand_dr_grpo, "rloo": by_hand_rloo, "maxrl": by_hand_maxrl}
+NAIVE = {"grpo": naive_grpo, "dr_grpo": naive_dr_grpo, "rloo": naive_rloo, "maxrl": naive_maxrl}
 
 
 @pytest.mark.parametrize("name", BASELINES)
 @given(rewards_G=rewards)
-def test_advantages_agree_with_pencil_and_paper(name, rewards_G):
-    assert BASELINES[name](rewards_G).tolist() == pytest.approx(BY_HAND[name](rewards_G), rel=1e-9, abs=1e-7)
+def test_advantages_agree_with_naive_formulas(name, rewards_G):
+    assert BASELINES[name](rewards_G).tolist() == pytest.approx(NAIVE[name](rewards_G), rel=1e-9, abs=1e-7)
 
 
 def test_each_name_is_its_own_formula_and_no_other():
     rewards_G = [0.0, 1.0, 1.0, 0.25, 3.0]
     same = {
-        (one, other)
-        for one, other in product(BASELINES, BY_HAND)
-        if np.allclose(BASELINES[one](rewards_G), BY_HAND[other](rewards_G), rtol=1e-3)
+        (name, other)
+        for name, other in product(BASELINES, NAIVE)
+        if np.allclose(BASELINES[name](rewards_G), NAIVE[other](rewards_G), rtol=1e-3)
     }
     assert same == {(name, name) for name in BASELINES}
 
@@ -83,7 +83,7 @@ def test_huge_tiny_and_nearly_equal_rewards_stay_finite(baseline, rewards_G):
     assert np.all(np.isfinite(baseline(rewards_G)))
 
 
-def test_maxrl_says_what_it_cannot_take():
+def test_maxrl_refuses_negative_rewards():
     with pytest.raises(ValueError, match="0 or more"):
         maxrl([1.0, -0.5])
 

@@ -19,16 +19,16 @@ class Broken:
 
 
 def each(f):
-    return lambda found, scores: replace(found, advantages_N=f(found.advantages_N))
+    return lambda advantages, scores: replace(advantages, advantages_N=f(advantages.advantages_N))
 
 
-def in_place(found, scores):
+def in_place(advantages, scores):
     scores.old_N[:] = 0
-    return found
+    return advantages
 
 
-def overflowing(found, scores):
-    return replace(found, advantages_N=np.exp(scores.old_N - scores.rollout_N))
+def overflowing(advantages, scores):
+    return replace(advantages, advantages_N=np.exp(scores.old_N - scores.rollout_N))
 
 
 @dataclass
@@ -37,16 +37,16 @@ class Remembering:
 
     def __call__(self, groups, tokens, scores):
         self.calls += 1
-        found = GroupRelative()(groups, tokens, scores)
-        return replace(found, advantages_N=found.advantages_N * self.calls)
+        advantages = GroupRelative()(groups, tokens, scores)
+        return replace(advantages, advantages_N=advantages.advantages_N * self.calls)
 
 
 BREAKS = {
-    "returns Advantages, not ndarray; wrap it": lambda found, _: found.advantages_N,
+    "returns Advantages, not ndarray; wrap it": lambda advantages, _: advantages.advantages_N,
     "advantages must hold one number for each": each(lambda a: a[:-1]),
     "advantages hold numbers that are not finite": each(lambda a: a / 0),
-    "returns hold numbers that are not finite": lambda found, _: replace(
-        found, returns_N=found.advantages_N + np.inf
+    "returns hold numbers that are not finite": lambda advantages, _: replace(
+        advantages, returns_N=advantages.advantages_N + np.inf
     ),
     "changed its scores": in_place,
     "depend on the order": each(lambda a: a * np.arange(len(a))),
@@ -55,7 +55,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("sentence", BREAKS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_broken_promise_is_named(sentence):
+def test_a_violated_contract_is_named(sentence):
     with pytest.raises(ValueError, match=sentence):
         check_estimator(Broken(BREAKS[sentence]))
 
@@ -66,13 +66,13 @@ def test_a_ratio_that_overflows_on_huge_gaps_is_named():
         check_estimator(Broken(overflowing))
 
 
-def test_an_estimator_that_remembers_is_named():
+def test_an_estimator_with_state_is_named():
     with pytest.raises(ValueError, match="must not draw random numbers or keep state"):
         check_estimator(Remembering())
 
 
-def test_a_function_of_ones_own_that_keeps_its_promises_passes():
-    check_estimator(Broken(lambda found, _: found))
+def test_a_custom_function_that_satisfies_the_contract_passes():
+    check_estimator(Broken(lambda advantages, _: advantages))
     check_estimator(Gae())
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch, IcePop, Mis, Tis
 from agentrl.types import Scores
-from tests.algorithms.batches import Batch, Told, batch, batches, close, laid_out, walk
+from tests.algorithms.batches import Batch, EpisodeSpec, batch, batches, by_sample, close, walk
 
 LEVELS, MODES = ("token", "sequence", "geometric"), ("truncate", "clip", "mask")
 CORRECTIONS = {
@@ -21,17 +21,17 @@ CORRECTIONS = {
 }
 
 
-def with_gaps(*gaps, told=None) -> Batch:
+def with_gaps(*gaps, specs=None) -> Batch:
     """A batch whose tokens have these log-ratios, one list for each episode."""
-    one = batch(told or [Told([len(gap)]) for gap in gaps])
-    old = [s.logprobs.copy() for s in one.samples]
-    for tokens, gap in zip(walk(one.samples).values(), gaps, strict=True):
+    drawn = batch(specs or [EpisodeSpec([len(gap)]) for gap in gaps])
+    old = [s.logprobs.copy() for s in drawn.samples]
+    for tokens, gap in zip(walk(drawn.samples).values(), gaps, strict=True):
         for token, difference in zip(tokens, gap, strict=True):
             old[token.sample][token.position] += np.float32(difference)
-    return one._replace(scores=Scores(tuple(old)))
+    return drawn._replace(scores=Scores(tuple(old)))
 
 
-def factor_by_hand(name, ratios, n):
+def naive_factor(name, ratios, n):
     """The factor of token n of a sequence with these ratios."""
     if name == "tis":
         return min(ratios[n], 1.5)
@@ -42,36 +42,36 @@ def factor_by_hand(name, ratios, n):
     if name == "veto":
         return 0.0 if min(ratios) < 0.5 else min(ratios[n], 1.25)
     level, mode = name.split()
-    whole = prod(ratios)
-    ratio = {"token": ratios[n], "sequence": whole, "geometric": whole ** (1 / len(ratios))}[level]
-    kept = ratio if 0.8 <= ratio <= 1.25 else 0.0
-    return {"truncate": min(ratio, 1.25), "clip": max(min(ratio, 1.25), 0.8), "mask": kept}[mode]
+    product = prod(ratios)
+    ratio = {"token": ratios[n], "sequence": product, "geometric": product ** (1 / len(ratios))}[level]
+    masked = ratio if 0.8 <= ratio <= 1.25 else 0.0
+    return {"truncate": min(ratio, 1.25), "clip": max(min(ratio, 1.25), 0.8), "mask": masked}[mode]
 
 
-def factors_by_hand(name, one: Batch):
-    found = {}
-    for told in walk(one.samples).values():
+def naive_factors(name, drawn: Batch):
+    factors = {}
+    for tokens in walk(drawn.samples).values():
         ratios = [
             exp(
-                float(one.scores.old[token.sample][token.position])
-                - float(one.samples[token.sample].logprobs[token.position])
+                float(drawn.scores.old[token.sample][token.position])
+                - float(drawn.samples[token.sample].logprobs[token.position])
             )
-            for token in told
+            for token in tokens
         ]
-        for n, token in enumerate(told):
-            found[token.sample, token.position] = factor_by_hand(name, ratios, n)
-    return laid_out(one.samples, found)
+        for n, token in enumerate(tokens):
+            factors[token.sample, token.position] = naive_factor(name, ratios, n)
+    return by_sample(drawn.samples, factors)
 
 
-def factors_of(correction, one: Batch):
+def factors_of(correction, drawn: Batch):
     """One array for each sample."""
-    return one.tokens.scatter(correction(one.tokens, one.known).factors_N)
+    return drawn.tokens.scatter(correction(drawn.tokens, drawn.token_scores).factors_N)
 
 
-@given(one=batches())
-def test_factors_agree_with_pencil_and_paper(one):
+@given(drawn=batches())
+def test_factors_agree_with_pencil_and_paper(drawn):
     for name, correction in CORRECTIONS.items():
-        assert close(factors_of(correction, one), factors_by_hand(name, one)), name
+        assert close(factors_of(correction, drawn), naive_factors(name, drawn)), name
 
 
 def test_each_name_is_its_own_formula_and_no_other():
@@ -84,37 +84,37 @@ def test_each_name_is_its_own_formula_and_no_other():
         [-0.1, -0.1],
         [0.55, -0.5],
     ]
-    one = with_gaps(*gaps)
+    drawn = with_gaps(*gaps)
     same = {
         (name, other)
         for name, other in product(CORRECTIONS, CORRECTIONS)
-        if close(factors_of(CORRECTIONS[name], one), factors_by_hand(other, one), 1e-4)
+        if close(factors_of(CORRECTIONS[name], drawn), naive_factors(other, drawn), 1e-4)
     }
     assert same == {(name, name) for name in CORRECTIONS}
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_without_a_gap_every_factor_is_one(name):
-    one = with_gaps([0.0, 0.0], [0.0])
-    factors_N, metrics = CORRECTIONS[name](one.tokens, one.known)
+    drawn = with_gaps([0.0, 0.0], [0.0])
+    factors_N, metrics = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
     assert factors_N.tolist() == [1, 1, 1]
     assert {key: value for key, value in metrics.items() if value} == {next(iter(metrics)): 1.0}
 
 
-@given(one=batches(gap=1e4))
-def test_huge_gaps_stay_finite(one):
+@given(drawn=batches(gap=1e4))
+def test_huge_gaps_stay_finite(drawn):
     for name, correction in CORRECTIONS.items():
-        factors_N, metrics = correction(one.tokens, one.known)
+        factors_N, metrics = correction(drawn.tokens, drawn.token_scores)
         assert np.all(np.isfinite(factors_N)), name
         assert all(np.isfinite(list(metrics.values()))), name
         assert factors_N.max(initial=0.0) <= 1.8, name
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
-@pytest.mark.parametrize("told", [[Told([0])], []])
-def test_without_trainable_tokens_there_is_nothing_to_correct(name, told):
-    one = batch(told)
-    factors_N, metrics = CORRECTIONS[name](one.tokens, one.known)
+@pytest.mark.parametrize("specs", [[EpisodeSpec([0])], []])
+def test_without_trainable_tokens_there_is_nothing_to_correct(name, specs):
+    drawn = batch(specs)
+    factors_N, metrics = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
     assert not len(factors_N)
     assert set(metrics.values()) == {0.0}
 
@@ -122,32 +122,36 @@ def test_without_trainable_tokens_there_is_nothing_to_correct(name, told):
 @given(st.sampled_from(LEVELS), st.sampled_from(MODES))
 def test_a_sequence_is_an_episode_however_often_its_history_was_rewritten(level, mode):
     gaps = [0.1, 0.3, -0.1, 0.2]
-    whole = with_gaps(gaps, told=[Told([2, 2])])
-    split = with_gaps(gaps, told=[Told([2, 2], split=1)])
-    per_token = [Mis(level, mode, veto=0.1)(b.tokens, b.known).factors_N.tolist() for b in (whole, split)]
+    unsplit = with_gaps(gaps, specs=[EpisodeSpec([2, 2])])
+    split = with_gaps(gaps, specs=[EpisodeSpec([2, 2], split=1)])
+    per_token = [
+        Mis(level, mode, veto=0.1)(b.tokens, b.token_scores).factors_N.tolist() for b in (unsplit, split)
+    ]
     assert per_token[0] == per_token[1]
 
 
 def test_metrics_count_tokens_and_dropped_sequences():
-    one = with_gaps([log(4), 0.0], [log(0.25), 0.0])
-    assert Tis(2.0)(one.tokens, one.known).metrics == pytest.approx(
+    drawn = with_gaps([log(4), 0.0], [log(0.25), 0.0])
+    assert Tis(2.0)(drawn.tokens, drawn.token_scores).metrics == pytest.approx(
         {"tis": (2 + 1 + 0.25 + 1) / 4, "tis_abs": (3 + 0.75) / 4, "tis_clipfrac": 0.25}
     )
-    assert IcePop(0.5, 5.0)(one.tokens, one.known).metrics == pytest.approx(
+    assert IcePop(0.5, 5.0)(drawn.tokens, drawn.token_scores).metrics == pytest.approx(
         {"icepop": (4 + 1 + 0 + 1) / 4, "icepop_abs": (3 + 0.75) / 4, "icepop_clipfrac": 0.25}
     )
-    assert Mis("token", "truncate", 0.5, 2.0, veto=0.3)(one.tokens, one.known).metrics == pytest.approx(
+    assert Mis("token", "truncate", 0.5, 2.0, veto=0.3)(
+        drawn.tokens, drawn.token_scores
+    ).metrics == pytest.approx(
         {"mis": 0.75, "mis_abs": (3 + 0.75) / 4, "mis_clipfrac": 0.25, "mis_masked": 0.5, "mis_veto": 0.5}
     )
 
 
 def test_bounds_are_inside():
-    one = with_gaps([log(0.5), log(5.0)])
-    one = one._replace(
-        scores=Scores((np.array([0, *np.log([0.5, 5.0])], np.float32) + one.samples[0].logprobs,))
+    drawn = with_gaps([log(0.5), log(5.0)])
+    drawn = drawn._replace(
+        scores=Scores((np.array([0, *np.log([0.5, 5.0])], np.float32) + drawn.samples[0].logprobs,))
     )
-    ratios = np.exp(one.scores.old[0].astype(np.float64) - one.samples[0].logprobs)[1:]
-    factors_N = IcePop(float(ratios[0]), float(ratios[1]))(one.tokens, one.known).factors_N
+    ratios = np.exp(drawn.scores.old[0].astype(np.float64) - drawn.samples[0].logprobs)[1:]
+    factors_N = IcePop(float(ratios[0]), float(ratios[1]))(drawn.tokens, drawn.token_scores).factors_N
     assert factors_N.tolist() == pytest.approx([0.5, 5.0], rel=1e-5)
 
 
@@ -189,7 +193,7 @@ def test_without_a_correction_nothing_is_missed():
 @pytest.mark.parametrize(("level", "acts"), [("geometric", True), ("token", False)])
 def test_bounds_for_tokens_never_act_on_a_geometric_mean(level, acts):
     # As far apart as two precisions are: single tokens by a percent, their mean by a few thousandths.
-    one = with_gaps([0.02, -0.01, 0.015], [0.001, -0.001, 0.0])
+    drawn = with_gaps([0.02, -0.01, 0.015], [0.001, -0.001, 0.0])
     bounds = AlgorithmConfig(correction="mis", mis_level=level).mis.bounds
-    assert (Mis(level, "mask", *bounds)(one.tokens, one.known).metrics["mis_masked"] > 0) == acts
-    assert Mis(level, "mask", 0.5, 2.0)(one.tokens, one.known).metrics["mis_masked"] == 0
+    assert (Mis(level, "mask", *bounds)(drawn.tokens, drawn.token_scores).metrics["mis_masked"] > 0) == acts
+    assert Mis(level, "mask", 0.5, 2.0)(drawn.tokens, drawn.token_scores).metrics["mis_masked"] == 0

@@ -21,12 +21,12 @@ from agentrl.algorithms.rewards import KlPenalty
 from agentrl.types import Scores
 from tests.algorithms.batches import (
     Batch,
-    Told,
+    EpisodeSpec,
     arrays_of,
     batch,
     batches,
+    by_sample,
     close,
-    laid_out,
     only_on_mask,
     walk,
 )
@@ -57,36 +57,36 @@ def whitened(values):
     return [(v - mean) / (spread + 1e-8) for v in values]
 
 
-def scores_of(one: Batch, arrays, told):
-    return [float(arrays[token.sample][token.position]) for token in told]
+def scores_of(drawn: Batch, arrays, tokens):
+    return [float(arrays[token.sample][token.position]) for token in tokens]
 
 
-def rewards_of(verdict, told, kl):
+def rewards_of(verdict, tokens, kl):
     """The rewards of the tokens of one episode."""
     rewards = [-x for x in kl]
     rest = verdict.total
     for turn, reward in enumerate(verdict.turn_rewards):
-        if reward is not None and told:
-            before = [n for n, token in enumerate(told) if token.turn <= turn]
+        if reward is not None and tokens:
+            before = [n for n, token in enumerate(tokens) if token.turn <= turn]
             rewards[before[-1] if before else 0] += reward
             rest -= reward
-    if told:
+    if tokens:
         rewards[-1] += rest
     return rewards
 
 
-def backwards(told, rewards, values, shares):
+def backwards(tokens, rewards, values, shares):
     """The loop of GAE; without values and with lambda 1 it is the loop of returns."""
     gamma, lambd, by_turn = shares
-    found, later = [], 0.0
-    for n in reversed(range(len(told))):
+    advantages, later = [], 0.0
+    for n in reversed(range(len(tokens))):
         step, trust, following = 0.0, 0.0, 0.0
-        if n + 1 < len(told):
-            step, trust = (1.0, 1.0) if by_turn and told[n].turn == told[n + 1].turn else (gamma, lambd)
+        if n + 1 < len(tokens):
+            step, trust = (1.0, 1.0) if by_turn and tokens[n].turn == tokens[n + 1].turn else (gamma, lambd)
             following = values[n + 1]
         later = rewards[n] + step * following - values[n] + step * trust * later
-        found.append(later)
-    return found[::-1]
+        advantages.append(later)
+    return advantages[::-1]
 
 
 def outcome(name, mine, totals):
@@ -105,16 +105,16 @@ def outcome(name, mine, totals):
 
 
 def turn_returns(group, gamma):
-    found = []
+    returns = []
     for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
         rewards = [0.0] * len(episode.turns)
         for k, reward in enumerate(verdict.turn_rewards):
             rewards[k] += reward or 0.0
         rewards[-1] += verdict.total - sum(rewards)
-        found.append(
+        returns.append(
             [sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
         )
-    return found
+    return returns
 
 
 def against_others(returns, i, k):
@@ -123,72 +123,85 @@ def against_others(returns, i, k):
     return returns[i][k] - fmean(reached) if reached else 0.0
 
 
-def advantages_by_hand(name, one: Batch):
+def naive_advantages(name, drawn: Batch):
     """The advantages of an estimator by its name, as one list for each sample, with nothing but loops."""
-    bare = name.removesuffix(" with kl").removesuffix(" whitened")
-    places = {(e.id, "agent"): (g, i) for g in one.groups for i, e in enumerate(g.episodes)}
-    order, found = [], []
-    for id, told in walk(one.samples).items():
+    plain_name = name.removesuffix(" with kl").removesuffix(" whitened")
+    places = {(e.id, "agent"): (g, i) for g in drawn.groups for i, e in enumerate(g.episodes)}
+    order, advantages = [], []
+    for id, tokens in walk(drawn.samples).items():
         siblings, i = places[id]
-        old, ref = scores_of(one, one.scores.old, told), scores_of(one, one.scores.ref, told)
+        old, ref = scores_of(drawn, drawn.scores.old, tokens), scores_of(drawn, drawn.scores.ref, tokens)
         kl = [0.25 * (a - b) if name.endswith(" with kl") else 0.0 for a, b in zip(old, ref, strict=True)]
-        from_here = [sum(kl[n:]) for n in range(len(told))]
+        penalties = [sum(kl[n:]) for n in range(len(tokens))]
         totals = [v.total for v in siblings.verdicts]
-        rewards = rewards_of(siblings.verdicts[i], told, kl)
-        order += told
-        if bare.startswith("ppo"):
-            values = scores_of(one, one.scores.values, told)
-            found += backwards(told, rewards, values, (0.9, 0.8, "turns" in bare))
-        elif "reinforce_plus_plus" in bare:
-            gamma = 0.5 if "discounted" in bare or "turns" in bare else 1.0
-            found += backwards(told, rewards, [0.0] * len(told), (gamma, 1.0, "turns" in bare))
-        elif "turns" in bare:
-            returns = turn_returns(siblings, 0.5 if "discounted" in bare else 1.0)
-            found += [against_others(returns, i, t.turn) - k for t, k in zip(told, from_here, strict=True)]
+        rewards = rewards_of(siblings.verdicts[i], tokens, kl)
+        order += tokens
+        if plain_name.startswith("ppo"):
+            values = scores_of(drawn, drawn.scores.values, tokens)
+            advantages += backwards(tokens, rewards, values, (0.9, 0.8, "turns" in plain_name))
+        elif "reinforce_plus_plus" in plain_name:
+            gamma = 0.5 if "discounted" in plain_name or "turns" in plain_name else 1.0
+            advantages += backwards(tokens, rewards, [0.0] * len(tokens), (gamma, 1.0, "turns" in plain_name))
+        elif "turns" in plain_name:
+            returns = turn_returns(siblings, 0.5 if "discounted" in plain_name else 1.0)
+            advantages += [
+                against_others(returns, i, t.turn) - k for t, k in zip(tokens, penalties, strict=True)
+            ]
         else:
-            found += [outcome(bare, totals[i], totals) - k for k in from_here]
+            advantages += [outcome(plain_name, totals[i], totals) - k for k in penalties]
     if "whitened" in name:
-        found = whitened(found)
-    return laid_out(one.samples, {(t.sample, t.position): a for t, a in zip(order, found, strict=True)})
+        advantages = whitened(advantages)
+    return by_sample(
+        drawn.samples, {(t.sample, t.position): a for t, a in zip(order, advantages, strict=True)}
+    )
 
 
 ADVERSARIAL = batch(
-    [Told([2, 1, 2], 2.0, [0.5, None, 0.25], split=1), Told([1], 0.0), Told([1, 0, 3], 1.0, [None, 0.75])],
-    [Told([0, 2], 1.0, [1.0]), Told([3, 1], 3.0, split=1)],
-    [Told([2], 1.0), Told([1, 1], 1.0), Told([0], 0.0), Told([2, 2, 2], 0.0, [1.0, -2.0])],
+    [
+        EpisodeSpec([2, 1, 2], 2.0, [0.5, None, 0.25], split=1),
+        EpisodeSpec([1], 0.0),
+        EpisodeSpec([1, 0, 3], 1.0, [None, 0.75]),
+    ],
+    [EpisodeSpec([0, 2], 1.0, [1.0]), EpisodeSpec([3, 1], 3.0, split=1)],
+    [
+        EpisodeSpec([2], 1.0),
+        EpisodeSpec([1, 1], 1.0),
+        EpisodeSpec([0], 0.0),
+        EpisodeSpec([2, 2, 2], 0.0, [1.0, -2.0]),
+    ],
 )
 
 
-@given(one=batches())
-def test_advantages_agree_with_loops_over_tokens(one):
+@given(drawn=batches())
+def test_advantages_agree_with_loops_over_tokens(drawn):
     for name, estimator in (ESTIMATORS | WITH_KL).items():
-        credit = one.credit(estimator)
-        assert close(credit.advantages, advantages_by_hand(name, one), 1e-4), name
-        assert all(only_on_mask(one.samples, credit.advantages)), name
+        credit = drawn.credit(estimator)
+        assert close(credit.advantages, naive_advantages(name, drawn), 1e-4), name
+        assert all(only_on_mask(drawn.samples, credit.advantages)), name
 
 
 def test_each_name_is_its_own_estimator_and_no_other():
     everyone = ESTIMATORS | WITH_KL
-    by_hand = {name: np.concatenate(advantages_by_hand(name, ADVERSARIAL)) for name in everyone}
-    given_by = {name: np.concatenate(ADVERSARIAL.credit(one).advantages) for name, one in everyone.items()}
+    naive = {name: np.concatenate(naive_advantages(name, ADVERSARIAL)) for name in everyone}
+    estimated = {name: np.concatenate(ADVERSARIAL.credit(name).advantages) for name, name in everyone.items()}
     same = {
-        (one, other)
-        for one, other in product(everyone, everyone)
-        if np.allclose(given_by[one], by_hand[other], rtol=1e-3, atol=1e-3)
+        (name, other)
+        for name, other in product(everyone, everyone)
+        if np.allclose(estimated[name], naive[other], rtol=1e-3, atol=1e-3)
     }
     assert same == {(name, name) for name in everyone}
 
 
 @given(batches())
-def test_a_critic_learns_what_it_said_plus_the_advantage(one):
-    credit = one.credit(ESTIMATORS["ppo"])
-    advantages = advantages_by_hand("ppo", one)
+def test_a_critics_target_is_its_value_plus_the_advantage(drawn):
+    credit = drawn.credit(ESTIMATORS["ppo"])
+    advantages = naive_advantages("ppo", drawn)
     expected = [
         [a + float(v) if bit else 0.0 for a, v, bit in zip(*row, strict=True)]
-        for row in zip(advantages, one.scores.values, [s.loss_mask for s in one.samples], strict=True)
+        for row in zip(advantages, drawn.scores.values, [s.loss_mask for s in drawn.samples], strict=True)
     ]
     assert close(credit.returns, expected)
-    assert close(one.credit(ESTIMATORS["ppo whitened"]).returns, expected)
+    assert close(drawn.credit(ESTIMATORS["ppo whitened"]).returns, expected)
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *WITH_KL])
@@ -199,15 +212,15 @@ def test_every_estimator_keeps_the_contract(name):
 @pytest.mark.parametrize("correction", [Tis(), IcePop(), Mis("sequence", "mask", veto=1e-4)], ids=repr)
 def test_with_everything_on_top_the_contract_holds(correction):
     for name in ("grpo", "turns", "reinforce_plus_plus", "ppo"):
-        bare = replace(ESTIMATORS[name], kl=KL)
-        check_estimator(Adjusted(bare, 0.5, True, correction))
+        estimator = replace(ESTIMATORS[name], kl=KL)
+        check_estimator(Adjusted(estimator, 0.5, True, correction))
 
 
-@given(one=batches(gap=1e4))
-def test_no_gap_however_huge_gives_a_number_that_is_none(one):
+@given(drawn=batches(gap=1e4))
+def test_no_gap_however_huge_gives_a_number_that_is_none(drawn):
     for name, estimator in (ESTIMATORS | WITH_KL).items():
-        credit = one.credit(Adjusted(estimator, 1.0, correction=Tis()))
-        assert all(only_on_mask(one.samples, credit.advantages)), name
+        credit = drawn.credit(Adjusted(estimator, 1.0, correction=Tis()))
+        assert all(only_on_mask(drawn.samples, credit.advantages)), name
         assert all(np.isfinite(list(credit.metrics.values()))), name
 
 
@@ -215,27 +228,30 @@ def test_no_gap_however_huge_gives_a_number_that_is_none(one):
     "name", [n for n in ESTIMATORS if n.startswith(("grpo", "dr", "rl", "maxrl")) or n == "turns"]
 )
 def test_equal_rewards_give_exactly_nothing(name):
-    one = batch([Told([2, 1], 0.1), Told([1], 0.1), Told([1, 1, 1], 0.1)], [Told([2], 5.0)])
-    assert not any(np.any(a) for a in one.credit(ESTIMATORS[name]).advantages)
+    drawn = batch(
+        [EpisodeSpec([2, 1], 0.1), EpisodeSpec([1], 0.1), EpisodeSpec([1, 1, 1], 0.1)],
+        [EpisodeSpec([2], 5.0)],
+    )
+    assert not any(np.any(a) for a in drawn.credit(ESTIMATORS[name]).advantages)
 
 
-def numbered(one: Batch, factor):
+def numbered(drawn: Batch, factor):
     """Scores that go by where a token is in its episode, not in its sample."""
-    arrays = [np.zeros(len(s), np.float32) for s in one.samples]
-    for told in walk(one.samples).values():
-        for n, token in enumerate(told):
+    arrays = [np.zeros(len(s), np.float32) for s in drawn.samples]
+    for tokens in walk(drawn.samples).values():
+        for n, token in enumerate(tokens):
             arrays[token.sample][token.position] = -factor * (n % 3)
     return tuple(arrays)
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *WITH_KL])
-def test_an_episode_that_began_anew_gets_what_it_got_in_one_piece(name):
+def test_splitting_an_episode_changes_no_advantage(name):
     per_token = []
     for split in (0, 1):
-        one = batch([Told([2, 1, 1], 1.0, [0.5], split), Told([1, 2], 3.0)])
-        scores = Scores(*(numbered(one, k) for k in (1, 2, 3, 4)))
-        credit = one._replace(scores=scores).credit((ESTIMATORS | WITH_KL)[name])
-        masks = np.concatenate([s.loss_mask for s in one.samples])
+        drawn = batch([EpisodeSpec([2, 1, 1], 1.0, [0.5], split), EpisodeSpec([1, 2], 3.0)])
+        scores = Scores(*(numbered(drawn, k) for k in (1, 2, 3, 4)))
+        credit = drawn._replace(scores=scores).credit((ESTIMATORS | WITH_KL)[name])
+        masks = np.concatenate([s.loss_mask for s in drawn.samples])
         per_token.append(np.concatenate(credit.advantages)[masks].tolist())
     assert per_token[0] == per_token[1]
 
@@ -250,7 +266,7 @@ def test_baselines_count_episodes_whatever_became_of_them():
     assert [a.tolist() for a in by_turn.advantages] == [[0, 3], [0, 3, 3], [0, -1.5]]
 
 
-def test_standard_deviation_divides_only_where_it_is_asked_for():
+def test_standard_deviation_divides_only_where_configured():
     groups = [group("a", [2, 0])]
     samples = [sample("a.0", [0, 1]), sample("a.1", [0, 1])]
     divided = arrays_of(GroupRelative(), groups, samples, of_engine(samples)).advantages
@@ -283,10 +299,10 @@ def test_samples_of_turns_that_were_not_played_are_refused():
         (Adjusted(GroupRelative(), opd_kl_coef=1.0), "needs the logprobs of a teacher"),
     ],
 )
-def test_scores_that_are_missing_are_asked_for_in_a_sentence(estimator, sentence):
-    one = batch([Told([1], 1.0), Told([1])])
+def test_missing_scores_are_named(estimator, sentence):
+    drawn = batch([EpisodeSpec([1], 1.0), EpisodeSpec([1])])
     with pytest.raises(ValueError, match=sentence):
-        arrays_of(estimator, one.groups, one.samples, of_engine(one.samples))
+        arrays_of(estimator, drawn.groups, drawn.samples, of_engine(drawn.samples))
 
 
 def test_a_gamma_that_is_no_share_is_refused():
@@ -295,38 +311,38 @@ def test_a_gamma_that_is_no_share_is_refused():
 
 
 @given(batches())
-def test_distillation_pulls_towards_the_teacher_before_whitening(one):
-    bare = one.credit(GroupRelative(dr_grpo)).advantages
+def test_distillation_pulls_towards_the_teacher_before_whitening(drawn):
+    advantages = drawn.credit(GroupRelative(dr_grpo)).advantages
     gaps, pulled = {}, {}
-    for told in walk(one.samples).values():
-        for t in told:
-            here = t.sample, t.position
-            gaps[here] = float(one.scores.old[t.sample][t.position]) - float(
-                one.scores.teacher[t.sample][t.position]
+    for tokens in walk(drawn.samples).values():
+        for t in tokens:
+            position = t.sample, t.position
+            gaps[position] = float(drawn.scores.old[t.sample][t.position]) - float(
+                drawn.scores.teacher[t.sample][t.position]
             )
-            pulled[here] = float(bare[t.sample][t.position]) - 0.5 * gaps[here]
-    credit = one.credit(Adjusted(GroupRelative(dr_grpo), opd_kl_coef=0.5))
-    assert close(credit.advantages, laid_out(one.samples, pulled))
+            pulled[position] = float(advantages[t.sample][t.position]) - 0.5 * gaps[position]
+    credit = drawn.credit(Adjusted(GroupRelative(dr_grpo), opd_kl_coef=0.5))
+    assert close(credit.advantages, by_sample(drawn.samples, pulled))
     assert credit.metrics == pytest.approx({"opd_kl": fmean(gaps.values()) if gaps else 0.0})
-    both = one.credit(Adjusted(GroupRelative(dr_grpo), opd_kl_coef=0.5, normalize_advantages=True))
+    both = drawn.credit(Adjusted(GroupRelative(dr_grpo), opd_kl_coef=0.5, normalize_advantages=True))
     scaled = dict(zip(pulled, whitened(list(pulled.values())), strict=True))
-    assert close(both.advantages, laid_out(one.samples, scaled), 1e-3)
+    assert close(both.advantages, by_sample(drawn.samples, scaled), 1e-3)
 
 
 @given(batches())
-def test_a_correction_multiplies_advantages(one):
+def test_a_correction_multiplies_advantages(drawn):
     correction = Mis("token", "mask")
-    plain, corrected = (one.credit(Adjusted(GroupRelative(), correction=c)) for c in (None, correction))
-    factors_N, metrics = correction(one.tokens, one.known)
-    expected = one.tokens.gather(plain.advantages, "advantages") * factors_N
-    assert close(corrected.advantages, one.tokens.scatter(expected))
+    plain, corrected = (drawn.credit(Adjusted(GroupRelative(), correction=c)) for c in (None, correction))
+    factors_N, metrics = correction(drawn.tokens, drawn.token_scores)
+    expected = drawn.tokens.gather(plain.advantages, "advantages") * factors_N
+    assert close(corrected.advantages, drawn.tokens.scatter(expected))
     assert corrected.metrics == metrics
 
 
 def test_with_nothing_on_top_advantages_are_the_estimators_own():
-    bare, adjusted = ADVERSARIAL.credit(Gae(kl=KL)), ADVERSARIAL.credit(Adjusted(Gae(kl=KL)))
+    plain, adjusted = ADVERSARIAL.credit(Gae(kl=KL)), ADVERSARIAL.credit(Adjusted(Gae(kl=KL)))
     for field in ("advantages", "returns"):
-        pairs = zip(getattr(bare, field), getattr(adjusted, field), strict=True)
+        pairs = zip(getattr(plain, field), getattr(adjusted, field), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
-    assert adjusted.metrics == bare.metrics
-    assert set(bare.metrics) == {"ref_kl"}
+    assert adjusted.metrics == plain.metrics
+    assert set(plain.metrics) == {"ref_kl"}

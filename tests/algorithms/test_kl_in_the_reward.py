@@ -65,7 +65,7 @@ class Enumerated:
         groups = [Group(e.id, TASK, 0, (e,), (Verdict(e.id, "s", 0.0),)) for e in episodes]
         samples = [sample for e in episodes for sample in samples_of(e)]
         old, ref = (
-            tuple(np.concatenate([[0.0], one.detach().numpy()]) for one in logp)
+            tuple(np.concatenate([[0.0], seq_logp.detach().numpy()]) for seq_logp in logp)
             for logp in (self.logp, self.ref)
         )
         return groups, samples, Scores(old, ref=ref, values=tuple(np.zeros(len(s)) for s in samples))
@@ -73,14 +73,17 @@ class Enumerated:
     def of_the_divergence(self):
         """The gradient of sum over sequences of policy x log(policy / reference)."""
         kl = sum(
-            one.sum().exp() * (one.sum() - ref.sum()) for one, ref in zip(self.logp, self.ref, strict=True)
+            seq_logp.sum().exp() * (seq_logp.sum() - ref.sum())
+            for seq_logp, ref in zip(self.logp, self.ref, strict=True)
         )
         return torch.autograd.grad(kl, self.logits, retain_graph=True)[0]
 
     def of_the_reward(self, advantages):
         """The expected policy gradient, as descent: minus sum of policy x advantage x score."""
         terms = zip(self.logp, advantages, strict=True)
-        surrogate = sum(one.sum().exp().detach() * (torch.tensor(a) * one).sum() for one, a in terms)
+        surrogate = sum(
+            seq_logp.sum().exp().detach() * (torch.tensor(a) * seq_logp).sum() for seq_logp, a in terms
+        )
         return -torch.autograd.grad(surrogate, self.logits, retain_graph=True)[0]
 
 
@@ -88,8 +91,8 @@ def by_sequence(advantages_N):
     return np.split(advantages_N, np.cumsum([len(s) for s in SEQUENCES])[:-1])
 
 
-def relative_error(found, exact):
-    return float((found - exact).norm() / exact.norm())
+def relative_error(gradient, exact):
+    return float((gradient - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -109,11 +112,11 @@ def test_estimates_that_are_right_in_the_loss_are_wrong_in_the_reward():
         _, samples, scores = policy.batch()
         tokens = Tokens.of(samples)
         exact = policy.of_the_divergence()
-        for kind, found in cosines.items():
-            known = tokens.scores(scores)
-            penalty_N = kl_estimate(known.old_N, known.ref_N, kind)
+        for kind, values in cosines.items():
+            token_scores = tokens.scores(scores)
+            penalty_N = kl_estimate(token_scores.old_N, token_scores.ref_N, kind)
             gradient = policy.of_the_reward(by_sequence(-discounted_returns(penalty_N, tokens)))
-            found.append(float((gradient * exact).sum() / (gradient.norm() * exact.norm())))
+            values.append(float((gradient * exact).sum() / (gradient.norm() * exact.norm())))
     assert min(cosines["k1"]) > 1 - 1e-9
     # On average far from parallel, and at worst uphill.
     assert np.mean(cosines["k3"]) < 0.8

@@ -11,7 +11,7 @@ from tests.algorithms.episodes import episode, turn
 
 ids = st.lists(st.integers(0, 99), max_size=5)
 turns = st.lists(st.tuples(ids, ids, st.integers(0, 9)), min_size=1, max_size=5).map(
-    lambda told: [turn([7, *told[0][0]], told[0][1]), *(turn(*one) for one in told[1:])]
+    lambda parts: [turn([7, *parts[0][0]], parts[0][1]), *(turn(*part) for part in parts[1:])]
 )
 
 
@@ -36,9 +36,9 @@ def test_every_token_is_there_once_with_its_author_logprob_and_version(trajector
     number = 0
     for played, sample in zip(trajectories, samples, strict=True):
         expected = []
-        for one in played:
-            expected += [(int(i), Author.WORLD, False, 0.0, -1, number) for i in one.tokens.world_ids]
-            done = one.tokens.completion
+        for played_turn in played:
+            expected += [(int(i), Author.WORLD, False, 0.0, -1, number) for i in played_turn.tokens.world_ids]
+            done = played_turn.tokens.completion
             expected += [
                 (int(i), Author.POLICY, True, float(logp), int(version), number)
                 for i, logp, version in zip(done.token_ids, done.logprobs, done.versions, strict=True)

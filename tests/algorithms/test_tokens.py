@@ -4,23 +4,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.tokens import Tokens
-from tests.algorithms.batches import Told, batch, batches, flat, walk
+from tests.algorithms.batches import EpisodeSpec, batch, batches, flat, walk
 
 
 @given(batches(), st.randoms())
-def test_tokens_stand_episode_after_episode_in_the_order_they_were_sampled_in(one, random):
-    random.shuffle(one.samples)
-    tokens = Tokens.of(one.samples)
-    by_episode = walk(one.samples)
+def test_tokens_stand_episode_after_episode_in_the_order_they_were_sampled_in(drawn, random):
+    random.shuffle(drawn.samples)
+    tokens = Tokens.of(drawn.samples)
+    by_episode = walk(drawn.samples)
     assert tokens.rollout_ids == tuple(by_episode)
-    assert tokens.turn_N.tolist() == [token.turn for told in by_episode.values() for token in told]
-    assert [tokens.rollout_ids[e] for e in tokens.rollout_index_N] == [
-        id for id, told in by_episode.items() for _ in told
+    assert tokens.turn_N.tolist() == [
+        token.turn for episode_tokens in by_episode.values() for token in episode_tokens
     ]
-    assert np.diff(tokens.bounds).tolist() == [len(told) for told in by_episode.values()]
-    values = [np.arange(len(s), dtype=np.float32) + 100 * i for i, s in enumerate(one.samples)]
-    assert tokens.gather(values, "values").tolist() == flat(one, values)
-    expected = [np.where(s.loss_mask, v, 0).tolist() for s, v in zip(one.samples, values, strict=True)]
+    assert [tokens.rollout_ids[e] for e in tokens.rollout_index_N] == [
+        id for id, episode_tokens in by_episode.items() for _ in episode_tokens
+    ]
+    assert np.diff(tokens.bounds).tolist() == [len(episode_tokens) for episode_tokens in by_episode.values()]
+    values = [np.arange(len(s), dtype=np.float32) + 100 * i for i, s in enumerate(drawn.samples)]
+    assert tokens.gather(values, "values").tolist() == flat(drawn, values)
+    expected = [np.where(s.loss_mask, v, 0).tolist() for s, v in zip(drawn.samples, values, strict=True)]
     assert [a.tolist() for a in tokens.scatter(tokens.gather(values, "values"))] == expected
 
 
@@ -32,15 +34,15 @@ def test_no_samples_are_no_tokens():
 
 
 def test_what_is_too_large_for_the_trainer_is_its_largest_number():
-    one = batch([Told([2])])
-    (array,) = Tokens.of(one.samples).scatter(np.array([1e300, -1e300]))
+    drawn = batch([EpisodeSpec([2])])
+    (array,) = Tokens.of(drawn.samples).scatter(np.array([1e300, -1e300]))
     assert array.dtype == np.float32
     assert array.tolist() == [0.0, np.finfo(np.float32).max, np.finfo(np.float32).min]
 
 
 def test_values_that_are_no_numbers_or_not_of_these_samples_are_refused():
-    one = batch([Told([2])])
-    tokens = Tokens.of(one.samples)
+    drawn = batch([EpisodeSpec([2])])
+    tokens = Tokens.of(drawn.samples)
     with pytest.raises(ValueError, match="values must be finite"):
         tokens.gather([np.array([0, 1, np.nan], dtype=np.float32)], "values")
     with pytest.raises(ValueError, match="one value for each token"):

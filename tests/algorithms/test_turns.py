@@ -9,44 +9,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.turns import returns_to_go, turn_advantages
-from tests.algorithms.batches import Told, batch, told
+from tests.algorithms.batches import EpisodeSpec, batch, episode_specs
 
-siblings = st.lists(told(), min_size=2, max_size=5)
+siblings = st.lists(episode_specs(), min_size=2, max_size=5)
 THETA = 0.4
 CONTINUE = 1 / (1 + exp(-THETA))
 
 
-def returns_by_hand(one: Told, gamma):
-    rewards = [0.0] * len(one.lengths)
-    for k, reward in enumerate(one.turn_rewards):
+def naive_returns(spec: EpisodeSpec, gamma):
+    rewards = [0.0] * len(spec.lengths)
+    for k, reward in enumerate(spec.turn_rewards):
         if reward is not None:
             rewards[k] += reward
-    rewards[-1] += one.total - sum(r for r in one.turn_rewards if r is not None)
+    rewards[-1] += spec.total - sum(r for r in spec.turn_rewards if r is not None)
     return [sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
 
 
-def advantages_by_hand(returns):
+def naive_advantages(returns):
     advantages = []
     for i, mine in enumerate(returns):
         others = [r for j, r in enumerate(returns) if j != i]
-        here = []
+        row = []
         for k, value in enumerate(mine):
             reached = [r[k] for r in others if len(r) > k] or [r[0] for r in others]
-            here.append(value - sum(reached) / len(reached))
-        advantages.append(here)
+            row.append(value - sum(reached) / len(reached))
+        advantages.append(row)
     return advantages
 
 
 @given(siblings, st.sampled_from([0.0, 0.5, 1.0]))
-def test_turns_agree_with_pencil_and_paper(group, gamma):
+def test_turns_agree_with_naive_formulas(group, gamma):
     returns = returns_to_go(batch(group).groups[0].siblings("agent"), gamma=gamma)
-    by_hand = [returns_by_hand(one, gamma) for one in group]
-    assert [r.tolist() for r in returns] == [pytest.approx(r, abs=1e-9) for r in by_hand]
-    expected = [pytest.approx(a, abs=1e-9) for a in advantages_by_hand(by_hand)]
+    naive = [naive_returns(spec, gamma) for spec in group]
+    assert [r.tolist() for r in returns] == [pytest.approx(r, abs=1e-9) for r in naive]
+    expected = [pytest.approx(a, abs=1e-9) for a in naive_advantages(naive)]
     assert [a.tolist() for a in turn_advantages(returns)] == expected
 
 
-def test_a_turn_that_nobody_else_reached_is_compared_with_whole_episodes():
+def test_a_turn_that_no_sibling_reached_is_compared_with_whole_episodes():
     returns = [np.array([1.0, 5.0]), np.array([2.0]), np.array([6.0])]
     assert [a.tolist() for a in turn_advantages(returns)] == [[-3.0, 1.0], [-1.5], [4.5]]
 
@@ -57,12 +57,12 @@ def test_siblings_that_did_alike_get_exactly_nothing(size):
     assert not any(np.any(a) for a in turn_advantages(returns))
 
 
-def test_somebody_alone_gets_nothing():
+def test_a_group_of_one_gets_zero():
     assert [a.tolist() for a in turn_advantages([np.array([1.0, 2.0])])] == [[0.0, 0.0]]
 
 
 def test_an_episode_without_turns_still_counts_in_the_baseline():
-    (group,) = batch([Told([1, 1], total=3.0), Told([1], total=1.0)]).groups
+    (group,) = batch([EpisodeSpec([1, 1], total=3.0), EpisodeSpec([1], total=1.0)]).groups
     played, unplayed = group.episodes
     group = replace(group, episodes=(played, replace(unplayed, trajectories=())))
     assert [a.tolist() for a in turn_advantages(returns_to_go(group.siblings("agent")))] == [
@@ -108,11 +108,11 @@ def pooled(returns):
 @cache
 def estimates(method):
     """The gradient that each possible group gives: the mean over its episodes of score x advantage."""
-    found = []
+    estimates_by_group = []
     for paths in GROUPS:
         advantages = method([path.returns for path in paths])
-        found.append(np.mean([p.scores @ a for p, a in zip(paths, advantages, strict=True)]))
-    return np.array(found)
+        estimates_by_group.append(np.mean([p.scores @ a for p, a in zip(paths, advantages, strict=True)]))
+    return np.array(estimates_by_group)
 
 
 def test_the_expected_gradient_is_the_exact_one_over_all_groups_there_are():

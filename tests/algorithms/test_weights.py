@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.weights import constant, rollout_mean, sample_mean, token_mean
-from tests.algorithms.batches import Told, batch, batches, laid_out, walk
+from tests.algorithms.batches import EpisodeSpec, batch, batches, by_sample, walk
 from tests.algorithms.episodes import sample
 
 masks = st.lists(st.lists(st.integers(0, 1), max_size=6).map(lambda rest: [0, *rest]), max_size=6)
@@ -20,46 +20,46 @@ FUNCTIONS = {
 }
 
 
-def by_hand(name, samples):
+def naive_weights(name, samples):
     episodes = walk(samples)
-    everything = sum(len(told) for told in episodes.values())
-    found = {}
-    for told in episodes.values():
-        for token in told:
-            in_sample = sum(1 for other in told if other.sample == token.sample)
-            found[token.sample, token.position] = {
+    everything = sum(len(tokens) for tokens in episodes.values())
+    weights = {}
+    for tokens in episodes.values():
+        for token in tokens:
+            in_sample = sum(1 for other in tokens if other.sample == token.sample)
+            weights[token.sample, token.position] = {
                 "token_mean": 1 / everything,
                 "sample_mean": 1 / len(samples) / in_sample,
-                "rollout_mean": 1 / len(episodes) / len(told),
+                "rollout_mean": 1 / len(episodes) / len(tokens),
                 "constant": 1 / len(episodes) / MAX_LENGTH,
             }[name]
-    return laid_out(samples, found)
+    return by_sample(samples, weights)
 
 
 @given(masks)
-def test_every_loss_token_weighs_the_same_over_the_whole_step(told):
-    weights = token_mean([sample("e", mask) for mask in told])
-    number = sum(map(sum, told))
-    expected = [[np.float32(1 / number) if bit else 0.0 for bit in mask] for mask in told]
+def test_every_loss_token_weighs_the_same_over_the_whole_step(sample_masks):
+    weights = token_mean([sample("e", mask) for mask in sample_masks])
+    number = sum(map(sum, sample_masks))
+    expected = [[np.float32(1 / number) if bit else 0.0 for bit in mask] for mask in sample_masks]
     assert [w.tolist() for w in weights] == expected
 
 
-@given(one=batches())
-def test_weights_agree_with_a_count_by_hand(one):
+@given(drawn=batches())
+def test_weights_agree_with_naive_counts(drawn):
     for name, function in FUNCTIONS.items():
-        weights = function(one.samples)
-        assert [w.tolist() for w in weights] == [pytest.approx(w) for w in by_hand(name, one.samples)]
+        weights = function(drawn.samples)
+        assert [w.tolist() for w in weights] == [pytest.approx(w) for w in naive_weights(name, drawn.samples)]
         assert {w.dtype for w in weights} == {np.dtype(np.float32)}
 
 
 def test_each_name_is_its_own_count_and_no_other():
-    one = batch([Told([2, 1, 3], split=1), Told([1])])
+    drawn = batch([EpisodeSpec([2, 1, 3], split=1), EpisodeSpec([1])])
     same = {
         (name, other)
         for name, other in product(FUNCTIONS, FUNCTIONS)
         if np.allclose(
-            np.concatenate(FUNCTIONS[name](one.samples)),
-            np.concatenate(by_hand(other, one.samples)),
+            np.concatenate(FUNCTIONS[name](drawn.samples)),
+            np.concatenate(naive_weights(other, drawn.samples)),
             rtol=1e-3,
         )
     }
@@ -68,8 +68,11 @@ def test_each_name_is_its_own_count_and_no_other():
 
 @pytest.mark.parametrize("name", ["token_mean", "rollout_mean", "constant"])
 def test_splitting_an_episode_changes_no_weight_of_its_tokens(name):
-    whole, split = batch([Told([2, 3, 1]), Told([2])]), batch([Told([2, 3, 1], split=2), Told([2])])
-    per_token = [np.concatenate(FUNCTIONS[name](b.samples)) for b in (whole, split)]
+    unsplit, split = (
+        batch([EpisodeSpec([2, 3, 1]), EpisodeSpec([2])]),
+        batch([EpisodeSpec([2, 3, 1], split=2), EpisodeSpec([2])]),
+    )
+    per_token = [np.concatenate(FUNCTIONS[name](b.samples)) for b in (unsplit, split)]
     assert len(split.samples) == 3
     assert per_token[0][per_token[0] > 0].tolist() == per_token[1][per_token[1] > 0].tolist()
 

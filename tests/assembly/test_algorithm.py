@@ -21,13 +21,17 @@ from agentrl.assembly.algorithm import (
 )
 from agentrl.errors import ConfigError
 from agentrl.losses import KlTerm, PolicyLoss
-from tests.algorithms.batches import Told, batch, flat, walk
+from tests.algorithms.batches import EpisodeSpec, batch, flat, walk
 
 # Groups of different sizes; rewards that are alike, negative, on turns; a history that was rewritten.
 BATCH = batch(
-    [Told((2, 1), 1.0), Told((3,), 0.0), Told((1, 1, 2), 0.5, (None, 0.5, 0.0), split=1)],
-    [Told((2,), 0.25), Told((1, 2), 0.75, (0.5, 0.25))],
-    [Told((1,), 1.0), Told((4,), 1.0)],
+    [
+        EpisodeSpec((2, 1), 1.0),
+        EpisodeSpec((3,), 0.0),
+        EpisodeSpec((1, 1, 2), 0.5, (None, 0.5, 0.0), split=1),
+    ],
+    [EpisodeSpec((2,), 0.25), EpisodeSpec((1, 2), 0.75, (0.5, 0.25))],
+    [EpisodeSpec((1,), 1.0), EpisodeSpec((4,), 1.0)],
     gap=2.0,
 )
 MAX_LENGTH = 10

@@ -23,10 +23,12 @@ from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import by_section, effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
-from tests.algorithms.batches import Told, batch
+from tests.algorithms.batches import EpisodeSpec, batch
 from tests.trainer.tiny import qwen3, tokenizer
 
-GROUPS = batch([Told((2,), 1.0), Told((1,), 0.0)], [Told((2,), 1.0), Told((1,), 1.0)]).groups
+GROUPS = batch(
+    [EpisodeSpec((2,), 1.0), EpisodeSpec((1,), 0.0)], [EpisodeSpec((2,), 1.0), EpisodeSpec((1,), 1.0)]
+).groups
 
 
 class Setting(NamedTuple):

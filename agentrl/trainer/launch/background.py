@@ -1,4 +1,4 @@
-"""A thread for calls that block, so that the event loop goes on."""
+"""A thread for blocking calls, so that they do not block the event loop."""
 
 from __future__ import annotations
 

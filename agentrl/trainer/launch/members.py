@@ -1,4 +1,4 @@
-"""A rank as the driver sees it: a process of its own, or one that a launcher started."""
+"""The driver's handle of a rank: a child process, or a process that a launcher started."""
 
 from __future__ import annotations
 
