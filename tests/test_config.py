@@ -139,7 +139,7 @@ def test_leaf_names_are_unique_over_the_tree():
         first: Oven = Oven()
         other: Oven = Oven()
 
-    with pytest.raises(ValueError, match="leaf heat stands in first and in other"):
+    with pytest.raises(ValueError, match="leaf heat is in first and in other"):
         leaves(Twice)
 
 

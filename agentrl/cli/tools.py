@@ -109,11 +109,9 @@ def _schemas(name: str, kwargs: Mapping[str, JSON]) -> dict[str, JSON]:
     except (UserError, ToolError) as error:
         if kwargs:
             raise
-        return {"tells_the_model": f"depends on its arguments: {error}"}
+        return {"schemas": f"depends on its arguments: {error}"}
     schemas = [tool.schema for tool in offered]
-    return {
-        "tells_the_model": [{**schema._asdict(), "parameters": dict(schema.parameters)} for schema in schemas]
-    }
+    return {"schemas": [{**schema._asdict(), "parameters": dict(schema.parameters)} for schema in schemas]}
 
 
 async def _opened(tool: object) -> tuple[Tool, ...]:

@@ -183,7 +183,7 @@ def test_advantages_agree_with_loops_over_tokens(drawn):
 def test_each_name_is_its_own_estimator_and_no_other():
     everyone = ESTIMATORS | WITH_KL
     naive = {name: np.concatenate(naive_advantages(name, ADVERSARIAL)) for name in everyone}
-    estimated = {name: np.concatenate(ADVERSARIAL.credit(name).advantages) for name, name in everyone.items()}
+    estimated = {name: np.concatenate(ADVERSARIAL.credit(e).advantages) for name, e in everyone.items()}
     same = {
         (name, other)
         for name, other in product(everyone, everyone)

@@ -37,7 +37,7 @@ BATCH = batch(
 MAX_LENGTH = 10
 
 
-def made(**settings):
+def built(**settings):
     config = AlgorithmConfig(**settings)
     credit = BATCH.credit(build_estimator(config))
     weights = build_weights(config, MAX_LENGTH)(BATCH.samples)
@@ -71,14 +71,14 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_name_that_compares_episodes_is_its_formula(name):
     expected = [FORMULAS[name](siblings, own) for siblings, own, _ in rewards()]
-    assert made(advantage_estimator=name)[0] == pytest.approx(expected, abs=1e-5)
+    assert built(advantage_estimator=name)[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_no_two_names_are_the_same_algorithm():
-    told = {name: made(advantage_estimator=name) for name in RECIPES}
-    for one, other in combinations(RECIPES, 2):
-        (a, w, loss), (b, v, another) = told[one], told[other]
-        assert not (np.allclose(a, b) and np.allclose(w, v) and loss == another), (one, other)
+    by_name = {name: built(advantage_estimator=name) for name in RECIPES}
+    for name, other in combinations(RECIPES, 2):
+        (a, w, loss), (b, v, another) = by_name[name], by_name[other]
+        assert not (np.allclose(a, b) and np.allclose(w, v) and loss == another), (name, other)
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_a_name_brings_its_loss_and_bounds_that_were_given_stand(name, objective
 def test_weights_follow_the_name_or_what_was_said():
     n = len(list(rewards()))
     token, constant = 1 / n, 1 / (7 * MAX_LENGTH)
-    assert made()[1] == pytest.approx(np.full(n, token))
-    assert made(advantage_estimator="dr_grpo")[1] == pytest.approx(np.full(n, constant))
-    assert made(loss_weighting="constant")[1] == pytest.approx(np.full(n, constant))
+    assert built()[1] == pytest.approx(np.full(n, token))
+    assert built(advantage_estimator="dr_grpo")[1] == pytest.approx(np.full(n, constant))
+    assert built(loss_weighting="constant")[1] == pytest.approx(np.full(n, constant))
     counts = [len(s.loss_mask.nonzero()[0]) for s in BATCH.samples]
     sample = [1 / (len(BATCH.samples) * counts[t.sample]) for _, _, t in rewards()]
-    assert made(advantage_estimator="gspo")[1] == pytest.approx(sample)
+    assert built(advantage_estimator="gspo")[1] == pytest.approx(sample)
     rollout = {s.rollout_id: 0 for s in BATCH.samples}
-    for one, count in zip(BATCH.samples, counts, strict=True):
-        rollout[one.rollout_id] += count
+    for sample_, count in zip(BATCH.samples, counts, strict=True):
+        rollout[sample_.rollout_id] += count
     share = [1 / (7 * rollout[BATCH.samples[t.sample].rollout_id]) for _, _, t in rewards()]
-    assert made(loss_weighting="rollout")[1] == pytest.approx(share)
+    assert built(loss_weighting="rollout")[1] == pytest.approx(share)
 
 
 # Its advantages are nowhere 0, so that every factor shows.
@@ -150,14 +150,14 @@ SETTINGS = [
 
 
 def test_each_setting_of_credit_changes_it_in_its_own_way():
-    told = [made(**settings)[:2] for settings in [{}, {"advantage_estimator": "ppo"}, *SETTINGS]]
-    for one, other in combinations(range(len(told)), 2):
-        same = all(np.allclose(a, b) for a, b in zip(told[one], told[other], strict=True))
-        assert not same, (SETTINGS[one - 2], SETTINGS[other - 2])
+    built_by_setting = [built(**settings)[:2] for settings in [{}, {"advantage_estimator": "ppo"}, *SETTINGS]]
+    for i, j in combinations(range(len(built_by_setting)), 2):
+        same = all(np.allclose(a, b) for a, b in zip(built_by_setting[i], built_by_setting[j], strict=True))
+        assert not same, (SETTINGS[i - 2], SETTINGS[j - 2])
 
 
 def test_each_setting_of_the_loss_reaches_it():
-    told = AlgorithmConfig(
+    config = AlgorithmConfig(
         eps_clip_c=3.0,
         entropy_coef=0.01,
         use_kl_loss=True,
@@ -168,7 +168,7 @@ def test_each_setting_of_the_loss_reaches_it():
         opsm_delta=0.1,
     )
     kl = KlTerm(0.2, "k2", unbiased=True)
-    assert build_loss(told) == PolicyLoss(eps_clip_c=3.0, entropy_coef=0.01, kl=kl, opsm_delta=0.1)
+    assert build_loss(config) == PolicyLoss(eps_clip_c=3.0, entropy_coef=0.01, kl=kl, opsm_delta=0.1)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_groups_that_did_alike_are_idle_only_where_nothing_can_come_of_them(sett
 
 
 @pytest.mark.parametrize(
-    ("settings", "alone"),
+    ("settings", "expected"),
     [
         ({}, True),
         ({"advantage_estimator": "reinforce_plus_plus_baseline"}, True),
@@ -221,12 +221,12 @@ def test_groups_that_did_alike_are_idle_only_where_nothing_can_come_of_them(sett
         ({"entropy_coef": 0.1}, False),
     ],
 )
-def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alone(settings, alone):
-    assert build_algorithm(AlgorithmConfig(**settings), max_length=9).policy_term_only == alone
+def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alone(settings, expected):
+    assert build_algorithm(AlgorithmConfig(**settings), max_length=9).policy_term_only == expected
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"use_tis": True, "use_mis": True}, "use_tis and use_mis both set correction; choose one"),
         ({"correction": "tis", "use_opsm": True}, "correction and use_opsm both set correction; choose one"),
@@ -249,8 +249,8 @@ def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alon
         ({"custom_loss_function_path": "somewhere"}, "custom_loss_function_path"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings, says):
-    with pytest.raises(ValidationError, match=says):
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
         AlgorithmConfig(**settings)
 
 
@@ -262,7 +262,7 @@ from agentrl.losses import LossOutput
 def outcome(groups, tokens, scores):
     return Advantages(tokens.spread({v.rollout_id: v.total for g in groups for v in g.verdicts}))
 
-def bare(groups, tokens, scores):
+def arrays_only(groups, tokens, scores):
     return np.ones(len(tokens))
 
 def imitate(outputs, inputs):
@@ -283,29 +283,33 @@ def own(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("own")
 def test_an_estimator_and_a_loss_of_ones_own_are_found_and_tried_out():
-    told = AlgorithmConfig(
+    config = AlgorithmConfig(
         custom_advantage_function_path="my_algorithm:outcome",
         custom_loss_function_path="my_algorithm:imitate",
     )
-    credit = BATCH.credit(build_estimator(told))
+    credit = BATCH.credit(build_estimator(config))
     assert flat(BATCH, credit.advantages) == pytest.approx([own for _, own, _ in rewards()])
-    assert build_loss(told).__name__ == "imitate"
-    assert not any(map(build_is_idle(told), BATCH.groups))
-    assert not build_algorithm(told, max_length=9).policy_term_only
+    assert build_loss(config).__name__ == "imitate"
+    assert not any(map(build_is_idle(config), BATCH.groups))
+    assert not build_algorithm(config, max_length=9).policy_term_only
 
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
-    ("kind", "path", "says"),
+    ("kind", "path", "message"),
     [
-        ("advantage", "my_algorithm:bare", "my_algorithm:bare: an estimator returns Advantages"),
+        (
+            "advantage",
+            "my_algorithm:arrays_only",
+            "my_algorithm:arrays_only: an estimator returns Advantages",
+        ),
         ("advantage", "my_algorithm:nobody", "no estimator `my_algorithm:nobody`"),
         ("advantage", "my_algorithm:Advantages", "name a function, or an object that is one"),
         ("loss", "my_algorithm:averaged", "my_algorithm:averaged: "),
         ("loss", "nowhere:nobody", "no loss `nowhere:nobody`"),
     ],
 )
-def test_one_that_does_not_keep_its_promise_is_one_sentence(kind, path, says):
-    told = AlgorithmConfig(**{f"custom_{kind}_function_path": path})
-    with pytest.raises(ConfigError, match=says):
-        build_estimator(told) if kind == "advantage" else build_loss(told)
+def test_one_that_does_not_keep_its_promise_is_one_sentence(kind, path, message):
+    config = AlgorithmConfig(**{f"custom_{kind}_function_path": path})
+    with pytest.raises(ConfigError, match=message):
+        build_estimator(config) if kind == "advantage" else build_loss(config)

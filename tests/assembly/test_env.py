@@ -28,8 +28,8 @@ async def test_each_limit_can_be_set_or_lifted(name, config, section):
         env = make()
         assert getattr(env.limits, name) == limit
         assert env.limits.max_turns == 5
-        unchanged = {one: getattr(env.limits, one) for one in (*NAMES, "max_tokens") if one != name}
-        assert unchanged == {one: getattr(Parrot.limits, one) for one in unchanged}
+        unchanged = {field: getattr(env.limits, field) for field in (*NAMES, "max_tokens") if field != name}
+        assert unchanged == {field: getattr(Parrot.limits, field) for field in unchanged}
 
 
 async def test_a_limit_of_the_run_acts_and_is_recorded():
@@ -37,8 +37,8 @@ async def test_a_limit_of_the_run_acts_and_is_recorded():
     env = env_factory("tests.worlds:Parrot", {}, limits=chosen.chosen(max_turns=None, max_tokens=None))()
 
     def script():
-        heard = yield call("echo", text="0123456789")
-        assert heard.startswith("012\n... truncated")
+        result = yield call("echo", text="0123456789")
+        assert result.startswith("012\n... truncated")
         yield say("3")
 
     episode = await play(env, ScriptedAgent(script()), Task.ask("t", "?"))

@@ -164,21 +164,21 @@ def test_every_setting_of_the_algorithm_is_here():
 def test_a_setting_changes_what_is_built(source, tmp_path, name):
     setting = ALGORITHM[name]
     without = {k: v for k, v in setting.under.items() if k not in ("use_opd", "opd_teacher_load")}
-    bare = config_of(without if name in ("use_opd", "opd_teacher_load") else setting.under)
+    baseline = config_of(without if name in ("use_opd", "opd_teacher_load") else setting.under)
     changed = config_of({**setting.under, name: setting.value})
-    assert observed(changed, source, tmp_path) != observed(bare, source, tmp_path)
+    assert observed(changed, source, tmp_path) != observed(baseline, source, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name, setting in ALGORITHM.items() if setting.refused])
 def test_a_setting_without_effect_is_refused_by_its_name(name):
     setting = ALGORITHM[name]
-    under, says = setting.refused
+    under, message = setting.refused
     config_of({key: value for key, value in under.items() if key != name})
     with pytest.raises(ConfigError) as caught:
         config_of({name: setting.value, **under})
     sentence = str(caught.value)
     assert name in sentence
-    assert says in sentence
+    assert message in sentence
     assert "\n" not in sentence
 
 
@@ -212,7 +212,7 @@ def test_a_flag_wins_over_the_file_whatever_either_calls_a_setting(tmp_path, fil
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
+    ("file", "message"),
     [
         ("[algorithm.tis]\nclop = 3", "unknown key `algorithm.tis.clop`. Did you mean `tis_clip`?"),
         (
@@ -223,12 +223,12 @@ def test_a_flag_wins_over_the_file_whatever_either_calls_a_setting(tmp_path, fil
         ("[rollout]\nuse_tis = true", "unknown key `rollout.use_tis`. It belongs in section [algorithm]"),
     ],
 )
-def test_a_mistake_in_a_table_is_one_sentence(tmp_path, file, says):
+def test_a_mistake_in_a_table_is_one_sentence(tmp_path, file, message):
     path = tmp_path / "run.toml"
     path.write_text(file)
     with pytest.raises(ConfigError) as caught:
         load_config(path, {})
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -315,9 +315,9 @@ def file_with(path, settings):
 
 
 def test_every_setting_that_can_be_without_effect_is_here():
-    found = {name for context in CONTEXTS for name in config_of(context).inactive}
-    assert found == set(INACTIVE) | REFUSED_ANYWAY
-    assert not found & set(ALGORITHM)
+    inactive = {name for context in CONTEXTS for name in config_of(context).inactive}
+    assert inactive == set(INACTIVE) | REFUSED_ANYWAY
+    assert not inactive & set(ALGORITHM)
 
 
 @pytest.mark.parametrize("name", INACTIVE)

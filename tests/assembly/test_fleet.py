@@ -21,4 +21,4 @@ async def test_a_group_is_of_gloo_where_servers_are_on_the_senders_gpu(tmp_path,
         await rig.send(1)
         await rig.expect_version(1)
     # What makes gloo right: who can be met here is on this machine.
-    assert [(told["backend"], told["master_address"]) for told in met] == [("gloo", "127.0.0.1")]
+    assert [(request["backend"], request["master_address"]) for request in met] == [("gloo", "127.0.0.1")]

@@ -15,7 +15,7 @@ UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
 
 @pytest.mark.parametrize(
-    ("given", "first", "gpus"),
+    ("visible", "first", "gpus"),
     [
         (None, 0, ["0", "1"]),
         (None, 5, ["5", "6"]),
@@ -25,16 +25,16 @@ UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
         (f" {UUID} , 3\t, MIG-1 ", 1, ["3", "MIG-1"]),
     ],
 )
-def test_they_are_named_as_the_run_was_told(monkeypatch, given, first, gpus):
+def test_they_are_named_as_the_run_was_told(monkeypatch, visible, first, gpus):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if given is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert own_gpus(first, 2) == gpus
     assert own_gpus(first + 90, 0) == []
 
 
 @pytest.mark.parametrize(
-    ("given", "first", "found"),
+    ("visible", "first", "count"),
     [
         ("", 0, 0),
         ("  ", 0, 0),
@@ -48,11 +48,11 @@ def test_they_are_named_as_the_run_was_told(monkeypatch, given, first, gpus):
         ("4,5", 9, 2),
     ],
 )
-def test_too_few_are_one_sentence(monkeypatch, given, first, found):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+def test_too_few_are_one_sentence(monkeypatch, visible, first, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(ConfigError) as error:
         own_gpus(first, 2)
-    assert f"CUDA_VISIBLE_DEVICES = {given!r} gives this run {found} GPUs" in str(error.value)
+    assert f"CUDA_VISIBLE_DEVICES = {visible!r} gives this run {count} GPUs" in str(error.value)
     assert f"need {first + 2}; name more there, or lower rollout_num_gpus_per_engine" in str(error.value)
     assert own_gpus(first, 0) == []
 

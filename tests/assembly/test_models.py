@@ -42,7 +42,7 @@ def judge(folder, **more):
 
 
 async def test_they_have_arguments_and_gpus_of_their_own_and_come_back(tmp_path):
-    said = []
+    events = []
     config = EngineConfig(
         engine="sglang",
         rollout_num_gpus_per_engine=2,
@@ -58,11 +58,11 @@ async def test_they_have_arguments_and_gpus_of_their_own_and_come_back(tmp_path)
             "two": judge(tmp_path, num_engines=2, num_gpus_per_engine=1),
         },
     )
-    async with served_models(config, tmp_path / "engine", said.append) as addresses:
+    async with served_models(config, tmp_path / "engine", events.append) as addresses:
         assert set(addresses) == {"judge", "two"}
-        told = about(addresses["judge"])
-        arguments = told["arguments"]
-        assert told["environment"]["CUDA_VISIBLE_DEVICES"] == "5,6"
+        server = about(addresses["judge"])
+        arguments = server["arguments"]
+        assert server["environment"]["CUDA_VISIBLE_DEVICES"] == "5,6"
         assert (arguments["tp_size"], arguments["mem_fraction_static"]) == (2, 0.5)
         assert arguments["disable_cuda_graph"] is False
         assert arguments["custom_weight_loader"] is None
@@ -70,11 +70,11 @@ async def test_they_have_arguments_and_gpus_of_their_own_and_come_back(tmp_path)
         workers = httpx2.get(f"{addresses['two']}/workers", trust_env=False).json()["workers"]
         places = [about(worker["url"])["environment"]["CUDA_VISIBLE_DEVICES"] for worker in workers]
         assert sorted(places) == ["7", "8"]
-        assert "judge: starting 1 server" in said
+        assert "judge: starting 1 server" in events
 
-        os.kill(told["pids"][0], signal.SIGKILL)
-        await until(lambda: any("is back" in sentence for sentence in said))
-        assert about(addresses["judge"])["pids"][0] != told["pids"][0]
+        os.kill(server["pids"][0], signal.SIGKILL)
+        await until(lambda: any("is back" in sentence for sentence in events))
+        assert about(addresses["judge"])["pids"][0] != server["pids"][0]
         below = servers()
     assert not any(map(alive, below))
 
@@ -94,11 +94,11 @@ async def test_their_gpus_are_those_that_the_run_was_given(tmp_path, monkeypatch
 async def test_too_few_gpus_are_told_of_before_anything_is_started(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     models = {"small": judge(tmp_path), "judge": judge(tmp_path, num_gpus_per_engine=3)}
-    said = []
+    events = []
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES = '4,5' gives this run 2 GPUs, .* need 3"):
-        async with served_models(EngineConfig(sglang_models=models), tmp_path / "engine", said.append):
+        async with served_models(EngineConfig(sglang_models=models), tmp_path / "engine", events.append):
             pass
-    assert said == []
+    assert events == []
 
 
 class Asking(Bandit):
@@ -128,12 +128,17 @@ def test_a_run_and_an_evaluation_give_their_addresses_to_the_world(tmp_path):
 
 
 def test_names_become_addresses_wherever_they_stand():
-    known = {"judge": "http://127.0.0.1:1"}
-    told = {"a": "sglang_models.judge", "b": [{"c": "sglang_models.judge"}, 1], "d": "a judge", "e": None}
-    found = {"a": "http://127.0.0.1:1", "b": [{"c": "http://127.0.0.1:1"}, 1], "d": "a judge", "e": None}
-    assert with_addresses(told, known) == found
+    addresses = {"judge": "http://127.0.0.1:1"}
+    arguments = {
+        "a": "sglang_models.judge",
+        "b": [{"c": "sglang_models.judge"}, 1],
+        "d": "a judge",
+        "e": None,
+    }
+    resolved = {"a": "http://127.0.0.1:1", "b": [{"c": "http://127.0.0.1:1"}, 1], "d": "a judge", "e": None}
+    assert with_addresses(arguments, addresses) == resolved
     with pytest.raises(ConfigError, match=r"serves judge\. Did you mean `judge`\?"):
-        with_addresses({"a": ["sglang_models.jugde"]}, known)
+        with_addresses({"a": ["sglang_models.jugde"]}, addresses)
 
 
 async def test_where_one_does_not_come_up_none_is_left(tmp_path):

@@ -54,7 +54,7 @@ async def test_a_run_names_corpus_kind_and_encoder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("named", "sentence"),
+    ("arguments", "sentence"),
     [
         ({"index": "nowhere"}, "no corpus and no saved index at nowhere"),
         ({"index": "tests"}, "tests holds no saved index"),
@@ -63,6 +63,6 @@ async def test_a_run_names_corpus_kind_and_encoder(tmp_path):
         ({"index": "README.md", "encoder": "nowhere"}, "no encoder nowhere"),
     ],
 )
-def test_what_is_not_there_is_one_sentence(named, sentence):
+def test_what_is_not_there_is_one_sentence(arguments, sentence):
     with pytest.raises(UserError, match=f"(?i){sentence}"):
-        search_tool(**named)
+        search_tool(**arguments)

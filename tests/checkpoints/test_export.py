@@ -75,7 +75,7 @@ def test_no_bucket_is_kept(tmp_path, like):
             sent.append(weakref.ref(bucket.data))
             yield bucket
             del bucket
-            alive.append(sum(one() is not None for one in sent))
+            alive.append(sum(bucket() is not None for bucket in sent))
 
     write_directory(tmp_path / "out", watched(), manifest=manifest_of(named), like=like)
     assert len(sent) > 10

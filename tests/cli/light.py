@@ -26,19 +26,21 @@ COMMAND = "from agentrl.cli import main; main(sys.argv[1:])"
 @cache
 def core() -> frozenset[str]:
     """The distributions that `pip install agentrl` brings, by what each says that it needs."""
-    known: set[str] = set()
+    names: set[str] = set()
     waiting = list(requirements())
-    for one in waiting:
-        name = canonicalize_name(one.name)
-        if name in known or (one.marker is not None and not one.marker.evaluate({"extra": ""})):
+    for requirement in waiting:
+        name = canonicalize_name(requirement.name)
+        if name in names or (
+            requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         try:
             needs = requires(name) or []
         except PackageNotFoundError:
             continue  # a typo in pyproject.toml is seen by `make install`
-        known.add(name)
+        names.add(name)
         waiting += map(Requirement, needs)
-    return frozenset(known)
+    return frozenset(names)
 
 
 @cache
@@ -46,7 +48,7 @@ def missing() -> tuple[str, ...]:
     """The modules at the top that are installed here and would not be there."""
     owners = packages_distributions()
     kept = core() | {"agentrl"}
-    names = (name for name, held in owners.items() if not kept & {canonicalize_name(one) for one in held})
+    names = (name for name, held in owners.items() if not kept & {canonicalize_name(owner) for owner in held})
     return tuple(sorted(name for name in names if not name.startswith("_")))
 
 

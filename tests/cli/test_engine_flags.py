@@ -36,7 +36,7 @@ def test_flags_of_our_own_stay_what_they_are():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--sglang-dtype", "x"], "arguments of servers that the run starts"),
         (["--sglang-url", "http://127.0.0.1:1"], "needs engine = sglang"),
@@ -71,6 +71,6 @@ def test_flags_of_our_own_stay_what_they_are():
         (["--env-kwargs", '{"x": "sglang_models.judge"}'], "is no model of this run, which serves none"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path, capfd, words, says):
-    said = complaint(capfd, "train", "--env=Calculator-v0", f"--output-dir={tmp_path}", *words)
-    assert says in said
+def test_a_mistake_is_one_sentence(tmp_path, capfd, words, message):
+    output = complaint(capfd, "train", "--env=Calculator-v0", f"--output-dir={tmp_path}", *words)
+    assert message in output

@@ -44,9 +44,9 @@ def test_people_are_shown_a_table(capsys, own_registry, monkeypatch):
     out = printed(capsys, "list")
     for word in ("Parrot-v0", "echo, add", "train, test", "1", "0", "Two small tools"):
         assert word in out
-    shown = printed(capsys, "show", "Parrot-v0")
+    output = printed(capsys, "show", "Parrot-v0")
     for word in ("Parrot-v0", "expert_score", "chance_score", '"train": 5', "How many are 0 and 1?"):
-        assert word in shown
+        assert word in output
 
 
 def test_an_id_is_never_cut_short_however_narrow_the_terminal(capsys, monkeypatch):

@@ -80,10 +80,10 @@ def test_what_needs_no_model_works(tmp_path, arguments):
 
 def test_every_environment_and_tool_is_listed(tmp_path):
     listed = json.loads(run_light(tmp_path, "envs", "list", "--json").stdout)
-    assert {one["id"] for one in listed} == set(agentrl.env_ids())
-    assert [one["id"] for one in listed if one["tools"] is None] == []
+    assert {row["id"] for row in listed} == set(agentrl.env_ids())
+    assert [row["id"] for row in listed if row["tools"] is None] == []
     tools = json.loads(run_light(tmp_path, "tools", "list", "--json").stdout)
-    assert [one["name"] for one in tools if one["kind"] is None] == []
+    assert [row["name"] for row in tools if row["kind"] is None] == []
 
 
 async def test_an_endpoint_is_scored(tmp_path):
@@ -97,7 +97,7 @@ async def test_an_endpoint_is_scored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["train", *RUN], "training needs torch: pip install 'agentrl[train]'."),
         (
@@ -119,7 +119,7 @@ async def test_an_endpoint_is_scored(tmp_path):
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_is_missing_is_named_in_a_sentence(tmp_path, arguments, says):
+def test_what_is_missing_is_named_in_a_sentence(tmp_path, arguments, message):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0, "time_s": 0, "eval/greedy": 1.0}\n')
     (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Title\\nText."}\n')
@@ -130,4 +130,4 @@ def test_what_is_missing_is_named_in_a_sentence(tmp_path, arguments, says):
     )
     (tmp_path / "custom.py").write_text(WORLD)
     done = run_light(tmp_path, *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"agentrl: {says}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"agentrl: {message}\n")

@@ -24,10 +24,10 @@ from tests.worlds import ASK
 class Notebook(Toolkit):
     """Remembers what it is told, for one episode."""
 
-    made = 0
+    num_made = 0
 
     def __init__(self) -> None:
-        Notebook.made += 1
+        Notebook.num_made += 1
 
     @asynccontextmanager
     async def episode(self):
@@ -44,7 +44,7 @@ class Notebook(Toolkit):
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(Notebook, "made", 0)
+    monkeypatch.setattr(Notebook, "num_made", 0)
     register_tool("notebook", Notebook)
 
 
@@ -80,17 +80,17 @@ def test_one_broken_tool_does_not_hide_the_others(capsys, monkeypatch):
 
 
 def test_show_says_what_the_model_is_told(capsys):
-    (told,) = json.loads(printed(capsys, "show", "calculator", "--json"))["tells_the_model"]
-    assert told["name"] == "calculate"
-    assert told["parameters"]["required"] == ["expression"]
-    (told,) = json.loads(printed(capsys, "show", "notebook", "--json"))["tells_the_model"]
-    assert told["description"] == "Write something down."
-    shown = json.loads(printed(capsys, "show", "mcp", "--json"))
-    assert shown["tells_the_model"].startswith("depends on its arguments: an MCP server has either")
-    assert "reached" in shown["description"]
+    (schema,) = json.loads(printed(capsys, "show", "calculator", "--json"))["schemas"]
+    assert schema["name"] == "calculate"
+    assert schema["parameters"]["required"] == ["expression"]
+    (schema,) = json.loads(printed(capsys, "show", "notebook", "--json"))["schemas"]
+    assert schema["description"] == "Write something down."
+    facts = json.loads(printed(capsys, "show", "mcp", "--json"))
+    assert facts["schemas"].startswith("depends on its arguments: an MCP server has either")
+    assert "reached" in facts["description"]
     kwargs = json.dumps({"command": sys.executable, "args": [RAW], "only": ["remember"]})
-    (told,) = json.loads(printed(capsys, "show", "mcp", "--json", "--tool-kwargs", kwargs))["tells_the_model"]
-    assert told["parameters"]["properties"] == {"text": {"type": "string"}}
+    (schema,) = json.loads(printed(capsys, "show", "mcp", "--json", "--tool-kwargs", kwargs))["schemas"]
+    assert schema["parameters"]["properties"] == {"text": {"type": "string"}}
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_show_says_what_the_model_is_told(capsys):
     ],
 )
 def test_bad_input_is_one_sentence(capsys, arguments, sentence):
-    said = refused(capsys, "tools", *arguments)
-    assert sentence in said
-    assert said.count("\n") == 1
+    output = refused(capsys, "tools", *arguments)
+    assert sentence in output
+    assert output.count("\n") == 1
 
 
 def test_a_run_file_and_flags_name_tools_and_the_kept_config_is_equal(tmp_path):
@@ -147,7 +147,7 @@ async def test_a_tool_is_made_once_for_all_episodes_of_a_run_and_remembers_for_e
 
     episodes = [await play(make(), ScriptedAgent(script(word)), ASK) for word in "ab"]
     assert [episode.step_rewards[-1] for episode in episodes] == [1.0, 1.0]
-    assert Notebook.made == 1
+    assert Notebook.num_made == 1
 
 
 def test_what_cannot_take_tools_and_what_is_no_tool_is_told_before_anything_starts(
@@ -159,6 +159,6 @@ def test_what_cannot_take_tools_and_what_is_no_tool_is_told_before_anything_star
     with pytest.raises(UnknownToolError, match=r"Did you mean `calculator`\?"):
         env_factory("tests.worlds:Parrot", {}, tools=ToolChoice(tools=("calculater",)))
     small = ("--num-rollout", "1", "--env", "tests.worlds:Parrot")
-    said = refused(capsys, "train", *small, "--tools", "calculater")
-    assert "no tool `calculater`" in said
+    output = refused(capsys, "train", *small, "--tools", "calculater")
+    assert "no tool `calculater`" in output
     assert not list(tmp_path.rglob("metrics.jsonl"))

@@ -74,7 +74,7 @@ def stillborn(outputs, inputs):
     return LossOutput((inputs.weights_N * outputs.logp_N * 0.0).sum(), {})
 
 
-def one_a_token(outputs, inputs):
+def vector_sum(outputs, inputs):
     return LossOutput(inputs.weights_N * outputs.logp_N, {})
 
 
@@ -104,7 +104,7 @@ def test_a_loss_that_keeps_it_passes(loss):
         (overflowing_metric, "the loss's ratio is not finite"),
         (constant, "must be a scalar with a gradient"),
         (stillborn, "the loss has no gradient"),
-        (one_a_token, "must be a scalar with a gradient"),
+        (vector_sum, "must be a scalar with a gradient"),
         (meddling, "changes its inputs in place"),
     ],
 )

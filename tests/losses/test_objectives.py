@@ -79,8 +79,8 @@ def random_tokens(seed: int) -> list[Token]:
         for _ in range(rng.integers(1, 7)):
             gaps = rng.normal(0, 0.5, 3)
             logp = -abs(rng.normal(1.5, 1.0))
-            known = (logp, logp + gaps[0], logp + gaps[1], logp + gaps[2])
-            tokens.append(Token(sequence, *known, rng.normal(), rng.uniform(0, 0.2), rng.uniform(0, 3)))
+            logprobs = (logp, logp + gaps[0], logp + gaps[1], logp + gaps[2])
+            tokens.append(Token(sequence, *logprobs, rng.normal(), rng.uniform(0, 0.2), rng.uniform(0, 3)))
     return tokens
 
 
@@ -127,13 +127,13 @@ def test_ragged_batches_have_the_value_and_the_metrics_of_the_oracle(batch, name
 @pytest.mark.parametrize("name", VARIANTS)
 def test_on_the_adversarial_batch_each_variant_is_its_own_oracle_and_no_other(name):
     total, outputs, _ = result(VARIANTS[name][0], ADVERSARIAL)
-    given_ = np.array([total, *outputs.logp_N.grad.tolist()])
+    actual = np.array([total, *outputs.logp_N.grad.tolist()])
     alike = []
     for other, (_, options) in VARIANTS.items():
         expected = np.array([evaluate(ADVERSARIAL, options)["loss"], *slopes(ADVERSARIAL, options)])
-        if np.abs(given_ - expected).max() < 1e-4:
+        if np.abs(actual - expected).max() < 1e-4:
             alike.append(other)
-            np.testing.assert_allclose(given_, expected, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
     assert alike == [name]
 
 
@@ -228,9 +228,9 @@ def test_factors_on_the_weights_change_their_tokens_only_and_no_metric():
     factors = [0.0 if index % 3 == 0 else 1.0 for index in range(len(ADVERSARIAL))]
     lighter = [t._replace(weight=t.weight * f) for t, f in zip(ADVERSARIAL, factors, strict=True)]
     for loss, _ in VARIANTS.values():
-        _, whole, before = result(loss, ADVERSARIAL)
+        _, full, before = result(loss, ADVERSARIAL)
         _, part, after = result(loss, lighter)
-        expected = whole.logp_N.grad * torch.tensor(factors, dtype=torch.float64)
+        expected = full.logp_N.grad * torch.tensor(factors, dtype=torch.float64)
         torch.testing.assert_close(part.logp_N.grad, expected)
         assert before == after
 
@@ -282,8 +282,8 @@ def test_an_empty_micro_batch_is_worth_nothing(name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_half_precision_is_promoted_before_anything_is_computed(name, dtype):
-    halves, known = tensors(ADVERSARIAL, dtype)
-    output = VARIANTS[name][0](halves, known)
+    halves, inputs = tensors(ADVERSARIAL, dtype)
+    output = VARIANTS[name][0](halves, inputs)
     rounded = [
         token._replace(
             **{
@@ -302,12 +302,12 @@ def test_half_precision_is_promoted_before_anything_is_computed(name, dtype):
 def test_each_configuration_has_its_metrics_whatever_the_tokens():
     base = {"pg_loss", "pg_clipfrac", "ppo_kl", "entropy_loss", "train_rollout_logprob_abs_diff"}
     for loss, _ in VARIANTS.values():
-        told = base.copy()
-        told |= {"kl_loss"} if loss.kl else set()
-        told |= {"opsm_fraction"} if loss.opsm_delta is not None else set()
-        told |= {"pg_dual_clipfrac"} if loss.eps_clip_c is not None else set()
-        assert result(loss, ADVERSARIAL)[2].keys() == told
-        assert result(loss, ADVERSARIAL[:1])[2].keys() == told
+        names = base.copy()
+        names |= {"kl_loss"} if loss.kl else set()
+        names |= {"opsm_fraction"} if loss.opsm_delta is not None else set()
+        names |= {"pg_dual_clipfrac"} if loss.eps_clip_c is not None else set()
+        assert result(loss, ADVERSARIAL)[2].keys() == names
+        assert result(loss, ADVERSARIAL[:1])[2].keys() == names
 
 
 @pytest.mark.parametrize("name", VARIANTS)

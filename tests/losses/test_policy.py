@@ -19,8 +19,8 @@ def run(rows, **bounds) -> tuple[LossOutput, torch.Tensor]:
     new, old, engine, advantages, weights = columns
     new.requires_grad_()
     outputs = TokenOutputs(new, torch.full_like(new, 0.25).detach())
-    alone = torch.arange(len(new))
-    return PolicyLoss(**bounds)(outputs, LossInputs(old, engine, advantages, weights, alone)), new
+    sequences = torch.arange(len(new))
+    return PolicyLoss(**bounds)(outputs, LossInputs(old, engine, advantages, weights, sequences)), new
 
 
 def reference(rows, low: float, high: float) -> dict[str, float]:
@@ -108,24 +108,24 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
     rng = np.random.default_rng(5)
     number, states, vocab = 40, 4, 6
     table = rng.normal(size=(states, vocab))
-    told = rng.integers(0, states, number)
+    chosen = rng.integers(0, states, number)
     targets = rng.integers(0, vocab, number)
     old = rng.normal(-1.8, 0.8, number)
     advantages, weights = rng.normal(size=number), rng.uniform(size=number)
 
     leaf = torch.tensor(table, requires_grad=True)
     outputs = logprobs_and_entropy(
-        leaf[torch.tensor(told)],
+        leaf[torch.tensor(chosen)],
         torch.nn.Identity(),
         torch.tensor(targets),
         torch.full((number,), temperature, dtype=torch.float64),
     )
-    known = [torch.tensor(array) for array in (old, old, advantages, weights)]
-    output = PolicyLoss()(outputs, LossInputs(*known, torch.arange(number)))
+    arrays = [torch.tensor(array) for array in (old, old, advantages, weights)]
+    output = PolicyLoss()(outputs, LossInputs(*arrays, torch.arange(number)))
     output.sum.backward()
 
     def loss_at(shifted: np.ndarray) -> float:
-        rows = zip(told, targets, old, advantages, weights, strict=True)
+        rows = zip(chosen, targets, old, advantages, weights, strict=True)
         return softmax_loss(shifted, rows, temperature)
 
     assert float(output.sum.detach()) == pytest.approx(loss_at(table), rel=1e-12)

@@ -30,18 +30,18 @@ def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, v
     temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
     layer = head(3, vocab)
 
-    whole = logprobs_and_entropy(states, layer, targets, temperature)
-    wanted = torch.autograd.grad(whole.logp_N.square().sum(), [states, layer.weight])
+    unchunked = logprobs_and_entropy(states, layer, targets, temperature)
+    expected = torch.autograd.grad(unchunked.logp_N.square().sum(), [states, layer.weight])
     chunked = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
-    given_ = torch.autograd.grad(chunked.logp_N.square().sum(), [states, layer.weight])
+    actual = torch.autograd.grad(chunked.logp_N.square().sum(), [states, layer.weight])
 
     logp, entropy = reference(layer(states).detach().numpy(), targets.numpy(), temperature.numpy())
-    for outputs in (whole, chunked):
+    for outputs in (unchunked, chunked):
         np.testing.assert_allclose(outputs.logp_N.detach(), logp, atol=1e-12)
         np.testing.assert_allclose(outputs.entropy_N, entropy, atol=1e-12)
         assert not outputs.entropy_N.requires_grad
-    for one, other in zip(wanted, given_, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-12)
+    for a, b in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
 
 
 class Counting(nn.Module):
@@ -103,8 +103,8 @@ def test_asked_for_the_entropy_has_the_same_gradient_in_any_chunks(number, vocab
             states, layer, targets, temperature, max_logits=most, entropy_gradient=True
         )
         gradients.append(torch.autograd.grad((pull * outputs.entropy_N).sum(), [states, layer.weight]))
-    for one, other in zip(*gradients, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-12)
+    for a, b in zip(*gradients, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
 
 
 @pytest.mark.parametrize("max_logits", [10_000, 5])
@@ -140,9 +140,9 @@ def test_a_forbidden_or_impossible_token_breaks_no_gradient_of_the_entropy(logit
     assert outputs.entropy_N.isfinite().all()
     assert states.grad.isfinite().all()
     allowed = [value for value in logits if value > -math.inf]
-    alone = torch.log_softmax(torch.tensor(allowed, dtype=torch.float64), -1)
+    logp = torch.log_softmax(torch.tensor(allowed, dtype=torch.float64), -1)
     assert float(outputs.entropy_N.detach()) == pytest.approx(
-        float(torch.special.entr(alone.exp()).sum()), abs=1e-6
+        float(torch.special.entr(logp.exp()).sum()), abs=1e-6
     )
 
 

@@ -96,7 +96,7 @@ class TableTrainer:
 
         both = [_logp(table, sample) for sample in batch.samples]
         logp_N, entropy_N = (
-            torch.cat([one[k][m] for one, m in zip(both, masks, strict=True)]) for k in (0, 1)
+            torch.cat([gradients[k][m] for gradients, m in zip(both, masks, strict=True)]) for k in (0, 1)
         )
         inputs = LossInputs(
             flat(scores.old).double(),

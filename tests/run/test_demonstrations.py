@@ -31,8 +31,8 @@ class Echo(ToolEnv):
         return float(answer == task.answer)
 
     def expert(self, task: Task) -> Script:
-        heard = yield call("echo", text=task.id)
-        yield say(heard)
+        result = yield call("echo", text=task.id)
+        yield say(result)
 
 
 class Endless(Echo):
@@ -57,10 +57,10 @@ async def test_a_demonstration_is_what_the_script_did_and_only_its_actions_are_l
     assert len(samples) == 7
     for sample in samples:
         learned = words.decode(sample.token_ids[sample.loss_mask].tolist())
-        shown = words.decode(sample.token_ids.tolist())
-        word = shown.removeprefix("<|user|> Say ").split("<")[0]
+        text = words.decode(sample.token_ids.tolist())
+        word = text.removeprefix("<|user|> Say ").split("<")[0]
         assert learned == f"<echo> {word}</echo><answer> {word}</answer>"
-        assert shown.endswith(f"<echo> {word}</echo><result> {word}</result><answer> {word}</answer>")
+        assert text.endswith(f"<echo> {word}</echo><result> {word}</result><answer> {word}</answer>")
         assert set(sample.author[sample.loss_mask].tolist()) == {int(Author.DEMO)}
 
 

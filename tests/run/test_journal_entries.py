@@ -17,14 +17,14 @@ def episode(id: str, failure: Failure | None = None) -> Episode:
     return Episode(id, "E-v0", TASK, 0, Limits(), (), (1.0,), ending, failure)
 
 
-def whole(name: str, failed: tuple[Episode, ...] = (), *, alike: bool = False) -> GroupOutcome:
+def complete(name: str, failed: tuple[Episode, ...] = (), *, alike: bool = False) -> GroupOutcome:
     episodes = (episode(f"{name}-0"), episode(f"{name}-1"))
     verdicts = tuple(Verdict(e.id, "env", 0.5 if alike else float(k)) for k, e in enumerate(episodes))
     return GroupOutcome(Group(name, TASK, 0, episodes, verdicts), failed, episodes)
 
 
 async def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_it(tmp_path: Path) -> None:
-    learned, flat = whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1", alike=True)
+    learned, flat = complete("g0", (episode("g0-1-retry1", DOWN),)), complete("g1", alike=True)
     broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
     assert learned.group
     assert flat.group
@@ -40,7 +40,7 @@ async def test_every_episode_of_an_iteration_is_booked_once_with_what_became_of_
 
 
 async def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: Path) -> None:
-    ended = [whole("g0", (episode("g0-0-retry1", DOWN),))]
+    ended = [complete("g0", (episode("g0-0-retry1", DOWN),))]
     async with Journal(tmp_path) as journal:
         await journal.write_step(1, leftover_entries(ended, BatchInProgress()))
     books = reconcile(tmp_path, played=3)
@@ -51,8 +51,10 @@ async def test_what_had_ended_when_a_run_stopped_is_booked_as_dropped(tmp_path: 
 
 async def test_of_the_batch_in_hand_those_groups_are_trained_that_were_seen(tmp_path: Path) -> None:
     broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
-    in_progress = BatchInProgress((whole("g0", (episode("g0-1-retry1", DOWN),)), whole("g1"), broken), {"g0"})
-    entries = list(leftover_entries([whole("g3")], in_progress))
+    in_progress = BatchInProgress(
+        (complete("g0", (episode("g0-1-retry1", DOWN),)), complete("g1"), broken), {"g0"}
+    )
+    entries = list(leftover_entries([complete("g3")], in_progress))
     async with Journal(tmp_path) as journal:
         await journal.write_step(1, entries)
     books = reconcile(tmp_path, played=9)

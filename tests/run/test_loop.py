@@ -24,7 +24,7 @@ class Took:
 
     async def take(self):
         groups = [group(f"g{n}", [0.0, 1.0]) for n in range(4)]
-        return [GroupOutcome(one, (), one.episodes) for one in groups]
+        return [GroupOutcome(group_, (), group_.episodes) for group_ in groups]
 
 
 class Breaks:
@@ -59,6 +59,8 @@ async def test_groups_count_as_trained_from_the_update_on_that_saw_them(tmp_path
         await journal.write_step(1, entries)
     books = reconcile(tmp_path, played=8)
     assert books.problems == ()
-    found = {entry.episode.id.split(".")[0] for entry in entries if entry.outcome is Outcome.TRAINED}
-    assert found == trained
+    trained_in_journal = {
+        entry.episode.id.split(".")[0] for entry in entries if entry.outcome is Outcome.TRAINED
+    }
+    assert trained_in_journal == trained
     assert sum(books.dropped.values()) == 8 - 2 * len(trained)

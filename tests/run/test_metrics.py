@@ -80,8 +80,8 @@ def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> Non
         Trajectory((turn(2),), 0, Restart.COMPACTED),
         Trajectory((turn(3),), 1, Restart.COMPACTED),
     )
-    whole = replace(episode("a"), trajectories=split)
-    metrics = rollout_metrics([outcome([{"env": 1.0}], (whole,))])
+    in_parts = replace(episode("a"), trajectories=split)
+    metrics = rollout_metrics([outcome([{"env": 1.0}], (in_parts,))])
     assert metrics["rollout/restarts/compacted"] == 2.0
     assert metrics["rollout/restarts/tools_changed"] == 0.0
     assert metrics["rollout/reasoning_ratio"] == 0.25
@@ -90,11 +90,11 @@ def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> Non
 def test_the_cached_share_is_that_of_the_prompts() -> None:
     def turn(step: int, world: int, sampled: int, cached: int) -> Turn:
         ids = np.zeros(sampled, np.int32)
-        said = Completion(ids, np.zeros(sampled, np.float32), ids, Finish.STOP, cached_tokens=cached)
-        return Turn((), Message("assistant"), TurnTokens(np.zeros(world, np.int32), said), step)
+        completion = Completion(ids, np.zeros(sampled, np.float32), ids, Finish.STOP, cached_tokens=cached)
+        return Turn((), Message("assistant"), TurnTokens(np.zeros(world, np.int32), completion), step)
 
-    whole = Trajectory((turn(0, 10, 5, 0), turn(1, 5, 4, 15)))
+    unbroken = Trajectory((turn(0, 10, 5, 0), turn(1, 5, 4, 15)))
     anew = Trajectory((turn(2, 6, 1, 2),), 0, Restart.REWRITTEN)
-    with_tokens = replace(episode("a"), trajectories=(whole, anew))
+    with_tokens = replace(episode("a"), trajectories=(unbroken, anew))
     assert cached_ratio([with_tokens]) == pytest.approx((0 + 15 + 2) / (10 + 20 + 6))
     assert cached_ratio([]) == 0.0

@@ -66,9 +66,9 @@ def episodes(groups):
 
 def pairs_of(turns):
     pairs, before = [], None
-    for one in turns:
-        before = one.world_ids.tolist()[-1]
-        for token in one.completion.token_ids.tolist():
+    for turn in turns:
+        before = turn.world_ids.tolist()[-1]
+        for token in turn.completion.token_ids.tolist():
             pairs.append((before, token))
             before = token
     return pairs
@@ -82,7 +82,7 @@ def outcome(name, total, totals):
 
 
 def advantages(name, groups, gamma, lambd, whitened):
-    found = []
+    advantages = []
     for _, totals, total, pairs in episodes(groups):
         rewards = [0.0] * len(pairs)
         rewards[-1] = total
@@ -93,13 +93,13 @@ def advantages(name, groups, gamma, lambd, whitened):
                 decay = gamma if n + 1 < len(pairs) else 0.0
                 later = rewards[n] + decay * values[n + 1] - values[n] + decay * lambd * later
                 backwards.append(later)
-            found.append(backwards[::-1])
+            advantages.append(backwards[::-1])
         else:
-            found.append([outcome(name, total, totals)] * len(pairs))
+            advantages.append([outcome(name, total, totals)] * len(pairs))
     if whitened:
-        flat = [a for one in found for a in one]
-        found = [[(a - fmean(flat)) / (pstdev(flat) + 1e-8) for a in one] for one in found]
-    return found
+        flat = [a for row in advantages for a in row]
+        advantages = [[(a - fmean(flat)) / (pstdev(flat) + 1e-8) for a in row] for row in advantages]
+    return advantages
 
 
 def log_softmax(table, before, token):
@@ -134,22 +134,22 @@ def of_token(table, old, pair, share, advantage, eps):
 def of_step(members, table, old, kind, eps):
     gradient = np.zeros((VOCABULARY, VOCABULARY))
     for (*_, pairs), credit in members:
-        share = weight(kind, [one for one, _ in members], len(pairs))
+        share = weight(kind, [rollout for rollout, _ in members], len(pairs))
         for pair, advantage in zip(pairs, credit, strict=True):
             gradient[pair[0]] += of_token(table, old, pair, share, advantage, eps)
     return gradient
 
 
-def gradients_by_hand(name, kind, num_steps, *, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)):
+def naive_gradients(name, kind, num_steps, *, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)):
     table, old = POLICY.copy(), POLICY.copy()
     by_episode = advantages(name, GROUPS, gamma, lambd, whitened)
     everyone = list(zip(episodes(GROUPS), by_episode, strict=True))
-    found = []
+    gradients = []
     for step in STEPS[num_steps]:
-        members = [(one, credit) for one, credit in everyone if one[0] in step]
-        found.append(of_step(members, table, old, kind, eps))
-        table = table - STEP_SIZE * found[-1]
-    return found
+        members = [(member, credit) for member, credit in everyone if member[0] in step]
+        gradients.append(of_step(members, table, old, kind, eps))
+        table = table - STEP_SIZE * gradients[-1]
+    return gradients
 
 
 CASES = {
@@ -172,20 +172,22 @@ CASES = {
 @pytest.mark.parametrize("num_steps", STEPS)
 @pytest.mark.parametrize("case", CASES)
 async def test_every_gradient_of_an_iteration_is_the_oracles(case, num_steps):
-    name, kind, settings, by_hand = CASES[case]
-    found = await gradients_of(num_steps, advantage_estimator=name, use_rollout_logprobs=False, **settings)
-    expected = gradients_by_hand(name, kind, num_steps, **by_hand)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert np.linalg.norm(one - other) <= 2e-6 * np.linalg.norm(other)
+    name, kind, settings, options = CASES[case]
+    gradients = await gradients_of(
+        num_steps, advantage_estimator=name, use_rollout_logprobs=False, **settings
+    )
+    expected = naive_gradients(name, kind, num_steps, **options)
+    assert len(gradients) == len(expected)
+    for actual, desired in zip(gradients, expected, strict=True):
+        assert np.linalg.norm(actual - desired) <= 2e-6 * np.linalg.norm(desired)
 
 
 async def test_the_oracle_clips_and_tells_the_cases_apart():
     # With one step no ratio leaves 1; with three, some are beyond the bounds.
-    wide = gradients_by_hand("grpo", "token", 3, eps=(0.99, 99.0))
-    narrow = gradients_by_hand("grpo", "token", 3, eps=(1e-3, 1e-3))
+    wide = naive_gradients("grpo", "token", 3, eps=(0.99, 99.0))
+    narrow = naive_gradients("grpo", "token", 3, eps=(1e-3, 1e-3))
     assert not np.allclose(wide[-1], narrow[-1])
-    firsts = [gradients_by_hand(n, kind, 2, **by_hand)[0] for n, kind, _, by_hand in CASES.values()]
+    firsts = [naive_gradients(n, kind, 2, **options)[0] for n, kind, _, options in CASES.values()]
     assert not any(np.allclose(a, b, rtol=1e-3, atol=1e-6) for i, a in enumerate(firsts) for b in firsts[:i])
 
 
@@ -201,18 +203,18 @@ async def test_what_a_batch_does_changes_as_little_as_a_coefficient(name, term):
     settings = {"advantage_estimator": name, "use_rollout_logprobs": False}
     without = await gradients_of(2, **settings)
     nearly = await gradients_of(2, **settings, **NEARLY_NOTHING[term])
-    for one, other in zip(without, nearly, strict=True):
-        assert np.linalg.norm(one - other) <= 1e-9 * np.linalg.norm(one)
+    for actual, desired in zip(without, nearly, strict=True):
+        assert np.linalg.norm(actual - desired) <= 1e-9 * np.linalg.norm(actual)
 
 
 async def test_a_group_without_signal_counts_and_costs_no_forward_pass():
     loop = run_of(AlgorithmConfig(advantage_estimator="dr_grpo", use_rollout_logprobs=False), 2)
     iteration = await loop.iterate(0)
-    seen = {rollout for rollouts in loop.trainer.updated for rollout in rollouts}
+    updated = {rollout for rollouts in loop.trainer.updated for rollout in rollouts}
     trained = {e.id for g in iteration.trained for e in g.episodes}
     assert [g.id for g in iteration.trained] == ["a", "c", "e", "g"]
     assert [g.id for g in iteration.dropped] == ["b", "d", "f"]
-    assert len(seen) == len(set(loop.trainer.scored)) == len(trained)
+    assert len(updated) == len(set(loop.trainer.scored)) == len(trained)
     assert iteration.metrics["rollout/zero_std/ratio"] == pytest.approx(3 / 7)
     reasons = {e.episode.id[0]: e.reason for e in iteration_entries(iteration)}
     assert reasons == {**dict.fromkeys("aceg", ""), **dict.fromkeys("bdf", "zero_std")}
@@ -223,7 +225,7 @@ async def test_a_correction_that_never_acts_is_a_warning_of_the_iteration_that_s
     config = AlgorithmConfig(correction="tis", tis_clip=1e9, tis_clip_low=low)
     loop = replace(run_of(config, 3), watch=CorrectionWatch(config.correction, patience=6))
     sentences = [(await loop.iterate(step)).warnings for step in range(3)]
-    assert [bool(found) for found in sentences] == warned
+    assert [bool(sentence) for sentence in sentences] == warned
 
 
 ALIKE = [episodes_of("p", [1.0, 1.0], seed=20), episodes_of("q", [0.0, 0.0], seed=21)]
