@@ -92,7 +92,7 @@ class EngineConfig(Section):
 
     sglang_groups: list[ServerGroup] = Field(default_factory=list)
     """Groups of the policy's servers (a list of tables: worker_type, num_engines, num_gpus_per_engine,
-    sglang), such as some that prefill and some that decode; left out, rollout_num_engines that are alike."""
+    sglang), such as some that prefill and some that decode; left out, rollout_num_engines identical ones."""
 
     sglang_models: dict[Name, ServedModel] = Field(default_factory=dict)
     """Further models to serve (a table of tables, by name: hf_checkpoint, num_engines,

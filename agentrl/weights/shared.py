@@ -63,7 +63,7 @@ class BufferPool:
 
 
 def mapped(path: str, num_bytes: int, *, shared: bool) -> Tensor:
-    """A file as a uint8 tensor. shared: other processes see what is written to it.
+    """A file as a uint8 tensor. shared: writes are visible to other processes.
 
     Unlike mmap, this mapping keeps no descriptor open: a sink may hold thousands of buckets.
     """

@@ -38,7 +38,7 @@ class Transaction:
         """Stage some tensors.
 
         Raises:
-            EngineError: a tensor is not in the manifest, came before, or its bytes do not add up.
+            EngineError: a tensor is not in the manifest, was sent before, or its bytes do not add up.
         """
         for spec in bucket.tensors:
             if self._missing.pop(spec.name, None) != spec:

@@ -241,7 +241,7 @@ class Scheduler:
             return JSONResponse({"success": False, "message": str(error)}, 400)
         start, tensors = 0, []
         for spec in specs:
-            # In place, as SGLang does: a tensor that does not begin where its dtype may is refused.
+            # A view, as in SGLang: torch refuses a tensor that is misaligned for its dtype.
             part = flat[start : start + size_of(spec)].view(torch_dtype(spec.dtype))
             tensors.append((spec.name, part.reshape(spec.shape)))
             start += size_of(spec)

@@ -31,7 +31,7 @@ CODEC = TextCodec(lambda text: [ord(c) - ord("0") for c in text], lambda ids, sk
 
 @asynccontextmanager
 async def listening(app) -> AsyncIterator[str]:
-    """Serve an ASGI application at a free port of the loopback device; gives its address."""
+    """Serve an ASGI application on a free port of the loopback device; yields its address."""
     with bound("127.0.0.1", 0) as holder:
         holder.listen()
         server = server_of(app)
@@ -155,7 +155,7 @@ def sglang_python() -> Path:
 
 
 def free_port() -> int:
-    """A port that is free now. SGLang wants the one 10,000 above it, too."""
+    """A port that is free now. SGLang also uses the one 10,000 above it."""
     while True:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
@@ -166,7 +166,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: Sequence[str | Path], url: str, path: str, log: Path) -> Iterator[str]:
-    """A server under guard, from where it answers `path` until the block ends."""
+    """A guarded server process, ready once it responds to `path`, until the block ends."""
     env = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     guarded = guard.command([str(argument) for argument in command])
     with log.open("w") as out:

@@ -24,9 +24,9 @@ from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, logits_of, remote_subj
 
 CONTEXT_LEN = 256
 SGLANG_CONTEXT_LEN = 2048
-"""Longer: it is through with few tokens before anything can end them."""
+"""Longer, because SGLang finishes short requests before a test can end them."""
 MAX_TOKENS = SGLANG_CONTEXT_LEN - 2
-"""Of its context SGLang keeps two tokens for itself."""
+"""SGLang reserves two tokens of its context."""
 
 
 def checked(caps: EngineCaps) -> list[Check]:

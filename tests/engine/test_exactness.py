@@ -1,4 +1,4 @@
-"""What the embedded engine samples is what transformers computes, token for token."""
+"""The embedded engine samples the same tokens and logprobs as transformers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_ragged_conversations_are_exact(model: PreTrainedModel, max_slots:
 @settings(max_examples=15)
 @given(data=st.data())
 def test_any_history_of_a_session_is_exact(data: st.DataObject) -> None:
-    """Prefixes that grow, are cut back or are rewritten: what is cached never shows."""
+    """Prefixes that grow, shrink or are rewritten: the cache changes no result."""
     model = VARIANTS["qwen3"]
     tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 

@@ -1,4 +1,4 @@
-"""What only the fake does: reciting, and being light."""
+"""Features of only the fake engine: scripted completions, and an import without torch."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def publish(engine, version):
 
 
 def expect_versions(prompt, completion):
-    """Every greedy token is the best one, and has the logprob, of the model that its version names."""
+    """Expect each token to be the greedy one, with its logprob, of the model at the token's version."""
     ids = [*prompt, *completion.token_ids.tolist()]
     rows = {v: logits_of(tiny("qwen3", v), ids).astype(np.float64) for v in set(completion.versions.tolist())}
     for t, token in enumerate(completion.token_ids.tolist()):
@@ -110,7 +110,7 @@ class Part:
 
 
 async def test_requests_wait_while_a_role_has_no_server():
-    """A request needs one that prefills and one that decodes."""
+    """A request needs a prefill and a decode server."""
     async with embedded_server() as (url, _), embedded_server() as (other, _):
         policy = SGLangPolicy(url, resend_lost=True)
         parts = [Part("prefill", url), Part("decode", url), Part("decode", other)]

@@ -25,7 +25,7 @@ from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, text_of,
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory) -> Iterator[EngineProcess]:
-    """One for all tests that leave it alive."""
+    """The process of all tests that do not end it."""
     engine_process = EngineProcess(tmp_path_factory.mktemp("engine"))
     yield engine_process
     engine_process.end()

@@ -1,4 +1,4 @@
-"""The sampler draws what it should, and its noise is a function of seed and index alone."""
+"""The sampler draws what it should, and its noise is a function of only seed and index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.engine.embedded.sampler import Rules, uniform
 
 
 def sample(logits: torch.Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """The sampler overwrites its logits; tests look at theirs again."""
+    """The sampler overwrites its logits; tests need theirs again."""
     return sampler.sample(logits.clone(), rules)
 
 

@@ -291,7 +291,7 @@ async def test_a_gate_admits_up_to_its_limit_in_order_and_frees_every_slot():
     tasks[4].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == [0, 1, 2, 5]
-    # Let in and cancelled in the same moment.
+    # Admitted and cancelled in the same iteration.
     first, second = loop.create_future(), loop.create_future()
     assert await gate.enter(loop.create_future())
     assert await gate.enter(loop.create_future())

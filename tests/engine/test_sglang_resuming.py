@@ -67,7 +67,7 @@ def test_a_stop_string_across_two_parts_is_detected():
 
 
 def test_parts_are_read_as_one_text():
-    """A tokenizer may leave out the blank that a part begins with."""
+    """A tokenizer may drop the leading space of a part."""
 
     def decode(ids):
         return " ".join(map(str, ids))

@@ -70,8 +70,8 @@ async def test_what_is_sent_is_compared_with_what_the_trainer_has(tmp_path: Path
         await rig.expect_version(3)
 
 
-class Doubting(SharedMemory):
-    """Version 2 arrives with another checksum than the trainer has."""
+class WrongChecksum(SharedMemory):
+    """Reports another checksum for version 2 than the trainer's."""
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
         loaded = await super().send(servers, delivery)
@@ -82,7 +82,7 @@ class Doubting(SharedMemory):
 
 
 async def test_a_checksum_that_a_server_reports_is_compared(tmp_path: Path) -> None:
-    async with open_rig(tmp_path, Scheduler(), transport=Doubting(tmp_path)) as rig:
+    async with open_rig(tmp_path, Scheduler(), transport=WrongChecksum(tmp_path)) as rig:
         await rig.send(1)
         with pytest.raises(EngineError, match="holds other weights than version 2 has"):
             await rig.send(2)
@@ -119,7 +119,7 @@ async def test_a_failed_first_version_has_no_previous_one(tmp_path: Path) -> Non
         rig.schedulers[0].before = refuse
         with pytest.raises(EngineError):
             await rig.send(1)
-        # Both may hold a part of the new weights, and nobody has a copy of what they had.
+        # Both may hold a part of the new weights, and no copy of the previous ones exists.
         assert rig.lost == rig.servers
         assert all(scheduler.paused for scheduler in rig.schedulers)
         assert rig.sink.version == 0
@@ -152,7 +152,7 @@ async def test_a_server_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
             rig.schedulers[0].before = block_first(over, path)
             with pytest.raises(EngineUnavailableError, match="did not"):
                 await rig.send(2)
-            # It may do later what it did not answer. A flush does no harm.
+            # An unanswered call may still take effect later; a late flush is harmless.
             assert rig.lost == ([] if path == "/flush_cache" else [rig.servers[0]])
             assert rig.schedulers[0].paused == (path == "/update_weights_from_tensor")
             assert rig.schedulers[1].holds(1)

@@ -148,7 +148,7 @@ async def test_the_group_is_reused_and_created_again_for_other_servers(tmp_path:
         await rig.send(1)
         await rig.send(2)
         assert first.calls.count("/init_weights_update_group") == 1
-        # Started again behind its address: it has neither the group nor the weights.
+        # Restarted at the same address: it has neither the group nor the weights.
         second.groups.clear()
         second.version = "default"
         second.model = Layered()
@@ -168,7 +168,7 @@ async def test_a_group_in_which_one_does_not_come_ends_at_its_deadline(tmp_path:
         await rig.send(1)
         first, second = rig.schedulers
         if path.startswith("/init"):
-            # There is a group already; a server that was started again needs another.
+            # A group exists already; a restarted server needs another.
             second.version = "default"
         over = asyncio.Event()
         second.before = block_first(over, path)
@@ -176,8 +176,8 @@ async def test_a_group_in_which_one_does_not_come_ends_at_its_deadline(tmp_path:
             await rig.send(2)
         second.dead = "killed"
         over.set()
-        # One that does not answer an update may do it later, so it may not serve; one that was not asked for
-        # any may.
+        # An update without an answer may take effect later, so that server must not serve; one without an
+        # update may.
         assert rig.lost == ([rig.servers[1]] if path.startswith("/update") else [])
         assert first.holds(1)
         assert not first.paused

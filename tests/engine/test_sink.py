@@ -196,7 +196,7 @@ async def test_leaving_without_commit_changes_nothing() -> None:
 
 
 async def test_a_long_completion_goes_through_several_versions() -> None:
-    """Each token is sampled from the weights whose version it carries, whatever was cached before."""
+    """Each token is sampled from the weights of its version, regardless of the cache before."""
     models = {0: OLD, 1: NEW, 2: tiny("qwen3", seed=2)}
     engine = engine_of()
     task = asyncio.create_task(engine.generate([4, 5], Sampling(60, seed=3), session="a"))

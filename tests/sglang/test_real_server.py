@@ -33,7 +33,7 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
 
         prompt, running = start_request(fleet, 3, LONG)
         await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
-        await asyncio.sleep(0.5)  # some tokens come, by no means all
+        await asyncio.sleep(0.5)  # some tokens are sampled, but not all
         await fleet.abort()
         cut = await asyncio.wait_for(running, 30)
         assert cut.finish is Finish.ABORT

@@ -21,7 +21,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int64", "int8", "bool", "float64", 
 
 @st.composite
 def versions(draw: st.DrawFn) -> tuple[list[Bucket], list[Bucket]]:
-    """Two versions of one model: any bits at all, from nothing to everything changed, cut into buckets."""
+    """Two versions of one model with arbitrary bits, from none to all changed, in buckets."""
     count = draw(st.integers(1, 4))
     specs = [
         TensorSpec(

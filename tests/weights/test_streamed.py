@@ -55,7 +55,7 @@ def test_safetensors_reads_the_written_tensors(tmp_path_factory, kinds):
         assert loaded[name].shape == tensor.shape
         assert torch.equal(loaded[name], tensor)
     with safe_open(path, framework="pt") as opened:
-        # transformers refuses a file that does not say so.
+        # transformers refuses a file without this metadata.
         assert opened.metadata() == {"format": "pt"}
         assert {dtype_of_code(opened.get_slice(name).get_dtype()) for name, _ in pairs} == {
             spec.dtype for spec in manifest_of(pairs)

@@ -153,7 +153,7 @@ class EmbeddedEngine:
         return self._decoder.num_bytes
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample a continuation of the whole prefix `prompt_ids`; cancelling frees the slot.
+        """Sample a continuation of the complete prefix `prompt_ids`; cancelling frees the slot.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
@@ -172,7 +172,7 @@ class EmbeddedEngine:
             self._busy.discard(session)
 
     async def close_session(self, session: str) -> None:
-        """Forget a session's cache; a request still running in it ends with finish = abort."""
+        """Drop a session's cache; a request still running in it ends with finish = abort."""
         for request in self._pending():
             if request.session == session:
                 self._end(request)

@@ -123,7 +123,7 @@ class EngineProcess:
 
     def _die(self) -> None:
         self._stop_reading()
-        ended = self._child.exit_description() or "has gone"
+        ended = self._child.exit_description() or "has ended"
         reason = f": {self._last_message.error}" if self._last_message else ""
         self._failure = f"the embedded engine (process {self.pid}) {ended}{reason}; see {self._log}."
         for future in self._waiting.values():
@@ -160,7 +160,7 @@ class ProcessEngine:
         return {}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample a continuation of the whole prefix `prompt_ids`; cancelling frees the slot.
+        """Sample a continuation of the complete prefix `prompt_ids`; cancelling frees the slot.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
@@ -172,7 +172,7 @@ class ProcessEngine:
         return cast(Completion, await self._process.call(hosted.Generate(prompt_ids, sampling, session)))
 
     async def close_session(self, session: str) -> None:
-        """Forget a session's cache; a request still running in it ends with finish = abort."""
+        """Drop a session's cache; a request still running in it ends with finish = abort."""
         if not self._closed:
             self._process.post(hosted.CloseSession(session))
 
@@ -225,7 +225,7 @@ class ProcessTransaction:
         """Copy a bucket to shared memory, and have the process stage its tensors.
 
         Raises:
-            EngineError: a tensor is not in the manifest, came before, or its bytes do not add up.
+            EngineError: a tensor is not in the manifest, was sent before, or its bytes do not add up.
         """
         num_bytes = bucket.data.nbytes
         buffer = self._pool.take(max(1, num_bytes))

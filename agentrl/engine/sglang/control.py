@@ -191,7 +191,7 @@ class Server:
         return True
 
     async def close(self) -> None:
-        """Close the connections. The server goes on."""
+        """Close the connections. The server keeps running."""
         await self._connection.close()
 
     async def _flush(self) -> None:

@@ -196,7 +196,7 @@ class _StagedBuckets:
         return sum_digests(self._digests)
 
     async def install(self) -> None:
-        """Hold, pause, send, compare the checksum of what was loaded, set the version, resume."""
+        """Hold, pause, send, compare the checksum of the loaded weights, set the version, resume."""
         await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), self.checksum()))
 
 
