@@ -168,19 +168,19 @@ class PettingZooEnv(MultiAgentEnv):
         mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
         return [action for k, action in enumerate(every) if mask is None or mask[k]]
 
-    def expert(self, task: Task, agent: str, shown: str) -> Script:
+    def expert(self, task: Task, agent: str, prompt: str) -> Script:
         """Plays `policy`.
 
         Raises:
             UserError: this environment has no policy.
         """
         if type(self).policy is PettingZooEnv.policy:
-            return super().expert(task, agent, shown)
+            return super().expert(task, agent, prompt)
         return self._best(agent)
 
-    def opponent(self, task: Task, agent: str, shown: str, rng: random.Random) -> Script:
+    def opponent(self, task: Task, agent: str, prompt: str, rng: random.Random) -> Script:
         """Plays a random legal action."""
-        del task, shown
+        del task, prompt
         while True:
             yield say(self._name(rng.choice(self.legal(agent))))
 

@@ -55,8 +55,8 @@ class FrozenLake(GymEnv):
 class CliffWalking(GymEnv):
     """Walk along a cliff to the goal, in as few steps as possible and without falling.
 
-    A step costs 1 and a fall 100, back to the start. Paid at the goal: 1 for the shortest way of 13
-    steps, less in proportion down to 0 for 50 steps.
+    A step costs 1 and a fall 100, back to the start. The reward at the goal is 1 for the shortest way of
+    13 steps, decreasing linearly to 0 for 50 steps.
     """
 
     expert_score = 1.0
@@ -82,7 +82,7 @@ class Taxi(GymEnv):
     """Fetch a passenger in a small town and bring them to where they want to go.
 
     A step costs 1, picking up or setting down in the wrong place 10, and the end of the ride earns 20.
-    Paid at that end: the share of the way from -20 to 20 that the sum of all this has gone.
+    The reward at that end is this sum, scaled from [-20, 20] to [0, 1].
     """
 
     expert_score = 0.698

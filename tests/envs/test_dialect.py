@@ -1,4 +1,4 @@
-"""A dialect is two tags that can be told apart."""
+"""A dialect needs two different tags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_name_that_cannot_be_a_tag_is_refused(name):
         Tags(answer=name)
 
 
-def test_one_tag_for_two_things_is_refused():
+def test_equal_tags_for_result_and_answer_are_refused():
     with pytest.raises(ValueError, match="two different tags"):
         Tags(result="same", answer="same")
 
@@ -30,7 +30,7 @@ def test_all_names_of_an_environment_are_its_tools_and_both_tags():
     assert Tags("information", "answer").names(["search"]) == ("search", "information", "answer")
 
 
-def test_an_answer_of_the_world_stands_in_its_frame() -> None:
+def test_an_answer_of_the_world_is_formatted_with_the_frame() -> None:
     assert Tags("facts").framed("x {} y") == "<facts> x {} y</facts>"
     assert Tags.search_r1().framed("Doc 1(Title: t) a") == (
         "\n\n<information>Doc 1(Title: t) a</information>\n\n"
@@ -46,7 +46,7 @@ def test_a_frame_holds_the_words_between_its_own_tags(frame: str) -> None:
         Tags("facts", frame=frame)
 
 
-def test_where_all_is_text_chat_is_told_by_tags() -> None:
+def test_the_chat_dialect_is_parsed_by_tags_in_plain_text() -> None:
     assert tags_of(Chat()) == Tags()
     assert tags_of(Tags("facts")) == Tags("facts")
     assert Chat().names(["look"]) == ("look",)

@@ -1,4 +1,4 @@
-"""The inline dialect without tokens: what is written is read back, and nothing that is read raises."""
+"""The inline dialect without tokens: written text is read back, and reading never raises."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIONS = st.one_of(
 @given(action=ACTIONS)
 def test_what_is_written_is_read_back(action):
     read = inline_text.read(inline_text.write(action, TOOLS, TAGS), TOOLS, TAGS)
-    calls = tuple(ToolCall(one.name, one.arguments) for one in read.tool_calls)
+    calls = tuple(ToolCall(tool_call.name, tool_call.arguments) for tool_call in read.tool_calls)
     assert Message("assistant", read.content, read.reasoning, calls) == action
 
 
@@ -37,10 +37,10 @@ def test_reading_never_raises(text):
     assert inline_text.read(text, TOOLS, TAGS).role == "assistant"
 
 
-def test_what_stands_before_the_first_tag_is_reasoning_and_what_follows_is_nothing():
+def test_text_before_the_first_tag_is_reasoning_and_text_after_it_is_dropped():
     read = inline_text.read('so <add>{"a": 1}</add><answer>2</answer>', TOOLS, TAGS)
     assert (read.reasoning, read.content) == ("so", "")
-    assert [(one.name, one.arguments) for one in read.tool_calls] == [("add", {"a": 1})]
+    assert [(tool_call.name, tool_call.arguments) for tool_call in read.tool_calls] == [("add", {"a": 1})]
 
 
 def test_text_without_a_tag_is_a_malformed_call_that_names_the_forms():

@@ -1,4 +1,4 @@
-"""Several agents in one episode: whose turn it is, who is shown what, and to which turn a reward is due."""
+"""Several agents in one episode: their turns, their observations, and the turn that a reward belongs to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A, B = "ann", "bob"
 
 
 class Schedule(MultiAgentEnv):
-    """Agents act as a schedule says; every step shows everybody its number and pays what it is told to."""
+    """Agents act by a schedule; every step has its number as observation, and configured rewards."""
 
     possible_agents = (A, B)
     limits = Limits(max_turns=50, max_tokens=1000)
@@ -49,13 +49,13 @@ class Schedule(MultiAgentEnv):
         if self.number == len(self.schedule):
             return JointStep.finished(reward)
         self.acting = self.schedule[self.number]
-        shown = (Message("user", f"step {self.number}"),)
-        return JointStep.going(dict.fromkeys(self.possible_agents, shown), reward)
+        observation = (Message("user", f"step {self.number}"),)
+        return JointStep.going(dict.fromkeys(self.possible_agents, observation), reward)
 
-    def opponent(self, task, agent, shown, rng):
-        heard = shown
+    def opponent(self, task, agent, prompt, rng):
+        text = prompt
         while True:
-            heard = yield say(f"{agent} heard {heard!r}")
+            text = yield say(f"{agent} heard {text!r}")
 
     async def close(self):
         self.closed += 1
@@ -85,9 +85,9 @@ def talkers():
 
 
 def echo(name):
-    heard = ""
+    text = ""
     while True:
-        heard = yield say(f"{name}: {heard}")
+        text = yield say(f"{name}: {text}")
 
 
 TURNS = st.lists(st.sampled_from([(A,), (B,), (A, B)]), min_size=1, max_size=8)
@@ -106,11 +106,11 @@ def test_every_reward_is_due_to_one_turn_and_they_sum_to_the_total(drawn):
     assert episode.ending is Ending.COMPLETED
     verdicts = asyncio.run(Scorer().judge([asyncio.run(Scorer().mark(episode))]))
     for agent, verdict in zip((A, B), verdicts, strict=True):
-        own = [one.get(agent) if isinstance(one, dict) else one for one in rewards]
+        own = [reward.get(agent) if isinstance(reward, dict) else reward for reward in rewards]
         steps = [k for k, acting in enumerate(schedule) if agent in acting]
         assert [turn.step for turn in episode.turns_of(agent)] == steps
         assert (verdict.agent, verdict.total) == (agent, pytest.approx(sum(x or 0 for x in own), abs=1e-9))
-        # By hand: a step's reward belongs to the agent's last turn up to it, or to its first.
+        # Computed by hand: a step's reward belongs to the agent's last turn up to it, or to its first.
         expected = [None] * len(steps)
         for k, reward in enumerate(own):
             if reward is not None and steps:
@@ -119,11 +119,13 @@ def test_every_reward_is_due_to_one_turn_and_they_sum_to_the_total(drawn):
         assert verdict.turn_rewards == tuple(x if x is None else pytest.approx(x, abs=1e-9) for x in expected)
 
 
-async def test_an_agent_sees_everything_that_came_since_its_last_turn():
+async def test_an_agent_observes_everything_since_its_last_turn():
     env = Schedule([(A,), (A,), (B,), (A, B)])
     episode = await play(env, talkers(), TASK)
-    shown = {name: [[m.text for m in turn.observation] for turn in episode.turns_of(name)] for name in (A, B)}
-    assert shown == {
+    observations = {
+        name: [[m.text for m in turn.observation] for turn in episode.turns_of(name)] for name in (A, B)
+    }
+    assert observations == {
         A: [["Begin."], ["step 1"], ["step 2", "step 3"]],
         B: [["Begin.", "step 1", "step 2"], ["step 3"]],
     }
@@ -152,12 +154,12 @@ async def test_what_a_frozen_agent_wrote_is_no_sample_and_each_agents_turns_are_
     assert sample.rollout_id == ("e", A)
     assert sample.turns[sample.loss_mask].tolist() == [0, 1, 1]
     assert (episode.frozen_agents, episode.trained_agents) == ((B,), (A,))
-    assert [(one.agent, one.trainable) for one in episode.trajectories] == [(A, True), (B, False)]
+    assert [(item.agent, item.trainable) for item in episode.trajectories] == [(A, True), (B, False)]
     both = await play(Schedule([(A,), (B,), (A, B)]), {A: Sampled(A), B: Sampled(B)}, TASK)
-    assert [one.rollout_id.agent for one in samples_of(both)] == [A, B]
+    assert [item.rollout_id.agent for item in samples_of(both)] == [A, B]
 
 
-async def test_a_history_replaces_what_one_agent_was_shown_and_nobody_elses():
+async def test_a_history_replaces_the_observations_of_one_agent_only():
     class Compacting(Schedule):
         async def step(self, actions):
             step = await super().step(actions)
@@ -226,7 +228,7 @@ async def test_everybody_is_closed_whatever_happens(cancelled):
     assert (env.closed, [agent.closed for agent in agents.values()]) == (1, [1, 1])
 
 
-async def test_nobody_is_left_without_somebody_who_plays_him():
+async def test_every_agent_needs_a_player():
     with pytest.raises(UserError, match="nobody plays bob"):
         await play(Schedule([(A,)]), {A: Sampled(A)}, TASK)
     with pytest.raises(UserError, match="has no agent `bop`"):
@@ -238,26 +240,26 @@ async def test_nobody_is_left_without_somebody_who_plays_him():
 
 
 @given(TURNS.filter(lambda turns: any(A in acting for acting in turns)), st.integers(0, 9))
-def test_the_view_of_one_agent_is_the_whole_episode_with_scripted_others(schedule, seed):
-    """What the agent sees and earns is the same, played by itself against scripts or through its view."""
+def test_the_view_of_one_agent_is_the_complete_episode_with_scripted_others(schedule, seed):
+    """Observations and rewards of the agent are the same in the complete episode and through its view."""
     rewards = [{A: float(k), B: -1.0} for k in range(len(schedule))]
 
     async def episodes():
         env = Schedule(schedule, rewards)
         agents = agents_of(env, TASK, lambda: ScriptedAgent(echo(A)), {B: scripted}, seed=seed)
-        whole = await play(env, agents, TASK, seed=seed)
+        complete = await play(env, agents, TASK, seed=seed)
         view = await play(AgentView(Schedule(schedule, rewards), A), ScriptedAgent(echo(A)), TASK, seed=seed)
-        return whole, view
+        return complete, view
 
-    whole, view = asyncio.run(episodes())
-    mine = whole.turns_of(A)
+    complete, view = asyncio.run(episodes())
+    mine = complete.turns_of(A)
     assert [t.observation for t in view.turns] == [t.observation for t in mine]
     assert [t.action for t in view.turns] == [t.action for t in mine]
-    assert view.step_rewards == whole.rewards_of(A)
+    assert view.step_rewards == complete.rewards_of(A)
 
 
 def test_chance_of_an_opponent_is_its_own():
     env = make("RockPaperScissors-v0")
     task = env.tasks("train")[0]
-    one = [next(env.demonstrator(task, "player_1", "", random.Random(seed))).text for seed in range(30)]
-    assert len(set(one)) > 1
+    moves = [next(env.demonstrator(task, "player_1", "", random.Random(seed))).text for seed in range(30)]
+    assert len(set(moves)) > 1

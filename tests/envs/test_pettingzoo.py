@@ -1,4 +1,4 @@
-"""PettingZoo's own games, played through the adapter and beside it."""
+"""PettingZoo's own games, played through the adapter and directly."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ GAMES = ("pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3"
 
 
 class Zoo(PettingZooEnv):
-    """Any game, with what was observed as text."""
+    """Any game, with observations as text."""
 
     def __init__(self, game, **kwargs):
         super().__init__(game, **kwargs)
 
 
-def beside(game, seed, actions):
-    """The same actions in the game itself: total rewards by agent, and what each saw before its turns."""
+def replayed(game, seed, actions):
+    """The same actions in the game itself: total rewards by agent, and the observations before each turn."""
     aec = importlib.import_module(game).env()
     aec.reset(seed=seed)
-    totals, seen = dict.fromkeys(aec.possible_agents, 0.0), []
+    totals, observed = dict.fromkeys(aec.possible_agents, 0.0), []
     for agent in aec.agent_iter():
         observation, _, terminated, truncated, _ = aec.last()
         if terminated or truncated:
             aec.step(None)
             continue
-        seen.append((agent, str(observation)))
+        observed.append((agent, str(observation)))
         aec.step(actions.pop(0))
         for name, reward in aec.rewards.items():
             totals[name] += float(reward)
-    return totals, seen
+    return totals, observed
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -47,19 +47,23 @@ async def test_an_episode_is_the_game_itself(game, seed):
     episode = await play(env, agents, task)
     assert episode.ending in (Ending.COMPLETED, Ending.TRUNCATED)
     actions = [int(turn.action.text) for turn in episode.turns]
-    totals, seen = beside(game, seed, actions)
+    totals, observed = replayed(game, seed, actions)
     assert {name: episode.total_of(name) for name in totals} == totals
-    steps = [(turn.step, one.agent, turn) for one in episode.trajectories for turn in one.turns]
+    steps = [
+        (turn.step, trajectory.agent, turn)
+        for trajectory in episode.trajectories
+        for turn in trajectory.turns
+    ]
     mine = [(agent, turn.observation[-1].text) for _, agent, turn in sorted(steps, key=lambda step: step[0])]
-    assert mine == seen
+    assert mine == observed
 
 
-async def test_what_is_no_legal_action_is_a_sentence_and_costs_a_turn():
+async def test_an_illegal_action_gets_a_sentence_and_costs_a_turn():
     env = make("TicTacToe-v0")
 
     def clumsy():
-        heard = yield say("9")
-        assert "That is no legal action. Answer with one of: 0, 1, 2" in heard
+        text = yield say("9")
+        assert "That is no legal action. Answer with one of: 0, 1, 2" in text
         yield say("4")
         yield say("4")
         while True:
@@ -76,7 +80,7 @@ async def test_what_is_no_legal_action_is_a_sentence_and_costs_a_turn():
     assert len(episode.turns_of("player_1")) == env.limits.max_turns
 
 
-async def test_a_game_is_paid_once_as_it_ends_by_the_share_of_its_return():
+async def test_a_game_is_rewarded_once_at_its_end_with_its_scaled_return():
     env = make("TicTacToe-v0")
     task = env.tasks("test")[0]
     first, second = iter("048"), iter("12")
@@ -90,8 +94,8 @@ async def test_a_game_is_paid_once_as_it_ends_by_the_share_of_its_return():
     assert episode.ending is Ending.COMPLETED
     assert episode.rewards_of("player_1") == (None, None, 1.0)
     assert episode.rewards_of("player_2") == (None, 0.0)
-    shown = episode.turns_of("player_2")[0].observation
-    assert [message.text for message in shown][1] == "O 3 6\n1 4 7\n2 5 8"
+    first = episode.turns_of("player_2")[0].observation
+    assert [message.text for message in first][1] == "O 3 6\n1 4 7\n2 5 8"
 
 
 def test_exact_scores_are_those_of_the_literature_and_the_expert_passes_the_check():
@@ -112,7 +116,7 @@ def test_exact_scores_are_those_of_the_literature_and_the_expert_passes_the_chec
         ("pettingzoo.classic.tictactoe_v3", {"actions": ("a", "b")}, "has 9 actions from 0 on, got 2 names"),
     ],
 )
-def test_what_cannot_be_played_is_one_sentence(game, kwargs, sentence):
+def test_what_cannot_be_played_is_a_one_sentence_error(game, kwargs, sentence):
     with pytest.raises(UserError, match=sentence):
         _ = Zoo(game, **kwargs).possible_agents
 

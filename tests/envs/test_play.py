@@ -1,4 +1,4 @@
-"""The one episode loop: every ending, every deadline, and nothing left behind."""
+"""The episode loop: every ending, every deadline, and no leaked resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def talking(env, limits_=QUICK):
 
 
 class Reward(Parrot):
-    """Rewards as it is told to."""
+    """Gives configured rewards."""
 
     def __init__(self, give):
         super().__init__()
@@ -41,7 +41,7 @@ class Reward(Parrot):
         return self.give()
 
 
-async def test_the_world_ends_an_episode_and_its_answers_are_kept():
+async def test_the_world_ends_an_episode_and_its_answers_are_recorded():
     env = Parrot()
     episode = await play(env, ScriptedAgent(script(call("add", a=2), say("3"))), ASK, seed=5, episode_id="x")
     assert (episode.ending, episode.failure) == (Ending.COMPLETED, None)
@@ -61,7 +61,7 @@ async def test_the_world_ends_an_episode_and_its_answers_are_kept():
         (Step((), 0.5, True, True, {}), Ending.COMPLETED),
     ],
 )
-async def test_a_step_says_how_the_episode_ended(step, ending):
+async def test_a_step_sets_the_ending_of_the_episode(step, ending):
     episode = await play(Talk(steps=[step]), Speaker(), ASK)
     assert episode.ending is ending
     assert episode.step_rewards == (0.5,)
@@ -89,19 +89,19 @@ async def test_an_unfinished_message_ends_the_episode_and_never_reaches_the_worl
 
 
 @pytest.mark.parametrize("most", [100, None])
-async def test_the_agent_is_told_how_long_a_trajectory_may_get(most):
+async def test_the_session_of_the_agent_has_max_tokens(most):
     agent = Speaker(tokens=[turn_tokens(10, 4), turn_tokens(3, 5)])
     await play(talking(Talk(), limits(max_tokens=most, max_turns=2)), agent, ASK)
     assert [session.max_tokens for session in agent.sessions] == [most, most]
 
 
-async def test_an_agent_that_begins_anew_begins_another_trajectory_that_names_its_reason():
+async def test_a_restart_begins_another_trajectory_with_its_reason():
     restarts = {1: Restart.TOOLS_CHANGED, 3: Restart.REASONING_STRIPPED}
     agent = Speaker(tokens=[turn_tokens(n + 1, 4) for n in range(5)], restarts=restarts)
     episode = await play(talking(Talk(), limits(max_turns=5)), agent, ASK)
-    sizes = [[len(turn.tokens.world_ids) for turn in one.turns] for one in episode.trajectories]
+    sizes = [[len(turn.tokens.world_ids) for turn in trajectory.turns] for trajectory in episode.trajectories]
     assert sizes == [[1], [2, 3], [4, 5]]
-    assert [(one.parent, one.reason) for one in episode.trajectories] == [
+    assert [(trajectory.parent, trajectory.reason) for trajectory in episode.trajectories] == [
         (None, None),
         (0, Restart.TOOLS_CHANGED),
         (1, Restart.REASONING_STRIPPED),
@@ -121,7 +121,7 @@ async def test_every_turn_samples_with_its_own_seed_and_the_same_seeds_come_agai
     assert not set(await seeds(2)) & set(first)
 
 
-async def test_the_agent_is_shown_the_tools_that_stand_after_reset():
+async def test_the_agent_gets_the_tool_schemas_of_after_reset():
     class Late(Talk):
         @property
         def tool_schemas(self):
@@ -130,15 +130,15 @@ async def test_the_agent_is_shown_the_tools_that_stand_after_reset():
     import random
 
     seeded = random.Random(9).random()
-    shown = []
+    schemas = []
 
     class Looks(Speaker):
         async def act(self, observation, *, tools, session):
-            shown.append(tools)
+            schemas.append(tools)
             return await super().act(observation, tools=tools, session=session)
 
     await play(Late(), Looks(), ASK, seed=9)
-    assert shown[0] == ("after",)
+    assert schemas[0] == ("after",)
 
 
 @pytest.mark.parametrize("stage", ["reset", "step"])
@@ -178,7 +178,7 @@ async def test_an_agent_that_raises_fails_the_episode_at_act():
 
 
 @pytest.mark.parametrize("stage", ["reset", "step"])
-async def test_the_deadline_of_a_stage_strikes_while_the_world_hangs_there(stage):
+async def test_the_deadline_of_a_stage_ends_a_world_that_hangs_in_it(stage):
     hang = Hang()
     env = talking(Talk({stage: hang}), limits(**{f"{stage}_timeout_s": SHORT_S}))
     episode = await play(env, Speaker(), ASK)
@@ -189,7 +189,7 @@ async def test_the_deadline_of_a_stage_strikes_while_the_world_hangs_there(stage
 
 
 @pytest.mark.parametrize("stage", ["reset", "step"])
-async def test_the_deadline_of_the_episode_strikes_wherever_it_hangs(stage):
+async def test_the_deadline_of_the_episode_applies_in_every_stage(stage):
     hang = Hang()
     env = talking(Talk({stage: hang}), limits(episode_timeout_s=SHORT_S))
     episode = await play(env, Speaker(), ASK)
@@ -199,7 +199,7 @@ async def test_the_deadline_of_the_episode_strikes_wherever_it_hangs(stage):
     assert env.closed == 1
 
 
-async def test_the_deadline_of_the_episode_strikes_while_the_engine_hangs():
+async def test_the_deadline_of_the_episode_applies_while_the_engine_hangs():
     hang = Hang()
 
     class Slow(Speaker):
@@ -213,7 +213,7 @@ async def test_the_deadline_of_the_episode_strikes_while_the_engine_hangs():
     assert agent.closed == ["x"]
 
 
-async def test_the_deadline_of_the_reward_strikes():
+async def test_the_deadline_of_the_reward_applies():
     hang = Hang()
 
     async def slowly():
@@ -222,7 +222,7 @@ async def test_the_deadline_of_the_reward_strikes():
     env = talking(Reward(slowly), limits(reward_timeout_s=SHORT_S))
     episode = await play(env, ScriptedAgent(script(say("3"))), ASK)
     assert episode.failure.name == "reward_timeout"
-    # On a busy machine the deadline may strike before it has begun.
+    # On a busy machine the deadline may end before the call begins.
     assert hang.released == hang.entered.is_set()
 
 
@@ -240,15 +240,15 @@ async def test_the_deadline_of_a_tool_is_text_for_the_model_and_the_episode_goes
         tools = (wait,)
 
     env = Slow()
-    heard = []
+    texts = []
 
     def patient():
-        heard.append((yield call("wait")))
+        texts.append((yield call("wait")))
         yield say("3")
 
     episode = await play(env, ScriptedAgent(patient()), ASK)
     assert episode.ending is Ending.COMPLETED
-    assert heard == ["wait was stopped: it took longer than 0.02 s."]
+    assert texts == ["wait was stopped: it took longer than 0.02 s."]
     assert (episode.counts["tool_calls"], episode.counts["tool_timeouts"]) == (1, 1)
     assert hang.released
 
@@ -313,14 +313,14 @@ async def test_a_close_that_raises_fails_the_episode_and_the_other_is_closed_all
     assert (env.closed, agent.closed) == (1, ["x"])
 
 
-async def test_the_first_failure_is_told_when_closing_fails_too():
+async def test_the_first_failure_is_reported_when_closing_fails_too():
     env = Talk({"reset": raising(RuntimeError("no disk")), "close": raising(AttributeError("handle"))})
     episode = await play(env, Speaker(), ASK)
     assert episode.failure.name == "reset_error"
     assert "no disk" in episode.failure.detail
 
 
-async def test_a_close_that_hangs_is_given_up(monkeypatch):
+async def test_a_close_that_hangs_times_out(monkeypatch):
     monkeypatch.setattr(sys.modules["agentrl.envs.play"], "_CLOSE_TIMEOUT_S", SHORT_S)
     hang = Hang()
     env = Talk({"close": hang}, [Step.finished(reward=1.0)])
@@ -361,15 +361,15 @@ async def test_a_script_that_runs_out_gives_an_empty_answer():
 
 
 async def test_a_script_is_sent_what_the_world_answered():
-    heard = []
+    texts = []
 
     def listens():
-        heard.append((yield call("echo", text="one")))
-        heard.append((yield Message("assistant", tool_calls=call("echo", text="a").tool_calls * 2)))
+        texts.append((yield call("echo", text="one")))
+        texts.append((yield Message("assistant", tool_calls=call("echo", text="a").tool_calls * 2)))
         yield say("3")
 
     await play(Parrot(), ScriptedAgent(listens()), ASK)
-    assert heard == ["one", "a\na"]
+    assert texts == ["one", "a\na"]
 
 
 async def test_a_script_is_closed_with_its_episode():

@@ -1,4 +1,4 @@
-"""Names become environments, and a wrong name becomes a sentence."""
+"""Environments by name; a wrong name is a one-sentence error."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_an_id_may_carry_a_namespace_and_any_version(id):
     assert register(id, Sized).id == id
 
 
-@pytest.mark.parametrize("thing", [Sized(), dict, "Sized"])
-def test_only_subclasses_of_env_are_registered(thing):
+@pytest.mark.parametrize("target", [Sized(), dict, "Sized"])
+def test_only_subclasses_of_env_are_registered(target):
     with pytest.raises(UserError, match=r"Sized-v0: register a subclass of agentrl\.Env"):
-        register("Sized-v0", thing)
+        register("Sized-v0", target)
 
 
 def test_registering_again_replaces():
@@ -84,7 +84,7 @@ def test_an_unknown_id_is_refused_with_a_suggestion_and_what_is_installed():
     )
 
 
-def test_with_nothing_installed_the_sentence_says_so():
+def test_with_nothing_installed_the_error_lists_none():
     with pytest.raises(UnknownEnvError, match=r"Installed: none\."):
         make("X-v0")
 
@@ -112,7 +112,7 @@ def test_a_path_names_an_unregistered_class():
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "sentence"),
     [
         ("tests.worlds:Nothing", "name it `package.module:Class`"),
         ("tests.nowhere:Parrot", "No module named 'tests.nowhere'"),
@@ -122,21 +122,21 @@ def test_a_path_names_an_unregistered_class():
         ("tests.worlds:", "name"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_one_sentence(path, said):
+def test_a_path_that_leads_nowhere_is_a_one_sentence_error(path, sentence):
     with pytest.raises(UnknownEnvError) as caught:
         make(path)
     assert path in str(caught.value)
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
 
 
-def test_a_module_that_python_cannot_read_is_one_sentence(tmp_path, monkeypatch):
+def test_a_module_that_python_cannot_read_is_a_one_sentence_error(tmp_path, monkeypatch):
     (tmp_path / "unreadable_world.py").write_text("class World(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnknownEnvError, match="unreadable_world"):
         make("unreadable_world:World")
 
 
-def test_an_entry_point_offers_an_environment_and_is_imported_only_when_asked_for(tmp_path, monkeypatch):
+def test_an_entry_point_offers_an_environment_and_is_imported_at_its_first_use(tmp_path, monkeypatch):
     (tmp_path / "offered_world.py").write_text("from tests.worlds import Parrot as World\n")
     monkeypatch.syspath_prepend(tmp_path)
     offer(monkeypatch, **{"Offered-v0": "offered_world:World", "Broken-v0": "no_such_module:World"})
@@ -169,13 +169,13 @@ def test_an_entry_point_may_lead_to_a_spec_so_that_one_class_offers_several_ids(
     assert make("Big-v0").id == "Big-v0"
 
 
-def test_an_entry_point_that_leads_to_something_else_is_one_sentence(monkeypatch):
+def test_an_entry_point_that_leads_to_something_else_is_a_one_sentence_error(monkeypatch):
     offer(monkeypatch, **{"Echo-v0": "tests.worlds:echo"})
     with pytest.raises(UserError, match=r"Echo-v0: register a subclass of .*, got <function echo"):
         make("Echo-v0")
 
 
-def test_gymnasium_is_told_of_everything_installed_without_importing_it(monkeypatch):
+def test_everything_installed_is_registered_with_gymnasium_without_importing_it(monkeypatch):
     offer(monkeypatch, **{"Broken-v0": "no_such_module:World", "no version": "no_such_module:World"})
     register("Sized-v0", Sized)
     registry.register_all_with_gymnasium()
@@ -183,7 +183,7 @@ def test_gymnasium_is_told_of_everything_installed_without_importing_it(monkeypa
     assert "agentrl/no version" not in gymnasium.registry
 
 
-def test_a_declared_split_gives_its_tasks_and_any_other_is_one_sentence():
+def test_a_declared_split_gives_its_tasks_and_any_other_is_a_one_sentence_error():
     env = Parrot()
     assert tasks_of(env, "test") == env.tasks("test")
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""What an episode is worth stands beside it: parts by name, weighted, and a broken reward is no zero."""
+"""Verdicts of episodes: parts by name, weighted, and a failed reward is no zero."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def constant(value, name):
     return Reward(reward, name=name)
 
 
-async def verdict_of(one, *rewards):
-    marked = await Scorer(rewards).mark(one)
-    assert marked.episode is one
+async def verdict_of(played, *rewards):
+    marked = await Scorer(rewards).mark(played)
+    assert marked.episode is played
     return (await Scorer(rewards).judge([marked]))[0]
 
 
@@ -65,16 +65,16 @@ async def test_a_reward_of_weight_zero_is_only_measured():
     assert verdict.parts["length"] == 7.0
 
 
-async def test_parts_of_step_rewards_are_told_apart_and_summed_over_steps():
+async def test_parts_of_step_rewards_are_kept_by_name_and_summed_over_steps():
     steps = [RewardParts({"right": 1.0, "style": 0.5}), None, 2.0, RewardParts({"style": 0.25})]
     verdict = await verdict_of(episode(rewards=steps))
     assert verdict.total == 3.75
     assert verdict.parts == {"env": 3.75, "env/right": 1.0, "env/style": 0.75}
 
 
-@pytest.mark.parametrize("given", [1, True, np.float32(1), np.int64(1)])
-async def test_a_part_may_be_any_real_number_and_becomes_a_float(given):
-    part = (await verdict_of(episode(), constant(given, "x"))).parts["x"]
+@pytest.mark.parametrize("number", [1, True, np.float32(1), np.int64(1)])
+async def test_a_part_may_be_any_real_number_and_becomes_a_float(number):
+    part = (await verdict_of(episode(), constant(number, "x"))).parts["x"]
     assert part == 1.0
     assert type(part) is float
 
@@ -93,7 +93,7 @@ def raises(_):
 
 
 @pytest.mark.parametrize(
-    ("function", "kind", "said"),
+    ("function", "kind", "sentence"),
     [
         (raises, "error", "`x` failed: ConnectionError: judge offline"),
         (lambda _: math.nan, "invalid", "`x` is nan, return a finite number"),
@@ -103,14 +103,14 @@ def raises(_):
         (lambda _: "1", "invalid", "`x` is '1'"),
     ],
 )
-async def test_a_reward_that_breaks_fails_its_episode(function, kind, said):
-    one = episode(rewards=[1.0])
-    marked = await Scorer([Reward(function, name="x")]).mark(one)
+async def test_a_reward_that_breaks_fails_its_episode(function, kind, sentence):
+    played = episode(rewards=[1.0])
+    marked = await Scorer([Reward(function, name="x")]).mark(played)
     assert not marked.is_usable
     assert marked.episode.ending is Ending.FAILED
     assert (marked.episode.failure.stage, marked.episode.failure.kind) == ("reward", kind)
-    assert said in marked.episode.failure.detail
-    assert one.failure is None
+    assert sentence in marked.episode.failure.detail
+    assert played.failure is None
 
 
 async def test_a_total_beyond_all_numbers_is_refused():
@@ -153,32 +153,32 @@ async def test_only_inline_rewards_run_on_the_event_loop(quick):
 
 
 async def test_an_episode_cut_short_is_measured_and_one_that_failed_is_not():
-    seen = []
+    measured = []
 
     @inline
     def look(played):
-        seen.append(played.ending)
+        measured.append(played.ending)
         return 1.0
 
     scorer = Scorer([Reward(look)])
     for ending in Ending:
         await scorer.mark(episode(ending=ending))
-    assert seen == [Ending.COMPLETED, Ending.TRUNCATED]
+    assert measured == [Ending.COMPLETED, Ending.TRUNCATED]
 
 
 async def test_siblings_are_compared_together_and_each_gets_its_own():
-    seen = []
+    compared = []
 
     @inline
     def rank(siblings):
-        seen.append([one.id for one in siblings])
-        order = sorted(one.step_rewards[0] for one in siblings)
-        return [order.index(one.step_rewards[0]) for one in siblings]
+        compared.append([sibling.id for sibling in siblings])
+        order = sorted(sibling.step_rewards[0] for sibling in siblings)
+        return [order.index(sibling.step_rewards[0]) for sibling in siblings]
 
     scorer = Scorer([GroupReward(rank, weight=0.5), constant(1.0, "one")])
     marked = [await scorer.mark(episode(f"e{n}", [reward])) for n, reward in enumerate([3.0, 1.0, 2.0])]
     verdicts = await scorer.judge(marked)
-    assert seen == [["e0", "e1", "e2"]]
+    assert compared == [["e0", "e1", "e2"]]
     assert [v.parts["rank"] for v in verdicts] == [2.0, 0.0, 1.0]
     assert [v.total for v in verdicts] == [3 + 1 + 1, 1 + 1 + 0, 2 + 1 + 0.5]
 
@@ -196,17 +196,17 @@ async def test_a_group_reward_may_return_an_array_and_cannot_reorder_the_group(q
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "sentence"),
     [
         ([1.0], "return one number for each of 2 siblings"),
         (1.0, "return one number for each of 2 siblings"),
         ([1.0, math.nan], "`all` is nan"),
     ],
 )
-async def test_a_group_reward_that_breaks_breaks_for_all(returned, said):
+async def test_a_group_reward_that_breaks_breaks_for_all(returned, sentence):
     scorer = Scorer([GroupReward(lambda _: returned, name="all")])
     siblings = [Marked(episode(f"e{n}"), {}) for n in range(2)]
-    with pytest.raises(StageError, match=said) as caught:
+    with pytest.raises(StageError, match=sentence) as caught:
         await scorer.judge(siblings)
     assert (caught.value.stage, caught.value.kind) == ("reward", "invalid")
     scored = await scorer.judge_all(siblings)
@@ -234,11 +234,12 @@ async def test_siblings_are_those_of_one_task_in_one_world():
     assert scored.episodes[4] is several[4]
 
 
-async def test_scoring_again_rewrites_nothing(tmp_path):
+async def test_scoring_again_changes_no_episode_and_no_verdict(tmp_path):
     several = [episode(f"e{n}", [RewardParts({"right": float(n)})]) for n in range(3)]
     first = await score(several, [])
     entries = [
-        Entry(one, (verdict,), Outcome.TRAINED) for one, verdict in zip(several, first.verdicts, strict=True)
+        Entry(scored, (verdict,), Outcome.TRAINED)
+        for scored, verdict in zip(several, first.verdicts, strict=True)
     ]
     async with Journal(tmp_path) as journal:
         path = await journal.write_step(1, entries)
@@ -252,8 +253,8 @@ async def test_scoring_again_rewrites_nothing(tmp_path):
     assert path.read_bytes() == before
     assert [e.verdict for e in read] == list(first.verdicts)
     assert read[2].verdict.parts == {"env": 2.0, "env/right": 2.0}
-    told = {"env": 2.0, "env/right": 2.0, "fails_for_e1": 1.0}
-    assert scored.verdicts[1] == Verdict("e2", "again", 12.0, told, (2.0,))
+    parts = {"env": 2.0, "env/right": 2.0, "fails_for_e1": 1.0}
+    assert scored.verdicts[1] == Verdict("e2", "again", 12.0, parts, (2.0,))
     assert [e.ending.value for e in scored.episodes] == ["completed", "failed", "completed"]
     assert read[1].episode.ending is Ending.COMPLETED
 

@@ -38,9 +38,9 @@ def test_every_spelling_gives_one_package_one_class_and_one_id(name, tmp_path, m
 
 
 def test_the_package_installs_passes_its_check_and_its_tests(tmp_path):
-    made = run(*AGENTRL, "envs", "new", "HTTPWords2", "--dir", "mine", folder=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert "HTTPWords2-v0 stands in mine" not in made.stdout  # words are capitalised, nothing else is
+    created = run(*AGENTRL, "envs", "new", "HTTPWords2", "--dir", "mine", folder=tmp_path)
+    assert created.returncode == 0, created.stderr
+    assert "HTTPWords2-v0 stands in mine" not in created.stdout  # words are capitalised, nothing else is
     pip = [
         sys.executable,
         "-m",
@@ -79,7 +79,7 @@ def test_what_is_written_is_as_clean_as_our_own_code(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "9lives", "a b", "über", "../x", "x" * 3 + "!", "-x"])
-def test_a_bad_name_is_one_sentence(name, tmp_path):
+def test_a_bad_name_is_a_one_sentence_error(name, tmp_path):
     with pytest.raises(UserError, match="cannot be called") as caught:
         scaffold(name, tmp_path / "new")
     assert repr(name) in str(caught.value)
@@ -87,13 +87,13 @@ def test_a_bad_name_is_one_sentence(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["json", "class", "Task", "ToolEnv", "calculator", "agentrl"])
-def test_a_name_that_is_taken_is_one_sentence(name, tmp_path):
+def test_a_name_that_is_taken_is_a_one_sentence_error(name, tmp_path):
     with pytest.raises(UserError, match="choose another name"):
         scaffold(name, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_an_existing_folder_is_left_alone(tmp_path):
+def test_an_existing_folder_is_not_changed(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         scaffold("WordPairs", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""None is not zero, and being cut short is worth nothing."""
+"""None is not zero, and a truncated episode without rewards scores zero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def episode(rewards, ending=Ending.COMPLETED):
     ("rewards", "total"),
     [((None, 1.0), 1.0), ((0.5, None, 0.25), 0.75), ((0.0,), 0.0), ((1.0, -3.0), -2.0), ((), 0.0)],
 )
-def test_the_score_is_the_sum_of_the_rewards_that_were_given(rewards, total):
+def test_the_score_is_the_sum_of_the_step_rewards(rewards, total):
     verdict = sum_of_steps(episode(rewards))
     assert verdict.total == total
     assert verdict.episode_id == "e"
@@ -33,7 +33,7 @@ def test_an_episode_cut_short_before_any_reward_is_worth_zero():
 
 
 @pytest.mark.parametrize(
-    ("given", "gold", "score"),
+    ("answer", "gold", "score"),
     [
         ("The  Tirak.", "tirak", 1.0),
         ("an apple a day", "apple day", 1.0),
@@ -44,8 +44,8 @@ def test_an_episode_cut_short_before_any_reward_is_worth_zero():
         ("None", None, 0.0),
     ],
 )
-def test_exact_match_looks_past_case_articles_and_punctuation_and_nothing_else(given, gold, score):
-    assert exact_match(given, gold) == score
+def test_exact_match_ignores_only_case_articles_and_punctuation(answer, gold, score):
+    assert exact_match(answer, gold) == score
 
 
 def test_normalizing_twice_changes_nothing():

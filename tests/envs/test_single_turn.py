@@ -1,4 +1,4 @@
-"""A question and a grade: whatever the model writes is its answer, and there is one."""
+"""One question, one answer, one grade: the complete text of the model is the answer."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ async def test_a_grade_may_be_async_and_have_parts():
     assert reward.parts == {"right": 1.0, "style": 0.5}
 
 
-@pytest.mark.parametrize("given", [None, {"right": "yes"}, {"right": float("nan")}, {"a": 1e308, "b": 1e308}])
-async def test_a_grade_that_is_no_finite_number_fails_the_episode(given):
+@pytest.mark.parametrize("grade", [None, {"right": "yes"}, {"right": float("nan")}, {"a": 1e308, "b": 1e308}])
+async def test_a_grade_that_is_no_finite_number_fails_the_episode(grade):
     class Odd(Sums):
         def grade(self, task, answer):
-            return given
+            return grade
 
     episode = await play(Odd(), Speaker(say("6")), TASK)
     assert episode.failure.name == "reward_invalid"

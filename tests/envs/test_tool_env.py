@@ -32,7 +32,10 @@ async def started(env, seed=0):
 def events(env):
     """All counts of an environment, those of tools by their names."""
     stats = env.tool_stats.items()
-    return {**env.counts, **{f"tool/{name}/{what}": n for name, one in stats for what, n in one.events()}}
+    return {
+        **env.counts,
+        **{f"tool/{name}/{what}": n for name, tool_stats in stats for what, n in tool_stats.events()},
+    }
 
 
 async def answers(env, action):
@@ -43,7 +46,7 @@ async def answers(env, action):
     return [message.content for message in step.observation]
 
 
-async def test_reset_shows_the_whole_prompt_and_seeds_the_world():
+async def test_reset_returns_the_complete_prompt_and_seeds_the_world():
     env = Parrot()
     observation, info = await env.reset(ASK, seed=7)
     assert observation == ASK.prompt
@@ -73,7 +76,7 @@ async def test_a_final_answer_is_rewarded_and_ends_the_episode():
 
 
 @pytest.mark.parametrize(
-    ("action", "said", "counted"),
+    ("action", "sentence", "counted"),
     [
         (
             call("add", a="x"),
@@ -103,10 +106,10 @@ async def test_a_final_answer_is_rewarded_and_ends_the_episode():
         ),
     ],
 )
-async def test_a_wrong_call_comes_back_as_one_sentence_and_is_counted(action, said, counted):
+async def test_a_wrong_call_comes_back_as_one_sentence_and_is_counted(action, sentence, counted):
     env = Parrot()
     (text,) = await answers(env, action)
-    assert said in text
+    assert sentence in text
     assert "\n" not in text
     assert events(env) == {"tool_calls": 1, **counted}
 
@@ -116,7 +119,7 @@ async def test_an_unknown_tool_with_an_endless_name_is_cut_in_the_sentence():
     assert len(text) < 120
 
 
-async def test_a_tool_that_says_no_is_text_and_counted():
+async def test_a_refusal_by_a_tool_is_text_and_counted():
     @tool(inline=True)
     def shy(q: str) -> str:
         """Say no."""
@@ -191,14 +194,14 @@ async def test_a_tool_that_overruns_is_text_for_the_model_and_counted(kind):
 
 
 @pytest.mark.parametrize(
-    ("policy", "said", "what"), [("strict", "but got", "rejected/type"), ("coerce", "5", "coerced")]
+    ("policy", "sentence", "what"), [("strict", "but got", "rejected/type"), ("coerce", "5", "coerced")]
 )
-async def test_the_policy_of_the_world_decides_whether_a_call_is_mended(policy, said, what):
+async def test_the_policy_of_the_world_decides_whether_a_call_is_mended(policy, sentence, what):
     class Adding(Parrot):
         arguments = policy
 
     env = Adding()
-    assert said in (await answers(env, call("add", a="3", b=[] if policy == "strict" else "2")))[0]
+    assert sentence in (await answers(env, call("add", a="3", b=[] if policy == "strict" else "2")))[0]
     assert events(env)[f"tool/add/{what}"] == 1
 
 
@@ -210,19 +213,19 @@ def test_a_policy_that_is_none_is_refused():
         Lenient()
 
 
-@pytest.mark.parametrize(("most", "shown", "cut"), [(5, 5, 1), (10, 10, 0), (9, 9, 1), (None, 10, 0)])
-async def test_a_huge_answer_of_a_tool_is_cut_visibly(most, shown, cut):
+@pytest.mark.parametrize(("most", "kept", "cut"), [(5, 5, 1), (10, 10, 0), (9, 9, 1), (None, 10, 0)])
+async def test_a_huge_answer_of_a_tool_is_cut_visibly(most, kept, cut):
     class Short(Parrot):
         limits = Limits(max_tool_chars=most)
 
     env = Short()
     (text,) = await answers(env, call("echo", text="0123456789"))
-    notice = f"\n... truncated: {10 - shown} of 10 characters are left out." if cut else ""
-    assert text == "0123456789"[:shown] + notice
+    notice = f"\n... truncated: {10 - kept} of 10 characters are left out." if cut else ""
+    assert text == "0123456789"[:kept] + notice
     assert events(env).get("tool/echo/truncated", 0) == cut
 
 
-async def test_what_a_tool_says_when_it_refuses_is_bounded_too():
+async def test_the_text_of_a_refusal_is_bounded_too():
     @tool(inline=True)
     def shy(q: str) -> str:
         """Say no."""
@@ -331,22 +334,22 @@ def test_a_tool_named_like_a_tag_of_the_dialect_is_refused(name):
 
 
 def test_every_episode_counts_for_itself():
-    one, other = Parrot(), Parrot()
-    one.counts["tool_calls"] += 1
-    assert other.counts == {}
+    first, second = Parrot(), Parrot()
+    first.counts["tool_calls"] += 1
+    assert second.counts == {}
 
 
-def test_a_world_without_an_expert_says_how_to_give_it_one():
+def test_a_world_without_an_expert_raises_with_the_method_to_write():
     with pytest.raises(UserError, match=r"Parrot-v0 has no expert; write its `expert\(task\)` method"):
         Parrot().expert(ASK)
 
 
-def test_the_demonstrator_is_the_expert_and_the_corpus_the_tasks_unless_said_otherwise():
-    class Known(Parrot):
+def test_by_default_the_demonstrator_is_the_expert_and_the_corpus_the_tasks():
+    class Taught(Parrot):
         def expert(self, task):
             yield say(task.answer)
 
-    assert next(Known().demonstrator(ASK, None)) == say("3")
+    assert next(Taught().demonstrator(ASK, None)) == say("3")
     assert list(Parrot().corpus())[:2] == ["How many are 0 and 1?", "1"]
 
 

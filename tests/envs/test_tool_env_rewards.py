@@ -1,4 +1,4 @@
-"""What a final answer is worth: any finite number or named ones, under a deadline, off the event loop."""
+"""Rewards of a final answer: any finite number or named numbers, with a deadline, off the event loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ async def started(env):
     return env
 
 
-@pytest.mark.parametrize("given", [1, 1.0, True, np.float32(1), np.float64(1), np.int64(1)])
-async def test_a_reward_may_be_any_real_number(given):
+@pytest.mark.parametrize("number", [1, 1.0, True, np.float32(1), np.float64(1), np.int64(1)])
+async def test_a_reward_may_be_any_real_number(number):
     class Gives(Parrot):
         def reward(self, task, answer):
-            return given
+            return number
 
     reward = (await (await started(Gives())).step(say("x"))).reward
     assert reward == 1.0
@@ -40,17 +40,17 @@ async def test_a_reward_may_be_async():
     assert (await (await started(Judged())).step(say("x"))).reward == 0.25
 
 
-@pytest.mark.parametrize("given", [None, "1.0", float("nan"), float("-inf"), [1.0]])
-async def test_a_reward_that_is_no_finite_number_is_named(given):
+@pytest.mark.parametrize("reward", [None, "1.0", float("nan"), float("-inf"), [1.0]])
+async def test_a_reward_that_is_no_finite_number_is_named(reward):
     class Odd(Parrot):
         def reward(self, task, answer):
-            return given
+            return reward
 
     env = await started(Odd())
     with pytest.raises(StageError, match="return a finite number") as caught:
         await env.step(say("x"))
     assert (caught.value.stage, caught.value.kind) == ("reward", "invalid")
-    assert repr(given) in caught.value.detail
+    assert repr(reward) in caught.value.detail
 
 
 async def test_a_reward_in_parts_is_their_sum_and_keeps_them():
@@ -63,14 +63,14 @@ async def test_a_reward_in_parts_is_their_sum_and_keeps_them():
     assert reward.parts == {"right": 1.0, "short": 0.25}
 
 
-@pytest.mark.parametrize("given", [{"total": None}, {"total": "1"}, {"a": 1.0, "b": float("nan")}])
-async def test_a_part_that_is_no_finite_number_is_named(given):
+@pytest.mark.parametrize("part", [{"total": None}, {"total": "1"}, {"a": 1.0, "b": float("nan")}])
+async def test_a_part_that_is_no_finite_number_is_named(part):
     class Odd(Parrot):
         def reward(self, task, answer):
-            return given
+            return part
 
     env = await started(Odd())
-    with pytest.raises(StageError, match=f"the part `{list(given)[-1]}` of the reward is") as caught:
+    with pytest.raises(StageError, match=f"the part `{list(part)[-1]}` of the reward is") as caught:
         await env.step(say("x"))
     assert (caught.value.stage, caught.value.kind) == ("reward", "invalid")
 

@@ -1,4 +1,4 @@
-"""Toolkits: what an episode holds is opened by reset, its own, and gone after close."""
+"""Toolkits: reset opens the resources of an episode, and close releases them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.worlds import ASK, echo
 
 
 class Notebook(Toolkit):
-    """Remembers what it is told, for one episode."""
+    """Stores notes for one episode."""
 
     def __init__(self, name: str = "note", breaks: str = "") -> None:
         self.name = name
@@ -60,8 +60,8 @@ class Desk(ToolEnv):
 
 def script(word):
     yield call("note", text=word)
-    said = yield call("note", text=word)
-    yield say("3" if said == f"{word} {word}" else said)
+    text = yield call("note", text=word)
+    yield say("3" if text == f"{word} {word}" else text)
 
 
 async def test_every_episode_has_its_own_and_leaves_nothing():
@@ -111,7 +111,7 @@ async def test_more_tools_can_be_offered_before_an_episode():
 
 
 class Queue(ToolEnv):
-    """A tool with room for two calls at a time."""
+    """A tool that admits two calls at a time."""
 
     limits = Limits(max_turns=4, max_tokens=None, tool_timeout_s=0.2)
     most = 0
@@ -137,7 +137,7 @@ class Queue(ToolEnv):
     tools = (work,)
 
 
-async def test_a_tool_lets_in_as_many_as_it_says_and_waiting_is_not_overrunning():
+async def test_a_tool_admits_max_concurrency_calls_and_waiting_is_not_overrunning():
     async def one():
         env = Queue()
         await env.reset(ASK, seed=0)
@@ -153,7 +153,7 @@ async def test_a_tool_lets_in_as_many_as_it_says_and_waiting_is_not_overrunning(
 
 
 @pytest.mark.parametrize("overrun", ["model", "world"])
-async def test_whose_doing_an_overrun_is_decides_whether_the_model_is_told(overrun):
+async def test_the_overrun_option_decides_whether_the_model_gets_an_error_text(overrun):
     @tool(overrun=overrun)
     async def slow() -> str:
         """Never comes back."""
@@ -185,7 +185,7 @@ async def test_the_time_of_each_call_falls_into_one_bin():
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_tool_that_lets_nobody_in_is_refused(limit):
+def test_a_tool_that_admits_no_call_is_refused(limit):
     @tool(max_concurrency=limit)
     def never() -> str:
         """Closed."""

@@ -27,42 +27,42 @@ EVENTS = {
 
 
 def _run(script) -> tuple[list[tuple[str, str]], str]:
-    seen = []
+    pairs = []
     action = next(script)
     while action.tool_calls:
         expression = action.tool_calls[0].arguments["expression"]
-        seen.append((expression, calculate(expression)))
-        action = script.send(seen[-1][1])
-    return seen, action.content
+        pairs.append((expression, calculate(expression)))
+        action = script.send(pairs[-1][1])
+    return pairs, action.content
 
 
 def _solve(text: str) -> Fraction:
-    """The answer, read from the words alone."""
+    """The answer, computed from the text."""
     first, *events, question = re.split(r"(?<=[.?]) ", text)
-    holder, amount, thing = re.fullmatch(r"(\w+) has (\d+) (\w+)\.", first).groups()
+    holder, amount, noun = re.fullmatch(r"(\w+) has (\d+) (\w+)\.", first).groups()
     amount = Fraction(amount)
     for sentence in events:
         name, event = sentence.removesuffix(".").split(" ", 1)
         ((change, number),) = [
-            (change, int(found[1])) for form, change in EVENTS.items() if (found := re.fullmatch(form, event))
+            (change, int(match[1])) for form, change in EVENTS.items() if (match := re.fullmatch(form, event))
         ]
-        # Only "times as many" is about somebody else; everything else happens to whom it was about.
+        # Only "times as many" changes the person; every other event is about the same person.
         assert (name != holder) == ("times as many" in event)
         holder, amount = name, change(amount, number)
-    assert question == f"How many {thing} does {holder} have?"
+    assert question == f"How many {noun} does {holder} have?"
     return amount
 
 
 @pytest.mark.parametrize("split", NUM_PROBLEMS)
-def test_answers_are_what_the_words_say_and_stand_in_no_question(split):
+def test_answers_follow_from_the_text_and_are_in_no_question(split):
     tasks = CALCULATOR.tasks(split)
     assert len({task.id for task in tasks}) == len({task.prompt for task in tasks}) == NUM_PROBLEMS[split]
     for task in tasks:
         (message,) = task.prompt
         assert Fraction(task.answer) == _solve(message.content)
-        shown = re.findall(r"\d+", message.content)
-        assert task.answer not in shown
-        assert all(2 <= int(number) <= 99 for number in shown)
+        numbers = re.findall(r"\d+", message.content)
+        assert task.answer not in numbers
+        assert all(2 <= int(number) <= 99 for number in numbers)
         assert 2 <= int(task.answer) <= 999
         assert task.split == split
 
@@ -159,7 +159,7 @@ async def test_only_the_right_digits_are_worth_anything():
         assert calculator.reward(task, wrong) == 0.0
 
 
-def test_an_unknown_split_is_refused_in_a_sentence():
+def test_an_unknown_split_is_a_one_sentence_error():
     with pytest.raises(UserError, match="no split `dev`; it has demo, train, validation, test"):
         CALCULATOR.tasks("dev")
 
@@ -171,11 +171,11 @@ def test_limits_and_dialect():
 
 def test_demonstrations_err_at_their_rates():
     rng = random.Random(0)
-    seen: dict[str, list[bool]] = {}
+    outcomes: dict[str, list[bool]] = {}
     chosen: Counter[str] = Counter()
 
     def note(kind: str, happened: bool) -> None:
-        seen.setdefault(kind, []).append(happened)
+        outcomes.setdefault(kind, []).append(happened)
 
     for task in CALCULATOR.tasks("demo"):
         calls, answer = _run(CALCULATOR.demonstrator(task, rng))
@@ -197,10 +197,10 @@ def test_demonstrations_err_at_their_rates():
             before = result
         assert answer == calls[-1][1]
     for kind, rate in {"no tool": 0.15, "operator": 0.20, "stop": 0.20}.items():
-        spread = math.sqrt(rate * (1 - rate) / len(seen[kind]))
-        assert sum(seen[kind]) / len(seen[kind]) == pytest.approx(rate, abs=4 * spread)
+        spread = math.sqrt(rate * (1 - rate) / len(outcomes[kind]))
+        assert sum(outcomes[kind]) / len(outcomes[kind]) == pytest.approx(rate, abs=4 * spread)
     assert min(chosen[operator] for operator in "+-*/") > 0.1 * chosen.total()
-    assert 0.42 < sum(seen["right"]) / len(seen["right"]) < 0.50
+    assert 0.42 < sum(outcomes["right"]) / len(outcomes["right"]) < 0.50
 
 
 def test_a_demonstration_depends_on_its_generator_only():
@@ -210,7 +210,7 @@ def test_a_demonstration_depends_on_its_generator_only():
     assert first != [_run(CALCULATOR.demonstrator(task, random.Random(8))) for task in tasks]
 
 
-def test_every_word_of_a_problem_is_one_token_and_leaves_room_for_the_calls():
+def test_every_word_of_a_problem_is_one_token_and_the_calls_fit_the_limit():
     tokenizer = train_tokenizer(CALCULATOR.corpus(), special_tokens=(), vocab_size=512)
     for task in CALCULATOR.tasks("test"):
         text = f" {task.prompt[0].content}"

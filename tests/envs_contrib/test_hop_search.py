@@ -21,27 +21,27 @@ EVERYBODY = [person for people in KNOWLEDGE_BASE.people.values() for person in p
 
 
 def _top(query: str) -> str:
-    (found,) = KNOWLEDGE_BASE.index.search(query)
-    return found
+    (document,) = KNOWLEDGE_BASE.index.search(query)
+    return document
 
 
 def _run(script) -> tuple[list[tuple[str, str]], str]:
     """Play a script against the index: the (query, document) pairs and the answer."""
-    seen = []
+    pairs = []
     action = next(script)
     while action.tool_calls:
         query = action.tool_calls[0].arguments["query"]
-        seen.append((query, _top(query)))
-        action = script.send(seen[-1][1])
-    return seen, action.content
+        pairs.append((query, _top(query)))
+        action = script.send(pairs[-1][1])
+    return pairs, action.content
 
 
 def _facts() -> tuple[dict[tuple[str, str], str], dict[str, str]]:
-    """What the documents say, read from their text alone."""
+    """The facts of the documents, parsed from their text."""
     cities, countries = {}, {}
     for document in KNOWLEDGE_BASE.documents:
-        if found := re.fullmatch(r"(\w+ \w+) (was born|now works) in (\w+)", document):
-            cities[found[1], found[2].split()[-1]] = found[3]
+        if match := re.fullmatch(r"(\w+ \w+) (was born|now works) in (\w+)", document):
+            cities[match[1], match[2].split()[-1]] = match[3]
         else:
             city, country = re.fullmatch(r"(\w+) is a city in country (\w+)", document).groups()
             countries[city] = country
@@ -58,7 +58,7 @@ def test_the_world_has_the_size_it_promises():
     assert len({person.name for person in EVERYBODY}) == 6000
 
 
-def test_the_pattern_of_a_name_says_what_it_names():
+def test_the_syllables_of_a_name_give_its_kind():
     def pattern(name: str) -> str:
         return "".join(
             "A" if part in knowledge_base.SYLLABLES_A else "B" for part in (name[:2].lower(), name[2:])
@@ -94,14 +94,14 @@ def test_a_world_is_built_within_a_second():
     assert time.process_time() - started < 1
 
 
-def test_nobody_is_in_two_splits():
+def test_no_person_is_in_two_splits():
     names = {split: {person.name for person in people} for split, people in KNOWLEDGE_BASE.people.items()}
     assert {split: len(people) for split, people in names.items()} == PEOPLE
     assert sum(map(len, names.values())) == len(set().union(*names.values()))
 
 
 @pytest.mark.parametrize("split", PEOPLE)
-def test_each_person_is_asked_about_four_times_in_no_order(split):
+def test_each_person_has_four_questions_in_shuffled_order(split):
     tasks = HopSearch().tasks(split)
     assert {task.split for task in tasks} == {split}
     assert len({task.id for task in tasks}) == len(tasks) == 4 * PEOPLE[split]
@@ -115,7 +115,7 @@ def test_each_person_is_asked_about_four_times_in_no_order(split):
 
 
 @pytest.mark.parametrize("split", PEOPLE)
-def test_answers_are_what_the_documents_say_and_stand_in_no_question(split):
+def test_answers_follow_from_the_documents_and_are_in_no_question(split):
     cities, countries = _facts()
     forms = {
         r"Where was (\w+ \w+) born\?": ("born", 1),
@@ -126,9 +126,9 @@ def test_answers_are_what_the_documents_say_and_stand_in_no_question(split):
     for task in HopSearch().tasks(split):
         (message,) = task.prompt
         ((name, relation, hops),) = [
-            (found[1], *kind)
+            (match[1], *kind)
             for form, kind in forms.items()
-            if (found := re.fullmatch(form, message.content))
+            if (match := re.fullmatch(form, message.content))
         ]
         city = cities[name, relation]
         assert task.answer == (city if hops == 1 else countries[city])
@@ -144,7 +144,7 @@ def test_the_canonical_queries_find_their_document_for_everybody():
         assert _top(f"{city} country") == f"{city} is a city in country {country}"
 
 
-def test_the_city_alone_never_finds_its_country():
+def test_a_query_of_the_city_name_never_finds_its_country():
     assert not any(
         _top(query).startswith(city) for city in KNOWLEDGE_BASE.countries for query in (city, f"{city} born")
     )
@@ -173,7 +173,7 @@ async def test_the_expert_plays_through_the_episode_loop():
         assert episode.events == dict.fromkeys(("tool_calls", "tool/search/calls"), task.metadata["hops"])
 
 
-async def test_the_tool_returns_the_top_document_or_says_that_there_is_none():
+async def test_the_tool_returns_the_top_document_or_a_text_for_no_hits():
     hop_search = HopSearch()
     task = hop_search.tasks("train")[0]
     await hop_search.reset(task, seed=0)
@@ -195,7 +195,7 @@ def test_a_wrong_or_padded_answer_is_worth_nothing():
     assert hop_search.reward(task, str(task.metadata["name"])) == 0.0
 
 
-def test_an_unknown_split_is_refused_in_a_sentence():
+def test_an_unknown_split_is_a_one_sentence_error():
     with pytest.raises(UserError, match="no split `dev`; it has demo, train, validation, test"):
         HopSearch().tasks("dev")
 
@@ -208,12 +208,12 @@ def test_limits_and_dialect_are_the_references():
 def test_demonstrations_err_at_the_references_rates():
     hop_search = HopSearch()
     rng = random.Random(0)
-    seen: dict[str, list[bool]] = {}
+    outcomes: dict[str, list[bool]] = {}
     wrong_first: Counter[str] = Counter()
     wrong_second: Counter[str] = Counter()
 
     def note(kind: str, happened: bool) -> None:
-        seen.setdefault(kind, []).append(happened)
+        outcomes.setdefault(kind, []).append(happened)
 
     for task in hop_search.tasks("demo"):
         searches, answer = _run(hop_search.demonstrator(task, rng))
@@ -244,28 +244,28 @@ def test_demonstrations_err_at_the_references_rates():
         "wrong word": 0.09,
     }
     for kind, rate in expected.items():
-        _assert_rate(sum(seen[kind]), len(seen[kind]), rate)
+        _assert_rate(sum(outcomes[kind]), len(outcomes[kind]), rate)
     for kind in ("one name only", "other relation", "no relation", "a name twice"):
-        _assert_rate(wrong_first[kind], len(seen["first query"]), 0.30 / 4)
+        _assert_rate(wrong_first[kind], len(outcomes["first query"]), 0.30 / 4)
     for kind in ("other relation", "no relation", "a name twice"):
-        _assert_rate(wrong_second[kind], len(seen["second query"]), 0.30 / 3)
-    assert 0.40 < sum(seen["right 1"]) / len(seen["right 1"]) < 0.55
-    assert 0.10 < sum(seen["right 2"]) / len(seen["right 2"]) < 0.20
+        _assert_rate(wrong_second[kind], len(outcomes["second query"]), 0.30 / 3)
+    assert 0.40 < sum(outcomes["right 1"]) / len(outcomes["right 1"]) < 0.55
+    assert 0.10 < sum(outcomes["right 2"]) / len(outcomes["right 2"]) < 0.20
 
 
 def _kind(query: str, subject: str, relation: str) -> str:
-    names, asked = subject.split(), query.split()
+    names, words = subject.split(), query.split()
     others = [word for word in RELATIONS if word != relation]
     twice = [[name, name] for name in names]
     if query == f"{subject} {relation}":
         return "right"
-    if asked in [[*names, word] for word in others]:
+    if words in [[*names, word] for word in others]:
         return "other relation"
-    if asked == names:
+    if words == names:
         return "no relation"
-    if asked in twice or asked in [[*pair, relation] for pair in twice]:
+    if words in twice or words in [[*pair, relation] for pair in twice]:
         return "a name twice"
-    assert asked in [[name, relation] for name in names]
+    assert words in [[name, relation] for name in names]
     return "one name only"
 
 
@@ -284,7 +284,7 @@ def test_a_demonstration_depends_on_its_generator_only():
     assert first != other
 
 
-def test_every_name_is_two_tokens_and_the_corpus_holds_no_whole_name():
+def test_every_name_is_two_tokens_and_the_corpus_holds_no_unsplit_name():
     hop_search = HopSearch()
     lines = list(hop_search.corpus())
     names = {part for person in EVERYBODY for part in (person.first, person.last)}

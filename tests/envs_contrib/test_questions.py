@@ -17,7 +17,7 @@ QUESTIONS = CalendarQuestions()
 
 
 @pytest.mark.parametrize("split", NUM_QUESTIONS)
-def test_the_right_letter_is_what_the_calendar_says(split):
+def test_the_right_letter_is_that_of_the_calendar(split):
     for task in QUESTIONS.tasks(split):
         text = task.prompt[0].content
         today, when, past = re.match(
@@ -32,9 +32,11 @@ def test_the_right_letter_is_what_the_calendar_says(split):
 
 def test_splits_are_of_the_declared_size_and_share_nothing():
     tasks = {split: QUESTIONS.tasks(split) for split in QUESTIONS.splits}
-    assert {split: len(found) for split, found in tasks.items()} == NUM_QUESTIONS
-    asked = [(task.metadata["today"], task.metadata["days"]) for found in tasks.values() for task in found]
-    assert len(set(asked)) == len(asked)
+    assert {split: len(of_split) for split, of_split in tasks.items()} == NUM_QUESTIONS
+    pairs = [
+        (task.metadata["today"], task.metadata["days"]) for of_split in tasks.values() for task in of_split
+    ]
+    assert len(set(pairs)) == len(pairs)
 
 
 def test_every_letter_is_right_one_time_in_four():

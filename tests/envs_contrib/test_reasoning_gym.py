@@ -88,7 +88,7 @@ def test_whatever_a_model_writes_is_scored(id, answer):
 
 
 @generators
-def test_the_global_generators_are_left_alone(id):
+def test_the_global_generators_are_not_touched(id):
     random.seed(1)
     np.random.seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist()
@@ -102,12 +102,12 @@ def test_any_other_generator_is_one_line():
     assert task.prompt[0].content.endswith(task.answer[::-1])
 
 
-def test_an_unknown_generator_is_one_sentence():
+def test_an_unknown_generator_is_a_one_sentence_error():
     with pytest.raises(UserError, match="reasoning-gym makes no `mase`"):
         ReasoningGym("mase").tasks("train")
 
 
-def test_the_library_is_imported_only_when_questions_are_asked_for_and_its_absence_is_one_sentence():
+def test_the_library_is_imported_at_its_first_use_and_its_absence_is_a_one_sentence_error():
     code = (
         "import sys\n"
         "import agentrl\n"
@@ -119,5 +119,5 @@ def test_the_library_is_imported_only_when_questions_are_asked_for_and_its_absen
         "except agentrl.UserError as error:\n"
         "    print(error)\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.endswith("install it with `pip install 'agentrl[reasoning-gym]'`.\n")
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.endswith("install it with `pip install 'agentrl[reasoning-gym]'`.\n")

@@ -28,7 +28,7 @@ def outcomes(table, state, chances):
 
 
 def expected(env, bounds, action_chances):
-    """The mean share, by following the distribution over (state, return) turn by turn."""
+    """The mean scaled return, by propagating the distribution over (state, return) turn by turn."""
     world = gymnasium.make(env.gym_id).unwrapped
     worst, best = bounds
     now = {(state, 0.0): float(p) for state, p in enumerate(world.initial_state_distrib) if p}
@@ -40,7 +40,7 @@ def expected(env, bounds, action_chances):
                 total = gone + reward
                 paid += ends * p * likely * min(1.0, max(0.0, (total - worst) / (best - worst)))
                 after[to, total] += (not ends) * p * likely
-        # Taxi can win back 20 and no world more.
+        # Taxi can regain 20, and no world more.
         now = {(state, gone): p for (state, gone), p in after.items() if p and gone > worst - 20}
     return paid
 
@@ -76,40 +76,40 @@ def dealers(hand):
 
 
 def worth(stick_chance):
-    """The mean share of a policy: the chance that it sticks at (sum, dealer's card, usable ace)."""
+    """The mean scaled return of a policy: the chance that it sticks at (sum, dealer's card, usable ace)."""
 
-    def stuck(hand, shown, natural):
+    def stuck(hand, upcard, natural):
         share = 0.0
         for hidden in DECK:
-            dealer_natural = sorted((shown, hidden)) == [1, 10]
+            dealer_natural = sorted((upcard, hidden)) == [1, 10]
             mine = total_of(hand)[0]
-            for end, p in dealers((shown + hidden, 1 in (shown, hidden))).items():
+            for end, p in dealers((upcard + hidden, 1 in (upcard, hidden))).items():
                 won = 1.0 if mine > end else 0.5 if mine == end else 0.0
                 share += p * (1.0 if natural and not dealer_natural else won) / len(DECK)
         return share
 
     @cache
-    def value(hand, shown, natural):
+    def value(hand, upcard, natural):
         total, usable = total_of(hand)
         if total > 21:
             return 0.0
-        sticks = stick_chance(total, shown, usable)
-        hits = sum(value((hand[0] + card, hand[1] or card == 1), shown, False) for card in DECK) / len(DECK)
-        return sticks * stuck(hand, shown, natural) + (1 - sticks) * hits
+        sticks = stick_chance(total, upcard, usable)
+        hits = sum(value((hand[0] + card, hand[1] or card == 1), upcard, False) for card in DECK) / len(DECK)
+        return sticks * stuck(hand, upcard, natural) + (1 - sticks) * hits
 
-    deals = [(a, b, shown) for a in DECK for b in DECK for shown in DECK]
+    deals = [(a, b, upcard) for a in DECK for b in DECK for upcard in DECK]
     return statistics.fmean(
-        value((a + b, 1 in (a, b)), shown, sorted((a, b)) == [1, 10]) for a, b, shown in deals
+        value((a + b, 1 in (a, b)), upcard, sorted((a, b)) == [1, 10]) for a, b, upcard in deals
     )
 
 
 def test_the_declared_scores_of_blackjack_are_the_exact_ones():
     env = Blackjack()
-    expert = worth(lambda *seen: float(env.policy(seen) == 0))
+    expert = worth(lambda *observation: float(env.policy(observation) == 0))
     assert env.expert_score == pytest.approx(expert, abs=5e-4)
-    assert env.chance_score == pytest.approx(worth(lambda *seen: 0.5), abs=5e-4)
-    assert expert > worth(lambda total, shown, usable: float(total >= 17))
-    assert expert > worth(lambda total, shown, usable: float(total >= 20))
+    assert env.chance_score == pytest.approx(worth(lambda *observation: 0.5), abs=5e-4)
+    assert expert > worth(lambda total, upcard, usable: float(total >= 17))
+    assert expert > worth(lambda total, upcard, usable: float(total >= 20))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_the_expert_reaches_the_declared_score_through_the_episode_loop(en
 
 
 @pytest.mark.parametrize("env_class", ALL)
-async def test_leaving_off_early_is_worth_nothing(env_class):
+async def test_stopping_early_is_worth_nothing(env_class):
     env = env_class()
     task = env.tasks("train")[0]
     episode = await play(env, ScriptedAgent(quitting()), task)
@@ -161,7 +161,7 @@ async def test_a_task_is_gymnasiums_own_world_of_that_seed(env_class):
     await env.close()
 
 
-def test_the_descriptions_say_where_things_are():
+def test_the_descriptions_have_the_positions():
     lake, cliff, taxi, table = (env_class() for env_class in ALL)
     assert lake._describe(14) == "You stand on F at row 3, column 2."
     assert cliff._describe(36) == "You stand at row 3, column 0."

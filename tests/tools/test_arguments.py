@@ -1,4 +1,4 @@
-"""A value that fits the schema reaches the function equal; one that does not names its parameter."""
+"""A value that fits the schema reaches the function unchanged; the error for another names its parameter."""
 
 from __future__ import annotations
 
@@ -107,20 +107,20 @@ calls = st.fixed_dictionaries(
 
 
 def plain(values) -> dict[str, JSON]:
-    """What a model writes to mean these values."""
+    """The JSON that a model writes for these values."""
     return {key: TypeAdapter(type(value)).dump_python(value, mode="json") for key, value in values.items()}
 
 
-def same(given, wanted) -> bool:
-    return type(given) is type(wanted) and given == wanted
+def same(actual, expected) -> bool:
+    return type(actual) is type(expected) and actual == expected
 
 
 @given(calls, st.sampled_from(["strict", "coerce"]))
 def test_what_fits_the_schema_reaches_the_function_equal(values, policy):
     reading = TOOL.reader.read(plain(values), policy)
-    wanted = {key: None if value is Mixed.NOTHING else value for key, value in values.items()}
-    assert reading.values == wanted
-    assert all(same(reading.values[key], wanted[key]) for key in wanted)
+    expected = {key: None if value is Mixed.NOTHING else value for key, value in values.items()}
+    assert reading.values == expected
+    assert all(same(reading.values[key], expected[key]) for key in expected)
     assert not reading.coerced
 
 
@@ -141,7 +141,7 @@ WRONG = {
 
 
 @given(calls, st.data())
-def test_what_does_not_fit_is_one_sentence_that_names_the_parameter(values, data):
+def test_arguments_that_do_not_fit_give_one_sentence_that_names_the_parameter(values, data):
     key = data.draw(st.sampled_from(sorted(WRONG)))
     broken = plain(values) | {key: data.draw(st.sampled_from(WRONG[key]))}
     with pytest.raises(ArgumentsRejected) as rejected:
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_one_sentence_that_names_the_parameter(values, data
         ),
     ],
 )
-def test_the_sentence_speaks_of_the_place_inside(arguments, kind, sentence):
+def test_the_sentence_names_the_nested_parameter(arguments, kind, sentence):
     with pytest.raises(ArgumentsRejected) as rejected:
         TOOL.reader.read(arguments)
     assert (str(rejected.value), rejected.value.kind) == (sentence, kind)
@@ -244,7 +244,7 @@ def test_coerce_mends_what_is_right_in_meaning(key, written, received):
         {"trip": "[" * 100_000},
     ],
 )
-def test_coerce_leaves_the_rest_alone_and_tells_of_what_was_written(arguments):
+def test_coerce_changes_nothing_else_and_its_error_shows_the_original_arguments(arguments):
     with pytest.raises(ArgumentsRejected) as strict:
         TOOL.reader.read(arguments)
     with pytest.raises(ArgumentsRejected) as coerce:
@@ -270,9 +270,9 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from([*WRONG, "other"]), json_values, max_size=4))
 def test_whatever_is_written_is_read_or_refused_in_a_sentence(arguments):
     for policy in ("strict", "coerce"):
-        said = refusal(arguments, policy)
-        assert "\n" not in said
-        assert len(said) < 500
+        sentence = refusal(arguments, policy)
+        assert "\n" not in sentence
+        assert len(sentence) < 500
 
 
 class Open(BaseModel):

@@ -20,23 +20,23 @@ def greet(name: str, times: int = 1) -> str:
 
 
 async def test_a_plain_function_is_a_tool():
-    made = Tool.of(greet)
-    assert (made.name, made.description) == ("greet", "Greet somebody.")
-    assert await made.invoke({"name": "Ann", "times": 2}) == "hello Ann hello Ann"
+    built = Tool.of(greet)
+    assert (built.name, built.description) == ("greet", "Greet somebody.")
+    assert await built.invoke({"name": "Ann", "times": 2}) == "hello Ann hello Ann"
 
 
-async def test_the_decorator_overrides_what_is_said_and_leaves_the_function_alone():
+async def test_the_decorator_overrides_name_and_description_and_does_not_change_the_function():
     @tool(name="hi", description="Say hi.")
     def salute(name: str) -> str:
         return f"hi {name}"
 
     assert salute("Bo") == "hi Bo"
-    made = Tool.of(salute)
-    assert (made.name, made.description) == ("hi", "Say hi.")
-    assert await made.invoke({"name": "Cy"}) == "hi Cy"
+    built = Tool.of(salute)
+    assert (built.name, built.description) == ("hi", "Say hi.")
+    assert await built.invoke({"name": "Cy"}) == "hi Cy"
 
 
-def test_the_bare_decorator_changes_nothing():
+def test_the_decorator_without_arguments_changes_nothing():
     assert tool(greet) is greet
     assert Tool.of(tool(greet)).schema == Tool.of(greet).schema
 
@@ -118,7 +118,7 @@ async def test_only_inline_functions_run_on_the_event_loop(inline):
     assert (await Tool.of(where).invoke({}) == str(threading.get_ident())) is inline
 
 
-async def test_a_deadline_strikes_a_function_that_blocks_and_the_loop_goes_on():
+async def test_a_deadline_ends_a_blocking_function_and_the_loop_continues():
     release = threading.Event()
 
     def block() -> str:
@@ -254,11 +254,11 @@ async def test_a_result_that_is_not_text_names_the_tool(result):
 
 
 async def test_an_inline_call_costs_microseconds():
-    made = Tool.of(tool(inline=True)(functools.wraps(greet)(lambda name, times=1: name)))
+    built = Tool.of(tool(inline=True)(functools.wraps(greet)(lambda name, times=1: name)))
     fastest = float("inf")
     for _ in range(20):
         started = time.process_time()
         for _ in range(100):
-            await made.invoke({"name": "Ann", "times": 1})
+            await built.invoke({"name": "Ann", "times": 1})
         fastest = min(fastest, (time.process_time() - started) / 100)
     assert fastest < 50e-6

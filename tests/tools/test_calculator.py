@@ -122,7 +122,7 @@ def test_what_is_too_large_or_not_arithmetic_is_refused_at_once(expression, reas
     assert len(str(refused.value)) < 160
 
 
-def test_bounds_stand_exactly_where_they_are_said_to_stand():
+def test_bounds_are_exactly_the_documented_ones():
     assert calculate(f"2**{MAX_BITS - 1}") == str(2 ** (MAX_BITS - 1))
     with pytest.raises(ToolRejected, match="bits"):
         calculate(f"2**{MAX_BITS}")

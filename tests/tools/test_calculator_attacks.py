@@ -1,4 +1,4 @@
-"""Whatever a model writes, the calculator does little work. Work is counted, not timed.
+"""The calculator does little work for any text of a model. Work is counted, not timed.
 
 Every operation goes through `Fraction`. Counted is, for each, how many bits its result could have, before it
 is known: what a bound that comes too late would have computed.
@@ -27,7 +27,7 @@ WIDEST = 4 * MAX_BITS + 2
 
 
 class Counted(Fraction):
-    """A fraction that counts what is done with it, and how wide each result can become."""
+    """A fraction that counts operations on it, and the widest result that each could have."""
 
     operations = 0
     widest = 0
@@ -39,8 +39,8 @@ class Counted(Fraction):
 
 
 def _bits(value: Fraction | int) -> int:
-    whole = Fraction.__new__(Fraction, value) if isinstance(value, int) else value
-    return max(abs(whole.numerator).bit_length(), whole.denominator.bit_length())
+    fraction = Fraction.__new__(Fraction, value) if isinstance(value, int) else value
+    return max(abs(fraction.numerator).bit_length(), fraction.denominator.bit_length())
 
 
 def _counting(name: str):
@@ -69,7 +69,7 @@ def counted(monkeypatch):
 
 
 def spent(expression: str) -> tuple[int, int]:
-    """Operations and the widest result they could have had; a refusal is fine."""
+    """The number of operations and the widest possible result; a refusal is fine."""
     Counted.operations = Counted.widest = 0
     with suppress(ToolRejected):
         calculate(expression)
@@ -129,7 +129,7 @@ def test_the_counting_sees_work_that_is_not_bounded(counted):
     assert Counted.widest > WIDEST
 
 
-def test_a_bound_is_on_what_stands_on_the_way_not_on_the_result():
+def test_bounds_apply_to_intermediate_results():
     with pytest.raises(ToolRejected, match="bits"):
         calculate(f"({BIG})*({BIG})/({BIG})")
     assert calculate(f"({BIG})-({BIG})") == "0"

@@ -1,4 +1,4 @@
-"""Schemas that others wrote: any JSON Schema of an object, not only what typed functions produce."""
+"""Schemas of other programs: any JSON Schema of an object, not only those of typed functions."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_whatever_a_model_writes_fits_or_gets_a_sentence(name, policy):
         ("inside", {"x": {}}, "foreign: parameter `q` is missing in parameter `x`."),
     ],
 )
-def test_what_it_says_is_true(name, arguments, sentence):
+def test_its_schemas_accept_what_its_tools_accept(name, arguments, sentence):
     with pytest.raises(ToolRejected) as rejected:
         foreign(SCHEMAS[name]).reader.read(arguments)
     assert str(rejected.value) == sentence
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/Missing", "other.json", "https://json-schema.org/schema"])
-def test_a_schema_that_is_not_whole_in_itself_is_refused(reference):
+def test_a_schema_with_external_references_is_refused(reference):
     with pytest.raises(
         ToolDefinitionError, match=r"refer to '.*', which they do not hold; nothing is fetched"
     ):

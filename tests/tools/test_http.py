@@ -1,4 +1,4 @@
-"""A client that reaches only what a run allowed, against real servers on loopback."""
+"""A client that reaches only allowed addresses, against real servers on loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.tools.http import AllowedAddresses
 
 
 def real(spelling: str) -> str:
-    """`web` and `webs` are how this file writes http and https: it names hosts that are nobody's."""
+    """`web` and `webs` stand for http and https: the hosts of this file are fictional."""
     return spelling.replace("web:/", "http:/").replace("webs:/", "https:/")
 
 
@@ -58,7 +58,7 @@ async def serving(*servers: Server) -> AsyncIterator[None]:
         yield
 
 
-async def test_the_allowed_server_answers_and_others_are_never_asked():
+async def test_the_allowed_server_answers_and_others_get_no_request():
     ours, other = Server(), Server()
     async with serving(ours, other), AllowedAddresses(ours.url).client() as client:
         assert (await client.get(f"{ours.url}/some/page")).text == "ok"
@@ -100,7 +100,7 @@ async def test_what_denotes_the_same_origin_is_allowed():
     assert str(allowed) == real("web://localhost:80, web://xn--bcher-kva.example:80, webs://[::1]:443")
 
 
-async def test_a_redirect_inside_is_followed_and_one_to_elsewhere_is_the_servers_fault():
+async def test_a_redirect_inside_is_followed_and_one_to_another_origin_is_a_server_error():
     first, second, stranger = Server(), Server(), Server()
     async with (
         serving(first, second, stranger),
@@ -132,7 +132,7 @@ async def test_a_response_that_is_followed_by_hand_is_guarded_too():
             await client.send(response.next_request)
 
 
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch):
+async def test_proxies_of_the_environment_are_not_used(monkeypatch):
     server, proxy = Server(), Server()
     async with serving(server, proxy):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -151,7 +151,7 @@ async def test_connections_are_used_again_and_closed():
         assert streams[0].get_extra_info("is_readable"), "closed sockets are readable"
 
 
-async def test_where_nothing_is_allowed_nothing_is_reached():
+async def test_without_allowed_addresses_nothing_is_reached():
     with pytest.raises(ToolRejected, match="allowed: none"):
         AllowedAddresses().check("http://127.0.0.1/")
 
@@ -160,7 +160,7 @@ async def test_where_nothing_is_allowed_nothing_is_reached():
     st.text(max_size=30)
     | st.text(".@[]1%\\#?:\ud800\u3002", max_size=12).map(lambda text: real(f"web://{text}"))
 )
-def test_whatever_a_model_writes_is_allowed_or_one_sentence(text):
+def test_any_text_of_a_model_is_allowed_or_a_one_sentence_error(text):
     with pytest.raises(ToolRejected) as rejected:
         raise ToolRejected(f"allowed: {AllowedAddresses(real('web://h')).check(text)}")
     assert len(str(rejected.value)) < 1000

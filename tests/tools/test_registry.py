@@ -1,4 +1,4 @@
-"""Names become tools, and a wrong name or argument becomes a sentence."""
+"""Tools by name; a wrong name or argument is a one-sentence error."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def offer(monkeypatch):
 def test_the_tools_of_the_gym_have_names_and_naming_them_imports_nothing():
     assert {"calculator", "mcp", "python", "search", "search-http"} <= set(tool_names())
     assert make_tool("calculator") is calculate
-    made = make_tool("mcp", command="sh", args=["-c", "true"], only=["x"])
-    assert isinstance(made, McpTools)
-    assert (made.args, made.stateful) == (["-c", "true"], True)
+    toolkit = make_tool("mcp", command="sh", args=["-c", "true"], only=["x"])
+    assert isinstance(toolkit, McpTools)
+    assert (toolkit.args, toolkit.stateful) == (["-c", "true"], True)
 
 
 def test_no_library_of_a_tool_is_imported_for_its_name():
@@ -83,8 +83,8 @@ def test_no_library_of_a_tool_is_imported_for_its_name():
 
 def test_a_function_a_toolkit_and_what_makes_one_can_be_registered():
     ready = Notes(1)
-    for name, thing in (("f", forecast), ("ready", ready), ("class", Notes), ("factory", make_notes)):
-        register_tool(name, thing)
+    for name, target in (("f", forecast), ("ready", ready), ("class", Notes), ("factory", make_notes)):
+        register_tool(name, target)
     assert make_tool("f") is forecast
     assert make_tool("ready") is ready
     assert make_tool("class", pages=3) == Notes(3)
@@ -95,7 +95,7 @@ def test_a_function_a_toolkit_and_what_makes_one_can_be_registered():
     assert make_tool("f", pages=1) == ready
 
 
-def test_packages_offer_tools_and_are_imported_when_they_are_asked_for(offer, tmp_path, monkeypatch):
+def test_packages_offer_tools_and_are_imported_at_their_first_use(offer, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "their_tools.py").write_text(
         "def shout(word: str) -> str:\n    'Louder.'\n    return word.upper()"
@@ -121,7 +121,7 @@ def test_what_was_registered_goes_before_what_is_offered(offer):
     assert make_tool("calculator") is forecast
 
 
-def test_a_path_names_a_tool_that_nobody_registered():
+def test_a_path_names_an_unregistered_tool():
     assert make_tool("agentrl.tools:calculate") is calculate
     for path in ("agentrl.tools:nothing", "no_such_module:x", ":x", "agentrl.tools:"):
         with pytest.raises(UnknownToolError, match=r"no tool `.*`: .*name it `package.module:name`"):
@@ -146,7 +146,7 @@ def test_a_path_names_a_tool_that_nobody_registered():
         ("nothing", {}, "tool `nothing` makes None, which is neither a typed function nor a Toolkit"),
     ],
 )
-def test_a_wrong_name_or_argument_is_one_sentence(name, kwargs, sentence):
+def test_a_wrong_name_or_argument_is_a_one_sentence_error(name, kwargs, sentence):
     register_tool("notes", Notes)
     register_tool("nothing", make_nothing)
     with pytest.raises(UserError, match=sentence) as caught:

@@ -1,4 +1,4 @@
-"""Things that are shared are opened once, closed once, and in the task that opened them."""
+"""Shared resources are opened once and closed once, both in the same task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ where: ContextVar[str] = ContextVar("where", default="nowhere")
 
 
 class Life:
-    """A context manager that writes down what happens to it."""
+    """A context manager that records its calls."""
 
     def __init__(self, opens=None, fails: bool = False) -> None:
         self.events: list[str] = []
@@ -38,7 +38,7 @@ class Life:
             self.events.append("closed")
 
 
-async def test_it_is_opened_and_closed_by_one_task_whoever_asks():
+async def test_one_task_opens_and_closes_it_for_all_callers():
     life = Life()
     where.set("an episode")
     held = Held(life.open(), "thing")
@@ -52,7 +52,7 @@ async def test_it_is_opened_and_closed_by_one_task_whoever_asks():
     assert life.tasks[0] is life.tasks[1]
 
 
-async def test_whoever_waits_may_be_cancelled_and_the_others_get_it():
+async def test_a_waiter_may_be_cancelled_and_the_others_get_the_value():
     gate = asyncio.Event()
     life = Life(opens=gate)
     shared = Shared(life.open, "thing")
@@ -68,7 +68,7 @@ async def test_whoever_waits_may_be_cancelled_and_the_others_get_it():
     assert life.events == ["opening in nowhere", "closed"]
 
 
-async def test_a_failed_opening_is_told_to_all_and_tried_again():
+async def test_a_failed_opening_is_raised_to_all_waiters_and_tried_again():
     life = Life(fails=True)
     shared = Shared(life.open, "thing")
     outcomes = await asyncio.gather(shared.get(), shared.get(), return_exceptions=True)
@@ -101,7 +101,7 @@ async def test_what_closing_raises_is_raised_by_close():
         await held.close()
 
 
-async def test_dropped_it_opens_anew_and_a_stale_drop_does_nothing():
+async def test_after_a_drop_it_opens_again_and_a_stale_drop_has_no_effect():
     life = Life()
     shared = Shared(life.open, "thing")
     first = await shared.get()

@@ -45,7 +45,7 @@ class Saved:
             case {"format": int(), "kinds": list(kinds), "files": dict(files)}:
                 if _sizes(folder, list(files)) == files:
                     return cls(folder, tuple(map(str, kinds)))
-        raise UserError(f"The index in {folder} is not whole; {_BUILD_AGAIN}.")
+        raise UserError(f"The index in {folder} is incomplete; {_BUILD_AGAIN}.")
 
     @contextmanager
     def reading(self, kind: str) -> Iterator[Path]:
@@ -60,7 +60,9 @@ class Saved:
         try:
             yield self.folder
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
-            raise UserError(f"The index in {self.folder} is not whole ({error}); {_BUILD_AGAIN}.") from error
+            raise UserError(
+                f"The index in {self.folder} is incomplete or broken ({error}); {_BUILD_AGAIN}."
+            ) from error
 
 
 def check_free(folder: str | Path) -> None:

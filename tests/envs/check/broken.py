@@ -1,4 +1,4 @@
-"""Worlds with one fault each, and one without any. What each must be caught by stands in `FAULTS`."""
+"""Worlds with one fault each, and one without any. `FAULTS` has the finding for each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentrl.envs import Env
 from agentrl.tools import inline
 
 WORDS = ("amber", "basil", "cedar", "dahlia", "ember", "fjord", "grove", "heron")
-LEFT: list[object] = []
+LEAKED: list[object] = []
 FAULTS: dict[str, type[Env]] = {}
 
 
 def caught_by(code):
-    """Enter a world under the one finding that its check must have."""
+    """Register a world under the only finding that its check must have."""
 
     def enter(env_class):
         FAULTS[f"{code} {env_class.__name__}"] = env_class
@@ -124,7 +124,8 @@ class Moving(Good):
 class Numbered(Good):
     def tasks(self, split):
         return [
-            Task(f"{n}", one.prompt, one.answer, one.metadata) for n, one in enumerate(super().tasks(split))
+            Task(f"{n}", task.prompt, task.answer, task.metadata)
+            for n, task in enumerate(super().tasks(split))
         ]
 
 
@@ -133,7 +134,7 @@ class Overlapping(Good):
     def tasks(self, split):
         both = [*super().tasks("train"), *super().tasks("test")][: 5 if split == "train" else 8]
         both = both if split == "train" else both[4:]
-        return [Task(f"{split}-{n}", one.prompt, one.answer, one.metadata) for n, one in enumerate(both)]
+        return [Task(f"{split}-{n}", task.prompt, task.answer, task.metadata) for n, task in enumerate(both)]
 
 
 @caught_by("answer-in-prompt")
@@ -141,25 +142,28 @@ class Telling(Good):
     def tasks(self, split):
         return [
             Task.ask(
-                one.id, f"{one.prompt[0].content} Think of {one.answer.upper()}!", one.answer, **one.metadata
+                task.id,
+                f"{task.prompt[0].content} Think of {task.answer.upper()}!",
+                task.answer,
+                **task.metadata,
             )
-            for one in super().tasks(split)
+            for task in super().tasks(split)
         ]
 
 
 @caught_by("answer-in-prompt")
 class Labelled(Good):
-    """The answer stands far behind, in what looks like a template's leftover."""
+    """The answer is near the end of the prompt, after a label as a template could leave it."""
 
     def tasks(self, split):
         return [
             Task.ask(
-                one.id,
-                f"{one.prompt[0].content} {'so ' * 200} Answer: {one.answer}",
-                one.answer,
-                **one.metadata,
+                task.id,
+                f"{task.prompt[0].content} {'so ' * 200} Answer: {task.answer}",
+                task.answer,
+                **task.metadata,
             )
-            for one in super().tasks(split)
+            for task in super().tasks(split)
         ]
 
 
@@ -168,9 +172,12 @@ class Reading(Good):
     def tasks(self, split):
         return [
             Task.ask(
-                one.id, f"{one.prompt[0].content} {'so ' * 200} {one.answer} too", one.answer, **one.metadata
+                task.id,
+                f"{task.prompt[0].content} {'so ' * 200} {task.answer} too",
+                task.answer,
+                **task.metadata,
             )
-            for one in super().tasks(split)
+            for task in super().tasks(split)
         ]
 
 
@@ -204,17 +211,17 @@ class OwnChance(Good):
 
 @caught_by("episodes-interfere")
 class SharedState(Good):
-    """What belongs to an episode stands on the class."""
+    """State of an episode is on the class."""
 
-    shown = ""
+    hint = ""
 
     async def reset(self, task, *, seed):
-        type(self).shown = f"You may ask about {task.id}."
+        type(self).hint = f"You may ask about {task.id}."
         return await super().reset(task, seed=seed)
 
     async def step(self, action):
         step = await super().step(action)
-        return step._replace(observation=(*step.observation, Message("user", self.shown)))
+        return step._replace(observation=(*step.observation, Message("user", self.hint)))
 
     def expert(self, task):
         yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
@@ -223,7 +230,7 @@ class SharedState(Good):
 @caught_by("memory-grows")
 class Hoards(Good):
     async def reset(self, task, *, seed):
-        LEFT.append(bytearray(50_000))
+        LEAKED.append(bytearray(50_000))
         return await super().reset(task, seed=seed)
 
 

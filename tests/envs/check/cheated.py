@@ -1,4 +1,4 @@
-"""Worlds that pay for, or break at, what a model should not get away with."""
+"""Worlds that reward, or fail at, behaviour that must earn nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def last_word(episode):
 
 
 def deepest(value):
-    """How deep lists are nested; as naive as authors are."""
+    """The depth of nested lists, by a recursion that deep lists overflow."""
     return 1 + max(map(deepest, value), default=0) if isinstance(value, list) else 0
 
 
@@ -46,7 +46,7 @@ class PaysCopies(Good):
 
 @caught_by("above-chance")
 class PaysForgery(Good):
-    """Takes a result that the model wrote itself for one of a tool."""
+    """Accepts a result that the model wrote as one of a tool."""
 
     def reward(self, task, answer):
         return float(answer == task.answer or f"<result>{task.answer}</result>" in answer)
@@ -54,7 +54,7 @@ class PaysForgery(Good):
 
 @caught_by("above-chance")
 class PaysFlattery(Good):
-    """A judge that believes what it reads."""
+    """A judge that trusts the text of the answer."""
 
     def reward(self, task, answer):
         return float(answer == task.answer or "Reward: 1.0" in answer)
@@ -70,16 +70,16 @@ class PaysThoughts(Good):
 
 @caught_by("above-chance")
 class PaysArguments(Good):
-    """Any call that names the answer is worth as much as the answer."""
+    """Rewards any call that contains the answer as the answer."""
 
     async def step(self, action):
-        named = any(self.task.answer in str(one.arguments) for one in action.tool_calls)
-        return Step.finished(reward=1.0) if named else await super().step(action)
+        holds_answer = any(self.task.answer in str(tool_call.arguments) for tool_call in action.tool_calls)
+        return Step.finished(reward=1.0) if holds_answer else await super().step(action)
 
 
 @caught_by("above-chance")
 class PaysCalls(Good):
-    """Every call is worth something, and there is no end of them."""
+    """Rewards every call, without a bound."""
 
     async def step(self, action):
         step = await super().step(action)
@@ -88,7 +88,7 @@ class PaysCalls(Good):
 
 @caught_by("above-chance")
 class PaysBrevity(Good):
-    """A weighted reward beside the steps', which silence earns as well."""
+    """A weighted reward in addition to the steps', which an empty answer earns, too."""
 
     rewards = (Reward(brevity, weight=0.5),)
     expert_score = 1.25
@@ -114,14 +114,14 @@ class CrashesInReward(Good):
 @caught_by("crash")
 class CrashesOnUnread(Good):
     async def step(self, action):
-        for one in action.tool_calls:
-            len(one.arguments)
+        for tool_call in action.tool_calls:
+            len(tool_call.arguments)
         return await super().step(action)
 
 
 @caught_by("crash")
 class CrashesUnprintably(Good):
-    """What it says when it breaks has two lines, and half a surrogate pair."""
+    """Its error text has two lines, and half a surrogate pair."""
 
     def reward(self, task, answer):
         if "\ud800" in answer:
@@ -132,25 +132,25 @@ class CrashesUnprintably(Good):
 @caught_by("crash")
 class CrashesOnUnknown(Good):
     async def step(self, action):
-        for one in action.tool_calls:
-            next(tool for tool in self.tool_schemas if tool.name == one.name)
+        for tool_call in action.tool_calls:
+            next(tool for tool in self.tool_schemas if tool.name == tool_call.name)
         return await super().step(action)
 
 
 @caught_by("crash")
 class CrashesOnMissing(Good):
     async def step(self, action):
-        for one in action.tool_calls:
-            if one.name == "look" and one.arguments is not None:
-                one.arguments["word"]
+        for tool_call in action.tool_calls:
+            if tool_call.name == "look" and tool_call.arguments is not None:
+                tool_call.arguments["word"]
         return await super().step(action)
 
 
 @caught_by("crash")
 class CrashesOnNaN(Good):
     async def step(self, action):
-        for one in action.tool_calls:
-            times = (one.arguments or {}).get("times", 1)
+        for tool_call in action.tool_calls:
+            times = (tool_call.arguments or {}).get("times", 1)
             if isinstance(times, float):
                 int(times)
         return await super().step(action)
@@ -159,8 +159,8 @@ class CrashesOnNaN(Good):
 @caught_by("crash")
 class CrashesOnDepth(Good):
     async def step(self, action):
-        for one in action.tool_calls:
-            deepest((one.arguments or {}).get("word"))
+        for tool_call in action.tool_calls:
+            deepest((tool_call.arguments or {}).get("word"))
         return await super().step(action)
 
 
@@ -175,7 +175,7 @@ class CrashesOnNullBytes(Good):
 
 @caught_by("crash")
 class ComplainsToPeople(Good):
-    """An error that is meant for the author reaches the run."""
+    """A UserError in an episode reaches the run."""
 
     def reward(self, task, answer):
         if not answer:
@@ -197,5 +197,5 @@ class Echoes(Good):
 class EchoesHalves(Good):
     async def step(self, action):
         step = await super().step(action)
-        said = "".join(str((one.arguments or {}).get("word"))[:100] for one in action.tool_calls)
-        return Step.going(Message("tool", said)) if action.tool_calls and "\ud800" in said else step
+        words = "".join(str((tool_call.arguments or {}).get("word"))[:100] for tool_call in action.tool_calls)
+        return Step.going(Message("tool", words)) if action.tool_calls and "\ud800" in words else step

@@ -1,4 +1,4 @@
-"""Worlds without a fault that a careless check would complain of."""
+"""Worlds without a fault, in which a careless check would find one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Choice(SingleTurnEnv):
 
 
 class YesNo(SingleTurnEnv):
-    """Short answers that may stand in a prompt by chance, and do."""
+    """Short answers that are in prompts by chance."""
 
     chance_score = 0.5
 
@@ -86,7 +86,7 @@ class Sums(SingleTurnEnv):
 
 
 class Luck(Env):
-    """A coin decides: no full marks, and nothing to answer."""
+    """A coin decides: the expert's score is below 1, and there is no right answer."""
 
     expert_score = 0.75
     chance_score = 0.0

@@ -1,4 +1,4 @@
-"""Worlds that leave something behind when they are cancelled, one thing each."""
+"""Worlds that leak one resource each when they are cancelled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tempfile
 import threading
 from contextlib import suppress
 
-from tests.envs.check.broken import LEFT, Good, caught_by
+from tests.envs.check.broken import LEAKED, Good, caught_by
 
 FOREVER_S = 3600.0
 
 
 class Waiting(Good):
-    """Holds something while it waits; below, each lets go only where nobody cancels."""
+    """Holds a resource while it waits; each subclass releases it only without a cancellation."""
 
     def hold(self):
         raise NotImplementedError
@@ -36,7 +36,7 @@ class Waiting(Good):
 class LeavesThread(Waiting):
     def hold(self):
         self.stop = threading.Event()
-        LEFT.append(self.stop)
+        LEAKED.append(self.stop)
         thread = threading.Thread(target=self.stop.wait, daemon=True)
         thread.start()
         return thread
@@ -52,7 +52,7 @@ class LeavesProcess(Waiting):
         held = subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(60)"], stdin=subprocess.DEVNULL
         )
-        LEFT.append(held)
+        LEAKED.append(held)
         return held
 
     def let_go(self, held):
@@ -64,11 +64,11 @@ class LeavesProcess(Waiting):
 class LeavesOpenFile(Waiting):
     def hold(self):
         held = os.open(__file__, os.O_RDONLY)
-        LEFT.append(held)
+        LEAKED.append(held)
         return held
 
     def let_go(self, held):
-        LEFT.remove(held)
+        LEAKED.remove(held)
         os.close(held)
 
 
@@ -87,7 +87,7 @@ class LeavesTemporaryFile(Waiting):
 class LeavesSocket(Waiting):
     def hold(self):
         held = socket.socket()
-        LEFT.append(held)
+        LEAKED.append(held)
         return held
 
     def let_go(self, held):
@@ -98,7 +98,7 @@ class LeavesSocket(Waiting):
 class LeavesTask(Waiting):
     def hold(self):
         held = asyncio.create_task(asyncio.sleep(FOREVER_S))
-        LEFT.append(held)
+        LEAKED.append(held)
         return held
 
     def let_go(self, held):
@@ -107,7 +107,7 @@ class LeavesTask(Waiting):
 
 @caught_by("leaves-file")
 class LeavesInAChild(Good):
-    """The await that is cancelled is not the episode's own: it is one of a task that it waits for."""
+    """The cancelled await is not the episode's own, but that of a task that it awaits."""
 
     async def reset(self, task, *, seed):
         async with asyncio.timeout(5):
@@ -118,9 +118,9 @@ class LeavesInAChild(Good):
         for _ in range(5):
             await asyncio.sleep(0)
         held = os.open(__file__, os.O_RDONLY)
-        LEFT.append(held)
+        LEAKED.append(held)
         await asyncio.sleep(0)
-        LEFT.remove(held)
+        LEAKED.remove(held)
         os.close(held)
 
 
@@ -133,8 +133,8 @@ class Stubborn(Good):
 
 
 def let_all_go():
-    """Free what the leaking worlds have left, so that the tests themselves leave nothing."""
-    for held in LEFT:
+    """Release the leaked resources, so that the tests themselves leak nothing."""
+    for held in LEAKED:
         match held:
             case threading.Event():
                 held.set()
@@ -147,4 +147,4 @@ def let_all_go():
                 os.close(held)
             case _:
                 held.close()
-    LEFT.clear()
+    LEAKED.clear()

@@ -1,4 +1,4 @@
-"""Worlds whose tool holds a real child process: for one episode, or for all; closed, or forgotten."""
+"""Worlds whose tool holds a real child process: for one episode, or for all; closed, or leaked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def end(child: Popen[bytes]) -> None:
 
 
 class Shout(Toolkit):
-    """shared: one child for all episodes. forget: it is left to itself."""
+    """shared: one child for all episodes. forget: the child is never closed."""
 
     def __init__(self, *, shared: bool, forget: bool) -> None:
         self.forget = forget
@@ -62,8 +62,8 @@ class Shouting(ToolEnv):
 
     def tasks(self, split):
         words = ("red", "green", "blue", "grey") if split == "train" else ("pink", "brown", "violet", "gold")
-        asked = f"Say colour {{}} of {split} louder."
-        return [Task.ask(word, asked.format(k), word.upper()) for k, word in enumerate(words)]
+        question = f"Say colour {{}} of {split} louder."
+        return [Task.ask(word, question.format(k), word.upper()) for k, word in enumerate(words)]
 
     def reward(self, task, answer):
         return exact_match(answer, task.answer) if answer.isupper() else 0.0

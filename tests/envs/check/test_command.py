@@ -21,41 +21,41 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_a_good_world_is_told_in_a_table_and_leaves_0(capsys):
+def test_a_good_world_is_printed_as_a_table_and_exits_with_0(capsys):
     code, out, _ = run(capsys, f"{Good.__module__}:Good", "--n", "4")
     assert code == 0
     assert "expert_score" in out
     assert "passed: 0 errors, 0 warnings." in out
 
 
-def test_a_broken_world_leaves_1_and_its_finding_is_told(capsys):
+def test_a_broken_world_exits_with_1_and_prints_its_finding(capsys):
     code, out, _ = run(capsys, "tests.envs.check.cheated:PaysNothing", "--n", "4")
     assert code == 1
     assert "error above-chance" in out
     assert "failed: 1 error, 0 warnings." in out
 
 
-def test_a_warning_alone_leaves_0(capsys):
+def test_a_single_warning_exits_with_0(capsys):
     code, out, _ = run(capsys, f"{Good.__module__}:Bookless", "--n", "4")
     assert code == 0
     assert "warning no-expert" in out
 
 
 @pytest.mark.parametrize(("world", "code"), [("broken:Good", 0), ("cheated:PaysNothing", 1)])
-def test_machines_get_one_json_object_and_nothing_else(capsys, world, code):
-    left, out, _ = run(capsys, f"tests.envs.check.{world}", "--n", "4", "--seed", "2", "--json")
+def test_the_json_flag_prints_exactly_one_json_object(capsys, world, code):
+    exit_code, out, _ = run(capsys, f"tests.envs.check.{world}", "--n", "4", "--seed", "2", "--json")
     report = json.loads(out)
-    assert left == code
+    assert exit_code == code
     assert set(report) == {"env", "ok", "seed", "findings", "figures"}
     assert report["ok"] == (code == 0)
     assert report["seed"] == 2
-    assert [one["severity"] for one in report["findings"]] == ["error"] * code
+    assert [finding["severity"] for finding in report["findings"]] == ["error"] * code
 
 
 @pytest.mark.parametrize(
     "arguments", [["NoSuch-v0"], ["HopSearch-v0", "--n", "0"], ["HopSearch-v0", "--n", "x"], []]
 )
-def test_bad_input_is_one_sentence_and_leaves_2(capsys, arguments):
+def test_bad_input_is_a_one_sentence_error_and_exits_with_2(capsys, arguments):
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("agentrl: ")

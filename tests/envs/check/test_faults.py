@@ -1,4 +1,4 @@
-"""Each broken world is caught by exactly the finding that it should be, and a good one by none."""
+"""Each broken world has exactly its expected finding, and a good one has none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARNINGS = {
     "slow-rewards",
 }
 
-MODULES = (cheated, leaking)  # where the worlds of FAULTS stand, beside broken.py
+MODULES = (cheated, leaking)  # with broken.py, the modules of the worlds of FAULTS
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,14 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(cost_probe, "_EPISODES", 20)
 
 
-def test_a_good_world_has_no_findings_and_its_figures_are_told():
+def test_a_good_world_has_no_findings_and_reports_its_figures():
     report = check_env(Good, n=8)
     assert report.findings == ()
     assert report.ok
     assert report.figures["tasks"] == 8
     assert report.figures["expert_score"] == report.figures["expert_score_high"] == 1.0
     assert report.figures["random_score"] == report.figures["best_adversary_score"] == 0.0
-    assert report.figures["cancels"] == 2  # the expert speaks twice, and nothing else is waited for
+    assert report.figures["cancels"] == 2  # the two turns of the expert are the only awaits
     assert {"reset_ms", "step_ms", "last_step_ms", "memory_mib_per_100_episodes"} <= set(report.figures)
     assert str(report).startswith("tests.envs.check.broken:Good: passed")
 
@@ -61,7 +61,8 @@ def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
     report = check_env(FAULTS[fault], n=8)
     assert list(report.codes) == codes, report
     assert report.ok == (set(codes) <= WARNINGS), report
-    assert {one.code for one in report.findings if one.severity is Severity.WARNING} == set(codes) & WARNINGS
+    warnings = {finding.code for finding in report.findings if finding.severity is Severity.WARNING}
+    assert warnings == set(codes) & WARNINGS
     for finding in report.findings:
         assert finding.text.endswith("."), finding.text
         assert finding.text.isprintable()
@@ -102,22 +103,22 @@ async def test_inside_an_event_loop_the_async_form_is_named_and_works():
     assert asyncio.get_running_loop().get_task_factory() is factory
 
 
-def test_bad_input_is_one_sentence():
+def test_bad_input_is_a_one_sentence_error():
     with pytest.raises(UnknownEnvError, match="NoSuch-v0"):
         check_env("NoSuch-v0")
     with pytest.raises(UserError, match="n = 0"):
         check_env(Good, n=0)
 
 
-def test_progress_is_told_in_the_order_of_the_checks():
-    told = []
-    check_env(Good, n=2, progress=told.append)
-    assert told[0] == "tasks"
-    assert told[-1] == "memory"
-    assert len(told) == 6
+def test_progress_is_reported_in_the_order_of_the_checks():
+    steps = []
+    check_env(Good, n=2, progress=steps.append)
+    assert steps[0] == "tasks"
+    assert steps[-1] == "memory"
+    assert len(steps) == 6
 
 
-def test_the_same_seed_checks_the_same_and_leaves_global_chance_alone():
+def test_the_same_seed_gives_the_same_report_and_global_generators_are_not_touched():
     from agentrl.envs.check.same_probe import global_random_state
 
     before = global_random_state()

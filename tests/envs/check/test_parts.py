@@ -70,9 +70,9 @@ def test_the_bounds_are_those_of_wilsons_equation(n, data):
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=30), st.floats(-3, 3), st.floats(0.1, 10))
 def test_intervals_move_with_the_scores(scores, shift, scale):
-    one = interval(scores, (-5.0, 5.0))
+    centred = interval(scores, (-5.0, 5.0))
     other = interval([scale * score + shift for score in scores], (scale * -5 + shift, scale * 5 + shift))
-    assert other == pytest.approx([scale * value + shift for value in one], abs=1e-6)
+    assert other == pytest.approx([scale * value + shift for value in centred], abs=1e-6)
 
 
 def test_scores_that_cannot_vary_have_no_width():
@@ -89,20 +89,20 @@ def test_fitting_arguments_fit_and_come_again(seed):
 
 def test_fitting_arguments_reach_every_choice():
     drawn = [arguments.fitting(SCHEMA, random.Random(seed)) for seed in range(60)]
-    assert {one["one_of"] for one in drawn} == {"a", 3}
-    assert {one["colour"] for one in drawn} == {"red", "blue"}
-    assert {one["whole"] for one in drawn} == {11, 12}
-    assert {type(one["maybe"]) for one in drawn} == {str, type(None)}
-    assert {"optional" in one for one in drawn} == {True, False}
+    assert {draw["one_of"] for draw in drawn} == {"a", 3}
+    assert {draw["colour"] for draw in drawn} == {"red", "blue"}
+    assert {draw["whole"] for draw in drawn} == {11, 12}
+    assert {type(draw["maybe"]) for draw in drawn} == {str, type(None)}
+    assert {"optional" in draw for draw in drawn} == {True, False}
 
 
 def test_wrong_types_never_fit_and_cover_every_parameter():
     base = arguments.fitting(SCHEMA, random.Random(1))
     drawn = list(arguments.wrong_types(SCHEMA, random.Random(1)))
-    for one in drawn:
+    for wrong in drawn:
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(one, SCHEMA.parameters)
-    changed = {name for one in drawn for name in one if one[name] != base.get(name, math.nan)}
+            jsonschema.validate(wrong, SCHEMA.parameters)
+    changed = {name for wrong in drawn for name in wrong if wrong[name] != base.get(name, math.nan)}
     assert changed >= set(SCHEMA.parameters["properties"])
 
 
@@ -111,7 +111,7 @@ def test_a_schema_that_nothing_fits_gives_nothing():
     assert arguments.fitting(impossible, random.Random(0)) is None
 
 
-def test_nesting_is_as_deep_as_asked():
+def test_nesting_has_the_requested_depth():
     value, depth = arguments.nested(900), 0
     while value:
         (value,), depth = value, depth + 1
@@ -119,9 +119,9 @@ def test_nesting_is_as_deep_as_asked():
 
 
 def codes(*tasks, chance=0.0):
-    """What is found about one split of these (prompt, answer) pairs."""
+    """The findings about a split of these (prompt, answer) pairs."""
     split = {"train": [Task.ask(str(n), prompt, answer) for n, (prompt, answer) in enumerate(tasks)]}
-    return [one.code for one in probe_tasks(split, split, None, chance, 1.0 - chance).findings]
+    return [finding.code for finding in probe_tasks(split, split, None, chance, 1.0 - chance).findings]
 
 
 @pytest.mark.parametrize(
@@ -155,17 +155,19 @@ def test_rare_coincidences_are_no_leak():
     assert codes(*tasks, ("Add 7 and 0.", "7")) == []
 
 
-def test_a_prompt_must_leave_room_for_an_answer():
+def test_a_prompt_must_be_shorter_than_max_tokens():
     split = {"train": [Task.ask("one", "x" * 400, "y")]}
-    assert [one.code for one in probe_tasks(split, split, 100, 0.0, 1.0).findings] == ["prompt-too-long"]
+    assert [finding.code for finding in probe_tasks(split, split, 100, 0.0, 1.0).findings] == [
+        "prompt-too-long"
+    ]
     assert probe_tasks(split, split, 101, 0.0, 1.0).findings == ()
 
 
-def test_of_very_many_tasks_evenly_spaced_ones_are_looked_at():
+def test_of_many_tasks_evenly_spaced_ones_are_checked():
     tasks = [Task.ask(str(n), "?") for n in range(50_001)]
-    seen = subsampled(tasks)
-    assert 10_000 < len(seen) <= 20_000
-    assert seen[0] is tasks[0]
+    sample = subsampled(tasks)
+    assert 10_000 < len(sample) <= 20_000
+    assert sample[0] is tasks[0]
     assert subsampled(tasks[:7]) == tasks[:7]
 
 

@@ -1,4 +1,4 @@
-"""What tools share may outlive an episode, not the check."""
+"""Shared resources of tools may outlive an episode, but not the check."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_a_world_that_closes_what_it_opens_has_no_errors_and_leaves_nothing(env)
 
 
 @pytest.mark.parametrize(
-    ("env", "says"),
+    ("env", "sentence"),
     [(Forgotten, "an episode cancelled at"), (ForgottenShared, "after what their tools share was closed")],
 )
-def test_a_child_that_is_forgotten_is_found(env, says):
+def test_a_leaked_child_process_is_found(env, sentence):
     report = check_env(env, n=2)
     assert {finding.code for finding in report.errors} == {"leaves-process"}
-    assert says in report.errors[0].text
+    assert sentence in report.errors[0].text
     assert any(alive(child.pid) for child in sharing.FORGOTTEN)

@@ -1,4 +1,4 @@
-"""Gymnasium's environments as environments of ours."""
+"""Gymnasium's environments as environments of agentrl."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agentrl.types import Ending, Message, ToolCall
 
 NAMES = ("left", "down", "right", "up")
 MODES = {"render_modes": []}
-MADE = []
+CREATED = []
 
 
 class Count(gymnasium.Env):
-    """Counts up by the action: -1 a step, 9 for reaching five, which ends it; three cuts it short."""
+    """Counts up by the action: -1 per step, 9 for reaching five, which terminates; three truncates."""
 
     metadata = MODES
-    made = MADE
+    created = CREATED
 
     def __init__(self, start=1, render_mode=None):
         self.render_mode = render_mode
@@ -31,7 +31,7 @@ class Count(gymnasium.Env):
         self.observation_space = Discrete(100)
         self.threads = set()
         self.closed = 0
-        self.made.append(self)
+        self.created.append(self)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -48,7 +48,7 @@ class Count(gymnasium.Env):
 
 
 class Echo(gymnasium.Env):
-    """Says what it hears; "stop" ends it."""
+    """Repeats the action; "stop" ends it."""
 
     metadata = MODES
 
@@ -71,7 +71,7 @@ def _own_registries(monkeypatch):
     gymnasium.register("Count-v0", Count)
     gymnasium.register("Limited-v0", Count, max_episode_steps=7)
     gymnasium.register("Echo-v0", Echo, kwargs={"space": TextSpace()}, disable_env_checker=True)
-    Count.made.clear()
+    Count.created.clear()
     yield
     gymnasium.registry.clear()
     gymnasium.registry.update(before)
@@ -90,12 +90,12 @@ def act(action):
     return call("act", action=action)
 
 
-async def test_one_line_adopts_and_the_worlds_own_picture_is_what_is_seen():
+async def test_one_line_adopts_and_the_worlds_own_rendering_is_the_observation():
     register("Lake-v0", GymEnv, gym_id="FrozenLake-v1", actions=NAMES, is_slippery=False)
     env = make("Lake-v0")
     assert env.limits.max_turns == 100
-    (shown,), _ = await env.reset(env.tasks("train")[0], seed=0)
-    assert shown == Message("user", "[S]FFF\nFHFH\nFFFH\nHFFG")
+    (first,), _ = await env.reset(env.tasks("train")[0], seed=0)
+    assert first == Message("user", "[S]FFF\nFHFH\nFFFH\nHFFG")
     path = ["down", "down", "right", "right", "down", "right"]
     steps = [await env.step(act(action)) for action in path]
     assert steps[1].observation[0].content == "(Down)\nSFFF\nFHFH\n[F]FFH\nHFFG"
@@ -104,12 +104,12 @@ async def test_one_line_adopts_and_the_worlds_own_picture_is_what_is_seen():
     await env.close()
 
 
-async def test_without_names_actions_are_numbers_and_without_a_picture_observations_are_values():
+async def test_without_names_actions_are_numbers_and_without_a_rendering_observations_are_values():
     env = GymEnv("Count-v0")
     (tool,) = env.tool_schemas
     assert tool.parameters["properties"] == {"action": {"type": "integer", "minimum": 1, "maximum": 3}}
-    (shown,), _ = await env.reset(started(env, 0), seed=0)
-    assert shown.content == "0"
+    (first,), _ = await env.reset(started(env, 0), seed=0)
+    assert first.content == "0"
     step = await env.step(act(2))
     assert (step.observation[0].content, step.reward, step.terminated, step.truncated) == (
         "2",
@@ -124,8 +124,8 @@ async def test_without_names_actions_are_numbers_and_without_a_picture_observati
 
 async def test_names_count_from_the_first_action():
     env = GymEnv("Count-v0", actions=("one", "two", "three"), rules="Count.", describe=lambda at: f"at {at}")
-    (shown,), _ = await env.reset(started(env, 1), seed=0)
-    assert shown.content == "Count.\n\nat 1"
+    (first,), _ = await env.reset(started(env, 1), seed=0)
+    assert first.content == "Count.\n\nat 1"
     assert (await env.step(act("three"))).observation[0].content == "at 4"
 
 
@@ -134,7 +134,7 @@ async def test_several_calls_are_done_in_order_until_the_world_ends():
     await env.reset(started(env, 0), seed=0)
     calls = tuple(ToolCall("act", {"action": action}, id=str(action)) for action in (1, 3, 2, 1))
     step = await env.step(Message("assistant", tool_calls=calls))
-    assert [(said.content, said.tool_call_id) for said in step.observation] == [
+    assert [(message.content, message.tool_call_id) for message in step.observation] == [
         ("1", "1"),
         ("4", "3"),
         ("6", "2"),
@@ -143,7 +143,7 @@ async def test_several_calls_are_done_in_order_until_the_world_ends():
 
 
 @pytest.mark.parametrize(
-    ("action", "said", "count"),
+    ("action", "sentence", "count"),
     [
         (say("1"), "Nothing was done; call `act`. Do something: a number from 1 to 3.", None),
         (act(0), "That is no action. Do something: a number from 1 to 3.", "rejected_calls"),
@@ -160,11 +160,11 @@ async def test_several_calls_are_done_in_order_until_the_world_ends():
         ),
     ],
 )
-async def test_what_is_no_action_moves_nothing_and_is_answered(action, said, count):
+async def test_an_invalid_action_changes_nothing_and_gets_an_answer(action, sentence, count):
     env = GymEnv("Count-v0")
     await env.reset(started(env, 2), seed=0)
     step = await env.step(action)
-    assert said in step.observation[0].content
+    assert sentence in step.observation[0].content
     assert (step.reward, step.terminated, step.truncated) == (None, False, False)
     assert env.counts["idle_turns"] == 1
     assert count is None or env.counts[count] == 1
@@ -172,7 +172,7 @@ async def test_what_is_no_action_moves_nothing_and_is_answered(action, said, cou
 
 
 @pytest.mark.parametrize(("at", "share"), [(0, 0.875), (1, 0.875), (2, 1.0)])
-async def test_with_bounds_the_return_is_paid_once_at_the_end_as_a_share(at, share):
+async def test_with_bounds_the_scaled_return_is_rewarded_once_at_the_end(at, share):
     env = GymEnv("Count-v0", returns=(1.0, 9.0))
     await env.reset(started(env, at), seed=0)
     steps = []
@@ -181,7 +181,7 @@ async def test_with_bounds_the_return_is_paid_once_at_the_end_as_a_share(at, sha
     assert [step.reward for step in steps] == [None] * (len(steps) - 1) + [share]
 
 
-async def test_with_bounds_a_game_that_did_not_end_is_worth_nothing_and_no_share_leaves_the_bounds():
+async def test_with_bounds_an_unfinished_game_is_worth_nothing_and_rewards_stay_in_0_to_1():
     env = GymEnv("Count-v0", returns=(1.0, 9.0))
     await env.reset(started(env, 1), seed=0)
     step = await env.step(act(2))
@@ -203,18 +203,18 @@ async def test_a_task_fixes_the_world_and_the_seed_changes_nothing():
 
 
 @pytest.mark.parametrize("space", [TextSpace(), Text(20)])
-async def test_text_actions_are_what_is_answered(space):
+async def test_text_actions_are_the_answers(space):
     env = GymEnv("Echo-v0", space=space)
     assert env.tool_schemas == ()
-    (shown,), _ = await env.reset(env.tasks("test")[0], seed=0)
-    assert shown.content == "listening"
+    (first,), _ = await env.reset(env.tasks("test")[0], seed=0)
+    assert first.content == "listening"
     step = await env.step(say("hello"))
     assert (step.observation, step.reward) == ((Message("user", "hello!"),), 0.5)
     broken = Message("assistant", tool_calls=(ToolCall("", None, raw="stop", error="no"),))
     assert (await env.step(broken)).terminated
 
 
-async def test_text_outside_the_space_is_answered_with_what_is_asked_for():
+async def test_text_outside_the_space_is_answered_with_the_space():
     env = GymEnv("Echo-v0", space=Text(20))
     await env.reset(env.tasks("test")[0], seed=0)
     step = await env.step(say("Zürich"))
@@ -226,7 +226,7 @@ async def test_text_outside_the_space_is_answered_with_what_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "sentence"),
     [
         ({"gym_id": "FrozenLak-v1"}, "Gymnasium has no environment `FrozenLak-v1`: .*FrozenLake"),
         ({"gym_id": "no_module:X-v1"}, "Gymnasium has no environment `no_module:X-v1`"),
@@ -234,12 +234,12 @@ async def test_text_outside_the_space_is_answered_with_what_is_asked_for():
         ({"gym_id": "FrozenLake-v1", "actions": ("left",)}, "has 4 actions, got 1 names; name each one"),
     ],
 )
-def test_what_cannot_be_adopted_is_one_sentence(kwargs, said):
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_adopted_is_a_one_sentence_error(kwargs, sentence):
+    with pytest.raises(UserError, match=sentence):
         assert GymEnv(**kwargs).tool_schemas
 
 
-def test_there_are_as_many_turns_as_gymnasium_has_steps_unless_the_class_says_otherwise():
+def test_max_turns_is_gymnasiums_number_of_steps_unless_the_class_sets_limits():
     class Short(GymEnv):
         limits = GymEnv.limits.__class__(max_turns=3)
 
@@ -252,11 +252,11 @@ async def test_slow_worlds_step_in_a_thread_and_quick_ones_need_none():
         inline = True
 
     for env_class, is_main in ((GymEnv, False), (Quick, True)):
-        Count.made.clear()
+        Count.created.clear()
         env = env_class("Count-v0")
         await env.reset(started(env, 0), seed=0)
         await env.step(act(1))
-        (threads,) = [world.threads for world in Count.made if world.threads]
+        (threads,) = [world.threads for world in Count.created if world.threads]
         assert (threads == {threading.main_thread()}) is is_main
 
 
@@ -267,14 +267,14 @@ async def test_every_world_that_was_made_is_closed():
 
     env = Expert("Count-v0")
     task = env.tasks("train")[0]
-    Count.made.clear()
+    Count.created.clear()
     assert env.tool_schemas
     await play(env, ScriptedAgent(env.expert(task)), task)
     unfinished = env.expert(task)
     next(unfinished)
     unfinished.close()
-    assert len(Count.made) == 4
-    assert {world.closed for world in Count.made} == {1}
+    assert len(Count.created) == 4
+    assert {world.closed for world in Count.created} == {1}
 
 
 async def test_a_policy_makes_an_expert_that_sees_the_same_luck():

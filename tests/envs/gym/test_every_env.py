@@ -31,32 +31,32 @@ def made(id):
 
 
 @every
-def test_gymnasiums_checker_has_nothing_to_say(id):
+def test_gymnasiums_checker_finds_no_fault(id):
     env = made(id)
     check_env(env.unwrapped)
     env.close()
 
 
 def courses(vector, answers):
-    """What a vector of environments says to some answers after one seeded reset."""
+    """The replies of a vector of environments to some answers after one seeded reset."""
     observations, _ = vector.reset(seed=[1, 2])
-    said = [observations]
+    replies = [observations]
     for answer in answers:
         observations, rewards, terminated, truncated, _ = vector.step(answer)
-        said.append((observations, rewards.tolist(), terminated.tolist(), truncated.tolist()))
+        replies.append((observations, rewards.tolist(), terminated.tolist(), truncated.tolist()))
     vector.close()
-    return said
+    return replies
 
 
 @every
-def test_a_vector_of_processes_says_what_one_process_says_in_any_script(id):
+def test_a_vector_of_processes_returns_the_text_of_one_process_in_any_script(id):
     make = [partial(made, id)] * 2
     vector = SyncVectorEnv(make)
     vector.action_space.seed(3)
     answers = [FOREIGN, *(vector.action_space.sample() for _ in range(4))]
-    here = courses(vector, answers)
-    assert here == courses(AsyncVectorEnv(make, shared_memory=False), answers)
-    assert all(isinstance(text, str) and text for text in here[0])
+    in_process = courses(vector, answers)
+    assert in_process == courses(AsyncVectorEnv(make, shared_memory=False), answers)
+    assert all(isinstance(text, str) and text for text in in_process[0])
 
 
 @every

@@ -1,4 +1,4 @@
-"""A registered environment through Gymnasium's eyes: synchronous, over text, and leaving nothing behind."""
+"""A registered environment as a gymnasium.Env: synchronous, over text, without leaked threads or tasks."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _own_registry(monkeypatch):
 
 @pytest.fixture
 def env():
-    made = gymnasium.make("agentrl/Zurich-v0")
-    yield made
-    made.close()
+    face = gymnasium.make("agentrl/Zurich-v0")
+    yield face
+    face.close()
 
 
 def test_an_episode_is_text_in_and_text_out(env):
@@ -97,7 +97,7 @@ def test_the_limit_of_turns_truncates_and_an_end_of_the_worlds_own_does_not(env)
 
 
 @pytest.mark.parametrize("end", ["<answer> a</answer>", None])
-def test_after_the_end_a_reset_is_asked_for(env, end):
+def test_a_step_after_the_end_requires_a_reset(env, end):
     if end:
         env.reset(seed=0)
         env.step(end)
@@ -107,8 +107,8 @@ def test_after_the_end_a_reset_is_asked_for(env, end):
 
 def test_a_seed_fixes_the_task_and_the_world_and_everything_after_it(env):
     def course(seed):
-        said = [env.reset(seed=seed)] + [env.reset() for _ in range(5)]
-        return [(observation, info["rolled"]) for observation, info in said]
+        replies = [env.reset(seed=seed)] + [env.reset() for _ in range(5)]
+        return [(observation, info["rolled"]) for observation, info in replies]
 
     assert course(3) == course(3)
     assert course(3) != course(4)
@@ -116,10 +116,10 @@ def test_a_seed_fixes_the_task_and_the_world_and_everything_after_it(env):
     assert len({rolled for _, rolled in course(3)}) > 1
 
 
-def test_a_task_is_named_by_number_id_or_itself_in_the_split_that_was_chosen():
+def test_a_task_is_selected_by_number_id_or_itself_in_the_chosen_split():
     env = gymnasium.make("agentrl/Zurich-v0", split="test", sides=1)
-    for wanted in (3, "test-3", Zurich().tasks("test")[3]):
-        _, info = env.reset(seed=0, options={"task": wanted})
+    for choice in (3, "test-3", Zurich().tasks("test")[3]):
+        _, info = env.reset(seed=0, options={"task": choice})
         assert (info["task"], info["rolled"]) == ("test-3", 1)
     assert env.reset(options={"split": "train"})[1]["task"].startswith("train-")
     assert env.reset()[1]["task"].startswith("test-")
@@ -127,7 +127,7 @@ def test_a_task_is_named_by_number_id_or_itself_in_the_split_that_was_chosen():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         ({"task": "trein-7"}, "split `train` of Zurich-v0 has no task 'trein-7'. Did you mean `train-7`?"),
         ({"task": 50}, "has no task 50"),
@@ -137,10 +137,10 @@ def test_a_task_is_named_by_number_id_or_itself_in_the_split_that_was_chosen():
         ({"tasks": 1}, "reset() has no option `tasks`. Did you mean `task`? It has task, split."),
     ],
 )
-def test_a_wrong_option_is_one_sentence(env, options, said):
+def test_a_wrong_option_is_a_one_sentence_error(env, options, sentence):
     with pytest.raises(UserError) as caught:
         env.reset(options=options)
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
 
 
 def test_arguments_are_checked_when_the_environment_is_made():
@@ -148,7 +148,7 @@ def test_arguments_are_checked_when_the_environment_is_made():
         GymnasiumFace("Zurich-v0", colour="red")
 
 
-def test_render_tells_the_episode_so_far():
+def test_render_returns_the_episode_so_far():
     env = gymnasium.make("agentrl/Zurich-v0", render_mode="ansi")
     env.reset(seed=0, options={"task": 1})
     env.step("<shout> ja</shout>")
@@ -164,7 +164,7 @@ def test_what_is_returned_may_be_changed_without_changing_what_comes_next(env):
     assert env.reset(seed=0)[1]["tools"][0]["parameters"]["properties"]
 
 
-def test_gymnasiums_checker_has_nothing_to_say(env):
+def test_gymnasiums_checker_finds_no_fault(env):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env.unwrapped)
@@ -176,7 +176,7 @@ def make_zurich():
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_vectors_of_environments_speak_any_script(env, kind, mode):
+def test_vectors_of_environments_carry_any_script(env, kind, mode):
     make = [make_zurich] * 2
     vector = (
         AsyncVectorEnv(make, shared_memory=False, autoreset_mode=mode)
@@ -188,8 +188,8 @@ def test_vectors_of_environments_speak_any_script(env, kind, mode):
         observations, _ = vector.reset(seed=[5, 6])
         assert observations in vector.observation_space
         assert observations == tuple(env.reset(seed=seed)[0] for seed in (5, 6))
-        one = observations[0]
-        answer = f"<answer> {one[:-1].lower()}</answer>"
+        observation = observations[0]
+        answer = f"<answer> {observation[:-1].lower()}</answer>"
         observations, rewards, terminated, _, _ = vector.step((answer, "<shout> 東京 ß</shout>"))
         assert observations[1] == "«東京 SS» 🙂"
         assert (rewards.tolist(), terminated.tolist()) == ([1.0, 0.0], [True, False])
@@ -199,7 +199,7 @@ def test_vectors_of_environments_speak_any_script(env, kind, mode):
 
 
 def left_over(before):
-    """Threads that were not there before and do not end; a tool's outlives its answer by an instant."""
+    """New threads that do not end; that of a tool ends a moment after its answer."""
     new = set(threading.enumerate()) - before
     for thread in new:
         thread.join(timeout=2)
@@ -249,7 +249,7 @@ async def test_it_runs_inside_a_running_loop_as_in_a_notebook():
     assert asyncio.get_running_loop().is_running()
 
 
-def test_the_threads_own_event_loop_is_left_alone(env):
+def test_the_threads_own_event_loop_is_not_touched(env):
     mine = asyncio.new_event_loop()
     asyncio.set_event_loop(mine)
     env.reset(seed=0)
@@ -279,7 +279,7 @@ def test_deadlines_hold_and_a_broken_world_is_named_with_its_stage(where):
         enter(raising(RuntimeError("no disk")))
 
 
-def test_the_global_generators_are_left_alone(env):
+def test_the_global_generators_are_not_touched(env):
     random.seed(0)
     np.random.seed(0)
     before = random.getstate(), np.random.get_state()[1].tolist()

@@ -26,12 +26,12 @@ def test_every_string_is_inside(text):
     assert np.str_(text) in TextSpace(["<a>{}</a>"])
 
 
-@pytest.mark.parametrize("thing", [b"bytes", 1, None, ["a"], np.array("a")])
-def test_nothing_else_is_inside(thing):
-    assert thing not in TextSpace()
+@pytest.mark.parametrize("value", [b"bytes", 1, None, ["a"], np.array("a")])
+def test_nothing_else_is_inside(value):
+    assert value not in TextSpace()
 
 
-def test_samples_depend_on_the_seed_alone_and_are_not_all_ascii():
+def test_samples_depend_only_on_the_seed_and_are_not_all_ascii():
     space = TextSpace()
     space.seed(3)
     first = [space.sample() for _ in range(50)]
@@ -72,7 +72,7 @@ def test_a_batch_is_a_tuple_of_texts(batched):
     assert concatenate(single, texts, create_empty_array(single, n=3)) == texts
 
 
-def test_sampling_leaves_numpys_own_generator_alone():
+def test_sampling_does_not_touch_numpys_global_generator():
     np.random.seed(0)
     before = np.random.get_state()[1].tolist()
     TextSpace(seed=5).sample()

@@ -1,8 +1,9 @@
-"""An MCP server without the SDK: small, quick to start, and able to behave as badly as a test asks.
+"""An MCP server without the SDK: small, quick to start, with the faults that its arguments name.
 
     python raw_server.py [mute] [ends] [stays] [stubborn] [chatty] [loops]
 
-mute: never answers. ends: says why on stderr and ends at once. stays: does not end when its stdin is closed.
+mute: never answers. ends: writes the reason to stderr and ends at once. stays: does not end when its stdin
+is closed.
 stubborn: ignores SIGTERM. chatty: writes a line that is no message before it begins. loops: its list of tools
 has no end.
 """
@@ -27,7 +28,7 @@ def remember(text: str) -> str:
 
 
 def hang(mark: str) -> str:
-    """Say on disk that the call has come in, then answer nobody any more."""
+    """Write the pid to a file, then hang."""
     with open(mark, "w", encoding="utf-8") as file:
         file.write(str(os.getpid()))
     time.sleep(600)
@@ -35,7 +36,7 @@ def hang(mark: str) -> str:
 
 
 def spawn(kind: str) -> str:
-    """Start a child that outlives its welcome; return the pids of the server and of that child."""
+    """Start a child that does not end by itself; return the pids of the server and of that child."""
     argv = ["sleep", "600"]
     if kind == "stubborn":
         argv = [
@@ -62,7 +63,7 @@ def die(words: str) -> str:
 
 
 def babble(line: str) -> str:
-    """Write a line that is no message, and no answer."""
+    """Write a line that is no message, then hang."""
     print(line, flush=True)
     time.sleep(600)
     return ""
@@ -80,7 +81,7 @@ def environment() -> str:
         return file.read()
 
 
-TOOLS = {one.__name__: one for one in (remember, hang, spawn, die, babble, flood, environment)}
+TOOLS = {tool.__name__: tool for tool in (remember, hang, spawn, die, babble, flood, environment)}
 KINDS = {"str": "string", "int": "integer"}
 
 
@@ -112,8 +113,10 @@ ERRORS = {"invalid": (-32602, "`day` must be in the past"), "internal": (-32603,
 
 
 def listed() -> list[dict[str, object]]:
-    bare = {"inputSchema": {"type": "object"}, "description": "As its name says."}
-    return [described(one) for one in TOOLS.values()] + [{"name": name, **bare} for name in {**RAW, **ERRORS}]
+    minimal = {"inputSchema": {"type": "object"}, "description": "As its name says."}
+    return [described(tool) for tool in TOOLS.values()] + [
+        {"name": name, **minimal} for name in {**RAW, **ERRORS}
+    ]
 
 
 def answer(message: dict) -> dict[str, object]:

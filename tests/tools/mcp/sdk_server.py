@@ -26,7 +26,7 @@ def _session(context: Context) -> str:
 
 @server.tool()
 def count(context: Context, by: Annotated[int, Field(ge=1, description="how far")] = 1) -> str:
-    """Count on from where this session was."""
+    """Continue the count of this session."""
     session = _session(context)
     COUNTS[session] = COUNTS.get(session, 0) + by
     return str(COUNTS[session])
@@ -46,7 +46,7 @@ def divide(a: int, b: int) -> float:
 
 @server.tool()
 async def wait(mark: str, seconds: float) -> str:
-    """Say on disk that the call has come in, then wait."""
+    """Write the pid to a file, then wait."""
     Path(mark).write_text(str(os.getpid()))
     await asyncio.sleep(seconds)
     return "waited"

@@ -1,4 +1,4 @@
-"""What a server answers becomes text, the model's doing or the world's; each case is told apart."""
+"""A response of a server becomes text, a mistake of the model or a failure of the world."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURE = """a dot
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Servers that hang are given up sooner than usual."""
+    """Servers that hang time out sooner than usual."""
     monkeypatch.setattr(stdio, "EXIT_S", 0.1)
     monkeypatch.setattr(connection, "ANSWERS_S", 0.5)
 
@@ -46,7 +46,7 @@ async def test_every_kind_of_result_is_text_and_none_is_empty():
         ("invalid", "invalid: `day` must be in the past"),
     ],
 )
-async def test_what_a_tool_says_no_to_is_the_models_doing_and_counted(name, sentence):
+async def test_an_error_result_counts_as_the_models_mistake(name, sentence):
     env = Desk(raw())
     await env.reset(ASK, seed=0)
     step = await env.step(call(name))
@@ -65,7 +65,7 @@ async def test_what_a_tool_says_no_to_is_the_models_doing_and_counted(name, sent
     ],
 )
 async def test_what_no_model_can_cause_fails_the_episode(impatient, name, arguments, kind, detail):
-    script = (one for one in [call(name, **arguments)])
+    script = (action for action in [call(name, **arguments)])
     episode = await play(Desk(raw()), ScriptedAgent(script), ASK)
     assert episode.ending is Ending.FAILED
     assert (episode.failure.stage, episode.failure.kind) == ("tool", kind)
@@ -104,14 +104,14 @@ async def test_two_episodes_at_once_never_see_each_others_state():
 
     def script(word):
         for _ in range(3):
-            said = yield call("remember", text=word)
-        yield say("3" if said == f"{word} {word} {word}" else said)
+            text = yield call("remember", text=word)
+        yield say("3" if text == f"{word} {word} {word}" else text)
 
     episodes = await asyncio.gather(*(play(Desk(toolkit), ScriptedAgent(script(w)), ASK) for w in "abc"))
     assert [episode.step_rewards[-1] for episode in episodes] == [1.0] * 3
 
 
-async def test_a_call_that_overruns_is_the_models_doing_and_the_server_begins_anew(impatient, tmp_path):
+async def test_a_call_that_overruns_counts_as_the_models_mistake_and_the_server_restarts(impatient, tmp_path):
     env = Desk(raw())
     env.limits = Limits(tool_timeout_s=0.3)
     await env.reset(ASK, seed=0)
@@ -119,15 +119,15 @@ async def test_a_call_that_overruns_is_the_models_doing_and_the_server_begins_an
     step = await env.step(call("hang", mark=str(tmp_path / "mark")))
     assert step.observation[0].content == "hang was stopped: it took longer than 0.3 s."
     assert (tmp_path / "mark").exists()
-    # The deadline of a call may strike while the server is looked after; a later call goes on from there.
+    # The deadline of a call may end during the restart of the server; a later call continues from there.
     for _ in range(30):
         step = await env.step(call("remember", text="after"))
-        said = step.observation[0].content
-        if "was stopped" not in said:
+        text = step.observation[0].content
+        if "was stopped" not in text:
             break
     await env.close()
-    assert said.splitlines()[1:] == ["after"]
-    assert said.startswith("(The server was started again after the call before")
+    assert text.splitlines()[1:] == ["after"]
+    assert text.startswith("(The server was started again after the call before")
     assert "timeout" not in env.tool_stats["remember"].failed
 
 
@@ -172,12 +172,12 @@ async def test_a_server_that_does_not_come_up_is_a_failed_episode(habits, kind, 
         ({"command": "sh", "start_timeout_s": 0}, "start_timeout_s must be above 0, got 0"),
     ],
 )
-def test_a_server_that_cannot_be_meant_so_is_refused_at_once(settings, sentence):
+def test_contradictory_settings_of_a_server_are_refused_at_once(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         McpTools(**settings)
 
 
-async def test_a_server_sees_exactly_the_environment_that_it_is_given(monkeypatch):
+async def test_a_server_gets_exactly_the_configured_environment(monkeypatch):
     monkeypatch.setenv("SECRET_OF_OURS", "token")
     async with opened(raw(env={"PLACE": "Köln"})) as tools:
         assert (await tools["environment"].invoke({})).strip("\0").split("\0") == ["PLACE=Köln"]
@@ -185,7 +185,7 @@ async def test_a_server_sees_exactly_the_environment_that_it_is_given(monkeypatc
         assert await tools["environment"].invoke({}) == "The tool returned nothing."
 
 
-async def test_nothing_that_a_server_says_reaches_our_terminal(impatient, capfd):
+async def test_no_output_of_a_server_reaches_the_terminal(impatient, capfd):
     async with opened(raw("chatty")) as tools:
         with pytest.raises(ToolError):
             await tools["die"].invoke({"words": "ouch"})

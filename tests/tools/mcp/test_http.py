@@ -1,4 +1,4 @@
-"""Servers over streamable HTTP: sessions of their own or one for all, and nothing but the server's origin."""
+"""Servers over streamable HTTP: a session per episode or one for all, and no other origin is reached."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.tools.mcp.watching import SDK, ended, in_flight, opened
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 @contextmanager
@@ -50,28 +50,28 @@ def url():
 
 async def test_two_episodes_at_once_have_sessions_of_their_own_and_close_them(url):
     toolkit = McpTools(url=url)
-    async with opened(toolkit) as one, opened(toolkit) as other:
-        assert [await one["count"].invoke({}) for _ in range(3)] == ["1", "2", "3"]
-        assert await other["count"].invoke({"by": 10}) == "10"
-        assert await one["count"].invoke({}) == "4"
+    async with opened(toolkit) as first, opened(toolkit) as second:
+        assert [await first["count"].invoke({}) for _ in range(3)] == ["1", "2", "3"]
+        assert await second["count"].invoke({"by": 10}) == "10"
+        assert await first["count"].invoke({}) == "4"
     async with opened(toolkit) as later:
         assert await later["count"].invoke({}) == "1"
 
 
 async def test_a_stateless_server_is_one_session_for_all(url):
     toolkit = McpTools(url=url, stateful=False, only=["add", "count"])
-    async with opened(toolkit) as one, opened(toolkit) as other:
-        assert list(one) == ["add", "count"]
-        assert await asyncio.gather(*(one["add"].invoke({"a": k, "b": 1}) for k in range(20))) == [
+    async with opened(toolkit) as first, opened(toolkit) as second:
+        assert list(first) == ["add", "count"]
+        assert await asyncio.gather(*(first["add"].invoke({"a": k, "b": 1}) for k in range(20))) == [
             str(k + 1) for k in range(20)
         ]
-        assert await other["add"].invoke({"a": 40, "b": 2}) == "42"
+        assert await second["add"].invoke({"a": 40, "b": 2}) == "42"
     await release_shared()
 
 
 @pytest.mark.parametrize("stateful", [True, False])
 async def test_an_answer_without_bounds_is_cut_off_and_the_session_goes_on(url, stateful):
-    # The one is answered with a stream of events, the other with a body.
+    # The first is answered with a stream of events, the second with a body.
     async with opened(McpTools(url=url, stateful=stateful)) as tools:
         assert len(await tools["flood"].invoke({"characters": 1_000_000})) == 1_000_000
         with pytest.raises(ToolRejected, match="the answer has more than 16,777,216 bytes; ask for less"):
@@ -112,10 +112,10 @@ class Elsewhere(BaseHTTPRequestHandler):
     """Redirects every request to another origin."""
 
     target = ""
-    asked = 0
+    num_requests = 0
 
     def do_POST(self) -> None:
-        type(self).asked += 1
+        type(self).num_requests += 1
         self.send_response(307)
         self.send_header("Location", self.target)
         self.send_header("Content-Length", "0")
@@ -139,4 +139,4 @@ async def test_a_redirect_to_another_origin_is_not_followed(url):
         thread.join()
         httpd.server_close()
     assert caught.value.kind == "unavailable"
-    assert Elsewhere.asked
+    assert Elsewhere.num_requests

@@ -1,4 +1,4 @@
-"""A published server, as it comes: mcp-server-time."""
+"""A published server, unmodified: mcp-server-time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def test_episodes_use_a_published_server_and_leave_nothing():
     toolkit = McpTools(command=TIME, args=["--local-timezone", "UTC"], stateful=False)
 
     def script(zone):
-        there = json.loads((yield call("convert_time", **{**WHEN, "target_timezone": zone})))
-        assert there["target"]["timezone"] == zone
+        converted = json.loads((yield call("convert_time", **{**WHEN, "target_timezone": zone})))
+        assert converted["target"]["timezone"] == zone
         refused = yield call("get_current_time", timezone="Mars/Olympus")
         assert "Invalid timezone" in refused
         unfit = yield call("get_current_time")
         assert unfit.startswith("get_current_time: parameter `timezone` is missing")
-        yield say("3" if there["time_difference"] == "-3.5h" else there["time_difference"])
+        yield say("3" if converted["time_difference"] == "-3.5h" else converted["time_difference"])
 
     zones = ["Asia/Kolkata", "Asia/Colombo"] * 4
     episodes = await asyncio.gather(*(play(Desk(toolkit), ScriptedAgent(script(z)), ASK) for z in zones))
@@ -41,7 +41,7 @@ async def test_episodes_use_a_published_server_and_leave_nothing():
     assert servers() == before
 
 
-async def test_its_schemas_are_its_own_and_its_own_complaint_is_heard():
+async def test_its_schemas_and_its_error_texts_are_passed_on():
     async with opened(McpTools(command=TIME, args=["--local-timezone", "UTC"], prefix="time_")) as tools:
         assert set(tools) == {"time_get_current_time", "time_convert_time"}
         schema = tools["time_convert_time"].schema.parameters

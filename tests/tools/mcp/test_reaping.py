@@ -1,4 +1,4 @@
-"""Nothing of a server is left: not after closing, not after cancelling, not after a kill on either side."""
+"""No process of a server remains after closing, after cancelling, or after a kill on either side."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _nothing_is_left(monkeypatch):
 
 async def children_of(tools) -> list[int]:
     """The pids of a server and of children of every kind that it has started."""
-    said = [await tools["spawn"].invoke({"kind": kind}) for kind in KINDS]
-    return sorted({int(pid) for one in said for pid in one.split()})
+    replies = [await tools["spawn"].invoke({"kind": kind}) for kind in KINDS]
+    return sorted({int(pid) for reply in replies for pid in reply.split()})
 
 
 @pytest.mark.parametrize("habits", [(), ("stays", "stubborn")])
@@ -59,12 +59,12 @@ async def test_a_server_killed_in_mid_call_is_a_crash_and_leaves_no_child(tmp_pa
 
 async def test_a_guard_killed_in_mid_call_takes_its_server_with_it(tmp_path):
     async with opened(raw()) as tools:
-        said = await tools["spawn"].invoke({"kind": "plain"})
+        reply = await tools["spawn"].invoke({"kind": "plain"})
         calling, server = await in_flight(tools["hang"], tmp_path / "mark")
         os.kill(os.getpgid(server), signal.SIGKILL)
         with pytest.raises(ToolError, match="ended during"):
             await ended(calling)
-    assert [pid for pid in map(int, said.split()) if alive(pid)] == []
+    assert [pid for pid in map(int, reply.split()) if alive(pid)] == []
 
 
 OURS = """
@@ -107,7 +107,7 @@ async def test_a_server_that_stays_dies_with_our_process(sign):
     await until(lambda: not any(map(alive, pids)))
 
 
-async def test_a_server_dies_with_its_guard_where_we_can_do_nothing():
+async def test_a_server_dies_with_its_guard_when_this_process_is_killed():
     ours = subprocess.Popen(
         [sys.executable, "-c", OURS, RAW, "stays", "stubborn"], stdout=subprocess.PIPE, text=True
     )
@@ -121,7 +121,7 @@ async def test_a_server_dies_with_its_guard_where_we_can_do_nothing():
     finally:
         ours.kill()
         ours.communicate(timeout=10)
-        for pid in filter(alive, children):  # nobody is left who could have ended them
+        for pid in filter(alive, children):  # their guard is dead
             os.kill(pid, signal.SIGKILL)
 
 
@@ -137,23 +137,23 @@ async def test_cancelled_at_any_await_it_leaves_nothing(stateful):
         yield say("3")
 
     arena = Arena(make, make(), make().tasks("train"), seed=0)
-    found = await probe_cancelling(arena, policy)
+    result = await probe_cancelling(arena, policy)
     await release_shared()
-    assert found.findings == ()
-    assert found.figures["cancels"] > 10
+    assert result.findings == ()
+    assert result.figures["cancels"] > 10
 
 
-async def test_one_session_for_all_episodes_where_the_server_remembers_nothing():
+async def test_a_stateless_server_has_one_session_for_all_episodes():
     toolkit = raw(stateful=False)
-    async with opened(toolkit) as one, opened(toolkit) as other:
-        assert await one["remember"].invoke({"text": "a"}) == "a"
-        assert await other["remember"].invoke({"text": "b"}) == "a b"
-        first = servers()
+    async with opened(toolkit) as first, opened(toolkit) as second:
+        assert await first["remember"].invoke({"text": "a"}) == "a"
+        assert await second["remember"].invoke({"text": "b"}) == "a b"
+        pids = servers()
     async with opened(toolkit) as later:
         assert await later["remember"].invoke({"text": "c"}) == "a b c"
-    assert servers() == first
+    assert servers() == pids
     await release_shared()
-    assert servers() & first == set()
+    assert servers() & pids == set()
 
 
 async def test_a_shared_server_that_died_is_started_again_by_the_next_call(tmp_path):
@@ -165,7 +165,7 @@ async def test_a_shared_server_that_died_is_started_again_by_the_next_call(tmp_p
         pid = int((await tools["spawn"].invoke({"kind": "plain"})).split()[0])
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not alive(pid))
-        # Dead between two calls: it remembered nothing, so nobody need know.
+        # Dead between two calls: it had no state, so the model gets no note.
         await until(lambda: not servers())
         assert await tools["remember"].invoke({"text": "b"}) == "b"
     await release_shared()

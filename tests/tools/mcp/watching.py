@@ -1,4 +1,4 @@
-"""Servers for the tests of MCP, and a look into /proc at what is left of them."""
+"""Servers for the tests of MCP, and their processes as /proc lists them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentrl.tools.mcp import McpTools
 from tests.processes import is_pythons_own
 from tests.worlds import ASK
 
-HERE = Path(__file__).parent
-RAW, SDK = str(HERE / "raw_server.py"), str(HERE / "sdk_server.py")
-_PATIENCE_S = 10.0
+FOLDER = Path(__file__).parent
+RAW, SDK = str(FOLDER / "raw_server.py"), str(FOLDER / "sdk_server.py")
+_TIMEOUT_S = 10.0
 
 
-def raw(*habits: str, **settings) -> McpTools:
-    """A toolkit over the raw server, with its bad habits."""
-    return McpTools(command=sys.executable, args=[RAW, *habits], **settings)
+def raw(*faults: str, **settings) -> McpTools:
+    """A toolkit over the raw server, with its faults."""
+    return McpTools(command=sys.executable, args=[RAW, *faults], **settings)
 
 
 class Desk(ToolEnv):
@@ -47,7 +47,7 @@ async def opened(toolkit: McpTools):
 
 
 async def in_flight(tool: Tool, mark: Path, **arguments) -> tuple[asyncio.Task[str], int]:
-    """Begin a call that says on disk that it has come in; the call, and the pid of its server."""
+    """Begin a call that writes its pid to a file; the call, and the pid of its server."""
     calling = asyncio.create_task(tool.invoke({"mark": str(mark), **arguments}))
     await until(lambda: mark.exists() and mark.read_text())
     assert not calling.done()
@@ -55,14 +55,14 @@ async def in_flight(tool: Tool, mark: Path, **arguments) -> tuple[asyncio.Task[s
 
 
 async def ended(calling: asyncio.Task[str]) -> str:
-    """What a call in flight comes to, without waiting for it for ever."""
-    return await asyncio.wait_for(calling, _PATIENCE_S)
+    """The result of a call in flight, with a timeout."""
+    return await asyncio.wait_for(calling, _TIMEOUT_S)
 
 
-async def until(true) -> None:
-    """Wait for something that comes by itself."""
-    async with asyncio.timeout(_PATIENCE_S):
-        while not true():
+async def until(condition) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(_TIMEOUT_S):
+        while not condition():
             await asyncio.sleep(0.005)
 
 
@@ -80,8 +80,8 @@ def servers() -> set[int]:
 
 
 def _below(process: Path) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     for path in process.glob("task/*/children"):
         for pid in map(int, path.read_text().split()):
-            found |= {pid, *_below(Path(f"/proc/{pid}"))}
-    return found
+            pids |= {pid, *_below(Path(f"/proc/{pid}"))}
+    return pids

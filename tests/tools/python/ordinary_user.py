@@ -1,4 +1,4 @@
-"""Runs a command as a user without rights, although its files lie where only root may look. Root only.
+"""Runs a command as a user without rights, although only root may read its files. Root only.
 
 In a mount namespace of its own, every folder on the way that is closed to others is replaced by an open one
 that holds nothing but what the command needs.
@@ -18,12 +18,12 @@ from agentrl.tools.python.sessions import NOBODY
 
 
 def run(command: Sequence[str], needed: Sequence[Path]) -> subprocess.CompletedProcess[str]:
-    """Run it; what it prints is returned."""
-    # What is mounted below this home is seen in the namespace only: out here there are empty folders.
+    """Run it and return its output."""
+    # The mounts below this home exist in the namespace only: outside there are empty folders.
     with tempfile.TemporaryDirectory(prefix="nobody-") as home:
-        whole = [sys.executable, "-c", _PROGRAM, home, *map(str, needed), "--", *command]
+        argv = [sys.executable, "-c", _PROGRAM, home, *map(str, needed), "--", *command]
         return subprocess.run(
-            whole, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+            argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
         )
 
 
@@ -31,7 +31,7 @@ _PROGRAM = "from tests.tools.python.ordinary_user import main; main()"
 
 
 def main() -> None:
-    """Open the way to what is needed, become nobody, run the command."""
+    """Make the needed paths readable, become the user nobody, run the command."""
     split = sys.argv.index("--")
     home, needed = sys.argv[1], [Path(text).resolve() for text in sys.argv[2:split]]
     command = sys.argv[split + 1 :]
@@ -49,12 +49,12 @@ def main() -> None:
 
 
 def _open_the_way(path: Path, home: Path) -> None:
-    closed = [one for one in reversed(path.parents) if not one.stat().st_mode & 1]
+    closed = [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 1]
     if not closed:
         return
-    kept = home / path.name
-    kept.mkdir(exist_ok=True)
-    kernel.mount(str(path), str(kept), None, kernel.MS_BIND | kernel.MS_REC)
+    moved = home / path.name
+    moved.mkdir(exist_ok=True)
+    kernel.mount(str(path), str(moved), None, kernel.MS_BIND | kernel.MS_REC)
     kernel.mount("tmpfs", str(closed[0]), "tmpfs", 0, "mode=755")
     path.mkdir(parents=True)
-    kernel.mount(str(kept), str(path), None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.mount(str(moved), str(path), None, kernel.MS_BIND | kernel.MS_REC)

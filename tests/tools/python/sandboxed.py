@@ -1,4 +1,4 @@
-"""A helper for tests of the sandbox: run code, look at what came out and at what is left of it."""
+"""Helpers for tests of the sandbox: run code, and list leftover processes and namespaces."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def python(**settings) -> AsyncIterator[Tool]:
     """The tool, in an episode of its own, in a sandbox of its own."""
     tool = PythonTool(**{"sandbox": "namespaces", **QUICK, **settings})
     try:
-        async with tool.episode() as (found,):
-            yield found
+        async with tool.episode() as (tool_of_episode,):
+            yield tool_of_episode
     finally:
         await release_shared()
 
 
 async def result(code: str, **settings):
-    """What a piece of code did, in a sandbox of its own."""
+    """The result of a piece of code, in a sandbox of its own."""
     try:
         return await PythonTool(**{"sandbox": "namespaces", **QUICK, **settings}).run(code)
     finally:
@@ -35,20 +35,20 @@ async def result(code: str, **settings):
 
 
 def namespaces() -> set[str]:
-    """Every namespace that a process on this machine is in, but for tests that run beside these."""
-    beside = set()
+    """Every namespace of processes on this machine, without those of concurrent tests."""
+    pids = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        beside = _below(os.getppid()) - _below(os.getpid()) - {os.getpid()}
-    found: set[str] = set()
+        pids = _below(os.getppid()) - _below(os.getpid()) - {os.getpid()}
+    links: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) not in beside:
+        if int(process.name) not in pids:
             with suppress(OSError):  # it has just ended
-                found |= {os.readlink(link) for link in (process / "ns").iterdir()}
-    return found
+                links |= {os.readlink(link) for link in (process / "ns").iterdir()}
+    return links
 
 
 async def gone(before: set[int]) -> bool:
-    """Whether nothing is left but what was there before; an exit takes the kernel a moment."""
+    """Whether only earlier processes and namespaces remain; the kernel needs a moment for an exit."""
     for _ in range(200):
         if not descendants() - before:
             return True
@@ -71,7 +71,7 @@ def _below(top: int) -> set[int]:
                 continue
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
-    found = {top}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {top}
+    pids = {top}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids - {top}

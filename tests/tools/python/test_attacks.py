@@ -1,4 +1,4 @@
-"""What hostile code tries, and what becomes of it. Each attack really runs."""
+"""Attacks of hostile code, all of which fail. Each attack really runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.tools.python.sandboxed import descendants, gone, python, result
 HOME = Path(__file__).parents[3]
 
 
-def said(found) -> str:
-    return found.output.strip()
+def output_of(result) -> str:
+    return result.output.strip()
 
 
 REFUSED = """
@@ -32,8 +32,8 @@ except Exception as error:
 
 
 async def attempt(expression: str, **settings) -> str:
-    """What an expression gives, or the name of the error that it raises."""
-    return said(await result(REFUSED.format(expression=expression), **settings))
+    """The value of an expression, or the name of the error that it raises."""
+    return output_of(await result(REFUSED.format(expression=expression), **settings))
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ async def test_a_file_of_this_machine_is_not_there(path):
 
 async def test_there_are_no_files_but_python_and_the_c_library():
     listing = "import json, os; print(json.dumps([d for d, _, files in os.walk('/') if files]))"
-    folders = json.loads(said(await result(listing, wall_s=20, output_bytes=10**6)))
-    known = (os.path.realpath(sys.base_prefix), "/usr/lib", "/dev")
-    assert [folder for folder in folders if not folder.startswith(known)] == []
+    folders = json.loads(output_of(await result(listing, wall_s=20, output_bytes=10**6)))
+    allowed = (os.path.realpath(sys.base_prefix), "/usr/lib", "/dev")
+    assert [folder for folder in folders if not folder.startswith(allowed)] == []
     assert [folder for folder in folders if "-packages" in folder] == []
 
 
@@ -71,15 +71,15 @@ async def test_our_own_code_and_its_answers_cannot_be_imported():
         assert await attempt(f"__import__({module!r})") == "ModuleNotFoundError"
 
 
-async def test_no_variable_of_ours_is_seen(monkeypatch):
+async def test_no_variable_of_the_host_is_visible(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    names = said(await result("import os; print(*sorted(os.environ))"))
+    names = output_of(await result("import os; print(*sorted(os.environ))"))
     assert names == "HOME LANG OMP_NUM_THREADS OPENBLAS_NUM_THREADS PATH PYTHONHASHSEED PYTHONPATH TZ"
-    assert said(await result("import ctypes; ctypes.CDLL(None).getenv(b'SECRET_TOKEN')")) == "0"
+    assert output_of(await result("import ctypes; ctypes.CDLL(None).getenv(b'SECRET_TOKEN')")) == "0"
 
 
-async def test_no_other_process_is_seen_or_reached():
-    # Its supervisor is 1, itself 2; nothing else has a number.
+async def test_no_other_process_is_visible_or_reachable():
+    # The supervisor has pid 1, the code 2; there is no other.
     assert await attempt("(os.getpid(), os.getppid())") == "(2, 1)"
     code = """
 import os
@@ -91,7 +91,7 @@ for pid in range(3, 5000):
         pass
 print("nobody")
 """
-    assert said(await result(code)) == "nobody"
+    assert output_of(await result(code)) == "nobody"
 
 
 HARM = """
@@ -120,7 +120,7 @@ print("still here")
 
 
 async def test_its_supervisor_cannot_be_killed_stopped_starved_or_limited():
-    assert said(await result(HARM)) == "still here"
+    assert output_of(await result(HARM)) == "still here"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_there_is_no_network(call):
         server.settimeout(0.05)
         call = call.format(port=server.getsockname()[1])
         code = f"import socket\ntry:\n    {call}\nexcept OSError:\n    print('refused')"
-        assert said(await result(code)) == "refused"
+        assert output_of(await result(code)) == "refused"
         with pytest.raises(TimeoutError):
             server.accept()
 
@@ -149,7 +149,7 @@ async def test_nothing_can_be_written_outside_its_own_folder(tmp_path):
     for path in (f"{folder}/x" for folder in folders):
         assert await attempt(f"open({path!r}, 'w')") in ("OSError", "PermissionError", "FileNotFoundError")
     assert list(tmp_path.iterdir()) == []
-    assert said(await result("open('note', 'w').write('hi'); print(open('/tmp/note').read())")) == "hi"
+    assert output_of(await result("open('note', 'w').write('hi'); print(open('/tmp/note').read())")) == "hi"
     assert not Path("/tmp/note").exists()
 
 
@@ -194,10 +194,10 @@ print(libc.syscall(9999), errno.errorcode[ctypes.get_errno()])            # none
 flags = 0x10000000 | 17                                                   # clone into a new user namespace
 print(libc.syscall([56, 220][column], flags, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])
 """
-    assert said(await result(code)).splitlines() == ["-1 ENOSYS", "-1 ENOSYS", "-1 EPERM"]
+    assert output_of(await result(code)).splitlines() == ["-1 ENOSYS", "-1 ENOSYS", "-1 EPERM"]
 
 
-async def test_no_privilege_is_left_or_can_be_won():
+async def test_no_privilege_remains_or_can_be_gained():
     code = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -211,7 +211,7 @@ for change in ("setuid(0)", "setresuid(0, 0, 0)", "chown('/tmp', 0, 0)", "nice(-
     except OSError:
         pass
 """
-    assert said(await result(code)).splitlines() == ["1", "2", "[]"]
+    assert output_of(await result(code)).splitlines() == ["1", "2", "[]"]
 
 
 async def test_a_link_leads_nowhere_else():
@@ -225,7 +225,7 @@ for target in ("/etc/shadow", "/proc/1/root/etc/shadow", "/proc/self/root/etc/sh
         print(type(error).__name__)
     os.unlink("link")
 """
-    assert set(said(await result(code)).splitlines()) == {"FileNotFoundError"}
+    assert set(output_of(await result(code)).splitlines()) == {"FileNotFoundError"}
 
 
 FORGED = """
@@ -260,10 +260,10 @@ async def test_forged_reports_end_the_call_and_not_the_sandbox(code):
 async def test_siblings_share_nothing():
     plant = "open('/tmp/secret', 'w').write('42'); open('/dev/shm/secret', 'w').write('42')"
     look = "import os; print(os.listdir('/tmp'), os.listdir('/dev/shm'))"
-    async with python(stateful=True) as one, python(stateful=True) as other:
-        await one.invoke({"code": plant})
-        assert await one.invoke({"code": look}) == "['secret'] ['secret']"
-        assert await other.invoke({"code": look}) == "[] []"
+    async with python(stateful=True) as first, python(stateful=True) as second:
+        await first.invoke({"code": plant})
+        assert await first.invoke({"code": look}) == "['secret'] ['secret']"
+        assert await second.invoke({"code": look}) == "[] []"
 
 
 BOMB = """

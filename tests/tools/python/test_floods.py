@@ -1,4 +1,4 @@
-"""What code can use up: processes, memory, time, output, files. Each attack really runs."""
+"""Resources that code can exhaust: processes, memory, time, output, files. Each attack really runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.tools.python.sandboxed import descendants, gone, python, result
 
 
-async def test_a_fork_bomb_meets_its_limit_and_leaves_nothing():
+async def test_a_fork_bomb_hits_its_limit_and_leaves_no_process():
     code = """
 import os
 made = 0
@@ -54,9 +54,9 @@ time.sleep(60)
     ],
 )
 async def test_a_memory_bomb_is_stopped(code, outcomes):
-    found = await result(code, memory_mb=128)
-    assert found.outcome in outcomes
-    assert "MemoryError" in found.output or found.outcome == "memory"
+    report = await result(code, memory_mb=128)
+    assert report.outcome in outcomes
+    assert "MemoryError" in report.output or report.outcome == "memory"
 
 
 async def test_an_endless_loop_is_stopped_by_the_clock_or_by_its_computing():
@@ -67,8 +67,8 @@ async def test_an_endless_loop_is_stopped_by_the_clock_or_by_its_computing():
 
 async def test_computing_is_counted_over_all_processes():
     code = "import os\nfor _ in range(4):\n    os.fork()\nwhile True: pass"
-    found = await result(code, wall_s=30, cpu_s=0.5)
-    assert found.outcome == "cpu"
+    report = await result(code, wall_s=30, cpu_s=0.5)
+    assert report.outcome == "cpu"
 
 
 DEAF = """
@@ -88,10 +88,10 @@ async def test_a_signal_handler_does_not_save_it():
 
 
 async def test_a_flood_of_output_is_cut_and_the_rest_counted():
-    found = await result("for _ in range(10**5): print('x' * 99)", output_bytes=1000)
-    assert found.output == ("x" * 99 + "\n") * 10
-    assert found.dropped_bytes == 10**7 - 1000
-    assert found.outcome == "done"
+    report = await result("for _ in range(10**5): print('x' * 99)", output_bytes=1000)
+    assert report.output == ("x" * 99 + "\n") * 10
+    assert report.dropped_bytes == 10**7 - 1000
+    assert report.outcome == "done"
     endless = await result("while True: print('x' * 10**5)", output_bytes=1000, wall_s=0.5)
     assert endless.outcome in ("timeout", "cpu")
     assert len(endless.output) == 1000
@@ -136,8 +136,8 @@ print("left")
 )
 async def test_code_that_runs_after_the_code_is_under_the_same_limits(code):
     began = time.monotonic()
-    found = await result(code, wall_s=0.4)
-    assert found.outcome == "timeout"
+    report = await result(code, wall_s=0.4)
+    assert report.outcome == "timeout"
     assert time.monotonic() - began < 20
 
 

@@ -1,4 +1,4 @@
-"""What the sandbox is shown of installed packages: their own files, and no more."""
+"""The sandbox mounts only the own files of installed packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.tools.python import installation
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution: files made where they lie inside, listed as written."""
+    """Install a distribution: its files are created, and listed in RECORD as written."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(name: str, files=(), requires=(), record=True, origin=""):
@@ -45,19 +45,19 @@ def test_packages_modules_and_compiled_modules_are_mounted(install):
     assert mounted("zz-several") == {"zz_pack", "zz_one.py", "_zz.so", "zz.libs"}
 
 
-def test_of_a_folder_that_distributions_share_each_is_shown_its_own_part(install):
+def test_of_a_shared_folder_only_the_files_of_the_distribution_are_mounted(install):
     install("zz-one", ["zzspace/one/__init__.py", "zzspace/alone.py", "zzspace/deep/a/__init__.py"])
     install("zz-two", ["zzspace/two/__init__.py", "zzspace/deep/b/__init__.py"])
     assert mounted("zz-one") == {"zzspace/one", "zzspace/alone.py", "zzspace/deep/a"}
     assert mounted("zz-two") == {"zzspace/two", "zzspace/deep/b"}
 
 
-def test_files_outside_of_the_folder_of_packages_are_never_shown(install):
+def test_files_outside_of_the_folder_of_packages_are_never_mounted(install):
     install("zz-far", ["/etc/passwd", "../../../bin/zz", "zz_far/../../x.py", "zz_far.py", "zz.pth"])
     assert mounted("zz-far") == {"zz_far.py"}
 
 
-def test_what_only_an_extra_needs_is_not_shown(install):
+def test_requirements_of_extras_are_not_mounted(install):
     install("zz-base", ["zz_base.py"])
     install("zz-extra", ["zz_extra.py"])
     lines = ["zz-base>=1", "zz-extra; extra=='all'", 'zz-extra ; (python_version > "3") and extra == "all"']
@@ -68,13 +68,13 @@ def test_what_only_an_extra_needs_is_not_shown(install):
 @pytest.mark.parametrize(
     "how", [{"record": False}, {"origin": '{"url":"file:///x","dir_info":{"editable":true}}'}]
 )
-def test_a_package_that_does_not_say_what_is_its_own_is_refused_in_words(install, how):
+def test_a_package_without_a_list_of_its_files_is_refused_with_an_explanation(install, how):
     install("zz-here", ["zz_here.py"], **how)
     with pytest.raises(UserError, match="which files belong to the package `zz-here`; install it as a wheel"):
         mounted("zz-here")
 
 
-def test_agentrl_with_its_tasks_and_rewards_is_never_shown(install):
+def test_agentrl_with_its_tasks_and_rewards_is_never_mounted(install):
     install("zz-env", ["zz_env.py"], requires=["AgentRL>=0.1"])
     assert mounted("zz-env") == {"zz_env.py"}
     with pytest.raises(UserError, match="shows no model `agentrl` itself"):

@@ -1,4 +1,4 @@
-"""Whatever ends, and however: nothing of the sandbox is left, and no failure is taken for the model's."""
+"""However the host, the sandbox or a call ends, no process remains, and the failure is the world's."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ for _ in range(3):
 
 
 async def at_rest() -> set[int]:
-    """Our processes, as soon as nothing comes or goes any more."""
-    seen: list[set[int]] = []
-    while len(seen) < 5 or any(one != seen[-1] for one in seen[-5:]):
-        seen.append(descendants())
+    """The child processes, as soon as their number is stable."""
+    samples: list[set[int]] = []
+    while len(samples) < 5 or any(pids != samples[-1] for pids in samples[-5:]):
+        samples.append(descendants())
         await asyncio.sleep(0.02)
-    return seen[-1]
+    return samples[-1]
 
 
 async def settled(number: int) -> set[int]:
-    """Wait until there are so many processes of ours; return them."""
+    """Wait for a number of child processes; return them."""
     for _ in range(500):
-        if len(found := descendants()) >= number:
-            return found
+        if len(pids := descendants()) >= number:
+            return pids
         await asyncio.sleep(0.01)
     raise AssertionError(f"only {descendants()}")
 
@@ -106,18 +106,18 @@ async def test_code_never_runs_as_root():
 
 async def test_two_episodes_of_one_sandbox_share_no_processes_files_or_users():
     tool = PythonTool(sandbox="namespaces", stateful=True, **QUICK)
-    async with tool.episode() as (one,), tool.episode() as (other,):
-        await one.invoke({"code": "1"})
-        first = sorted(await settled(4))[-1]
-        await other.invoke({"code": "1"})
-        second = sorted(await settled(6))[-1]
+    async with tool.episode() as (first,), tool.episode() as (second,):
+        await first.invoke({"code": "1"})
+        pid = sorted(await settled(4))[-1]
+        await second.invoke({"code": "1"})
+        other = sorted(await settled(6))[-1]
         for kind in ("user", "mnt", "pid"):
-            assert os.readlink(f"/proc/{first}/ns/{kind}") != os.readlink(f"/proc/{second}/ns/{kind}"), kind
+            assert os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/{other}/ns/{kind}"), kind
     await release_shared()
 
 
-async def test_what_is_shown_is_shown_read_only():
-    """Also where the rights of its files would let their owner write."""
+async def test_mounted_files_are_read_only():
+    """Also where the permissions of the files allow their owner to write."""
     async with python(stateful=True) as tool:
         await tool.invoke({"code": "1"})
         interpreter = sorted(await settled(4))[-1]
@@ -130,7 +130,7 @@ async def test_what_is_shown_is_shown_read_only():
 
 
 def left(folder: Path) -> dict[str, object]:
-    """What the sandbox could leave behind."""
+    """The resources that the sandbox could leak."""
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": sorted(thread.name for thread in threading.enumerate()),
@@ -141,17 +141,17 @@ def left(folder: Path) -> dict[str, object]:
 
 
 def nothing_more(now, before) -> bool:
-    """Whether nothing is left. Namespaces may be fewer: tests that run beside these have theirs, too."""
+    """Whether all resources are released. Namespaces may be fewer: concurrent tests have some, too."""
     return {**now, "namespaces": None} == {**before, "namespaces": None} and (
         now["namespaces"] <= before["namespaces"]
     )
 
 
 @pytest.mark.parametrize("sandbox", ["namespaces", "none"])
-async def test_releasing_what_is_shared_leaves_nothing_of_any_kind(sandbox, tmp_path, monkeypatch):
+async def test_releasing_shared_resources_leaves_no_process_file_or_mount(sandbox, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     while any(thread.name.startswith("asyncio-waitpid") for thread in threading.enumerate()):
-        await asyncio.sleep(0.01)  # that of a test before this one, about to end
+        await asyncio.sleep(0.01)  # that of the previous test, about to end
     before = left(tmp_path)
     async with python(sandbox=sandbox, stateful=True) as tool:
         await tool.invoke({"code": "open('note', 'w').write('x')"})
@@ -161,7 +161,7 @@ async def test_releasing_what_is_shared_leaves_nothing_of_any_kind(sandbox, tmp_
         else:
             assert left(tmp_path)["files"] != before["files"]
     assert await gone(set())
-    for _ in range(100):  # a thread that has done its work takes a moment to end
+    for _ in range(100):  # a thread ends a moment after its work
         if nothing_more(left(tmp_path), before):
             break
         await asyncio.sleep(0.01)
@@ -169,7 +169,7 @@ async def test_releasing_what_is_shared_leaves_nothing_of_any_kind(sandbox, tmp_
 
 
 @pytest.mark.parametrize("victim", ["the warm parent", "its keeper", "the session"])
-async def test_a_killed_sandbox_fails_the_call_as_the_worlds_doing_and_the_next_call_works(
+async def test_a_killed_sandbox_fails_the_call_as_a_failure_of_the_world_and_the_next_call_works(
     victim,
 ):
     async with python(stateful=True) as tool:
@@ -225,7 +225,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-async def test_when_its_host_is_killed_nothing_is_left(number):
+async def test_when_its_host_is_killed_no_process_remains(number):
     command = [sys.executable, "-c", PROGRAM, LEAVE_CHILDREN]
     host = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
@@ -254,8 +254,8 @@ def _alive(pid: int) -> bool:
 
 async def test_many_callers_share_one_sandbox_and_come_and_go():
     tool = PythonTool(sandbox="namespaces", **QUICK)
-    async with tool.episode() as (one,):
-        await one.invoke({"code": "1"})
+    async with tool.episode() as (tool_of_episode,):
+        await tool_of_episode.invoke({"code": "1"})
         idle = await at_rest()
 
         async def caller(n: int) -> str:

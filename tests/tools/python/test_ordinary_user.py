@@ -11,7 +11,7 @@ import pytest
 
 from tests.tools.python import ordinary_user
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def passed(*files: str) -> int:
@@ -22,15 +22,15 @@ def passed(*files: str) -> int:
         "-q",
         "-p",
         "no:cacheprovider",
-        *(f"{HERE}/{file}" for file in files),
+        *(f"{FOLDER}/{file}" for file in files),
     ]
     if os.geteuid() != 0:
         return 1  # these very tests run as such a user
-    needed = [HERE.parents[2], Path(sys.prefix), Path(sys.base_prefix)]
+    needed = [FOLDER.parents[2], Path(sys.prefix), Path(sys.base_prefix)]
     done = ordinary_user.run(command, needed)
-    found = re.search(r"^(\d+) passed in ", done.stdout, re.MULTILINE)
-    assert found, done.stdout[-3000:] + done.stderr[-3000:]
-    return int(found[1])
+    match = re.search(r"^(\d+) passed in ", done.stdout, re.MULTILINE)
+    assert match, done.stdout[-3000:] + done.stderr[-3000:]
+    return int(match[1])
 
 
 def test_every_attack_fails_for_an_ordinary_user_too():

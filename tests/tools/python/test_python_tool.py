@@ -1,4 +1,4 @@
-"""The Python tool as environments and models meet it."""
+"""The Python tool as environments and models use it."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ async def test_what_code_prints_is_the_answer(code, printed, sandbox):
 
 
 @pytest.mark.parametrize("sandbox", BACKENDS)
-async def test_an_exception_is_told_from_the_models_own_first_line_on(sandbox):
+async def test_a_traceback_begins_at_the_models_own_first_line(sandbox):
     async with python(sandbox=sandbox) as tool:
-        with pytest.raises(ToolRejected) as told:
+        with pytest.raises(ToolRejected) as rejected:
             await tool.invoke({"code": "def half(x):\n    return x / 0\nprint('before')\nhalf(4)"})
-    assert told.value.kind == "error"
-    lines = str(told.value).splitlines()
+    assert rejected.value.kind == "error"
+    lines = str(rejected.value).splitlines()
     assert lines[0] == "before"
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[2] == '  File "<python>", line 4, in <module>'
-    assert "return x / 0" in str(told.value)
+    assert "return x / 0" in str(rejected.value)
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
@@ -80,27 +80,27 @@ async def test_an_exception_is_told_from_the_models_own_first_line_on(sandbox):
         ("raise KeyboardInterrupt", "error", "KeyboardInterrupt"),
     ],
 )
-async def test_what_the_model_did_wrong_is_told_and_counted_by_kind(code, kind, sentence):
+async def test_a_mistake_of_the_model_is_text_and_counted_by_kind(code, kind, sentence):
     async with python(wall_s=0.5) as tool:
-        with pytest.raises(ToolRejected) as told:
+        with pytest.raises(ToolRejected) as rejected:
             await tool.invoke({"code": code})
-    assert told.value.kind == kind
-    assert sentence in str(told.value)
+    assert rejected.value.kind == kind
+    assert sentence in str(rejected.value)
 
 
 async def test_a_long_traceback_is_cut_in_the_middle():
     code = "def f(n): return g(n)\ndef g(n): return f(n - 1) if n else 1 / 0\nf(200)"
-    found = await result(code)
-    assert "lines are left out" in found.output
-    assert found.output.endswith("ZeroDivisionError: division by zero\n")
-    assert len(found.output.splitlines()) < 60
+    report = await result(code)
+    assert "lines are left out" in report.output
+    assert report.output.endswith("ZeroDivisionError: division by zero\n")
+    assert len(report.output.splitlines()) < 60
 
 
 async def test_code_that_is_too_long_is_refused_before_it_runs():
     async with python() as tool:
-        with pytest.raises(ToolRejected, match="too long") as told:
+        with pytest.raises(ToolRejected, match="too long") as rejected:
             await tool.invoke({"code": "#" * (MOST_CODE_BYTES + 1)})
-        assert told.value.kind == "length"
+        assert rejected.value.kind == "length"
         assert await tool.invoke({"code": "#" * (MOST_CODE_BYTES - 2) + "\n1"}) == "1"
 
 
@@ -129,7 +129,7 @@ print("planted" in dir(), hasattr(__builtins__, "planted"))
 """
 
 
-async def test_without_state_a_call_finds_nothing_of_the_one_before():
+async def test_without_state_a_call_finds_nothing_of_the_previous_call():
     async with python() as tool:
         fresh = await tool.invoke({"code": LOOK})
         assert fresh == "False False 3.14 []\nNone /tmp True\n1 1000 True\nFalse False"
@@ -138,23 +138,23 @@ async def test_without_state_a_call_finds_nothing_of_the_one_before():
 
 
 @pytest.mark.parametrize("sandbox", BACKENDS)
-async def test_with_state_everything_stays_for_the_episode_and_no_longer(sandbox):
+async def test_with_state_variables_persist_for_one_episode(sandbox):
     tool = PythonTool(stateful=True, sandbox=sandbox, **QUICK)
-    async with tool.episode() as (one,), tool.episode() as (other,):
-        await one.invoke({"code": "x = 1\nopen('note', 'w').write('hi')"})
-        await other.invoke({"code": "x = 2"})
-        assert await one.invoke({"code": "x"}) == "1"
-        assert await other.invoke({"code": "x"}) == "2"
+    async with tool.episode() as (first,), tool.episode() as (second,):
+        await first.invoke({"code": "x = 1\nopen('note', 'w').write('hi')"})
+        await second.invoke({"code": "x = 2"})
+        assert await first.invoke({"code": "x"}) == "1"
+        assert await second.invoke({"code": "x"}) == "2"
         with pytest.raises(ToolRejected):
-            await one.invoke({"code": "1 / 0"})
-        assert await one.invoke({"code": "print(x, open('note').read())"}) == "1 hi"
+            await first.invoke({"code": "1 / 0"})
+        assert await first.invoke({"code": "print(x, open('note').read())"}) == "1 hi"
     async with tool.episode() as (again,):
         with pytest.raises(ToolRejected, match="NameError"):
             await again.invoke({"code": "x"})
     await release_shared()
 
 
-async def test_calls_of_one_turn_run_beside_each_other_where_they_share_nothing():
+async def test_calls_of_one_turn_run_concurrently_where_they_share_no_state():
     async with python(wall_s=5.0) as tool:
         endless = asyncio.create_task(tool.invoke({"code": "while True: pass"}))
         await asyncio.sleep(0.1)
@@ -192,7 +192,7 @@ time.sleep(0.1)
         assert await tool.invoke({"code": gaps}) == "True"
 
 
-async def test_packages_are_seen_with_what_they_require_and_nothing_else():
+async def test_packages_are_importable_with_their_requirements_and_nothing_else():
     async with python(packages=["numpy"], preload=["numpy.random"], memory_mb=256) as tool:
         assert (
             await tool.invoke({"code": "import numpy as np; print(np.ones((2, 2)) @ np.arange(2))"})
@@ -214,7 +214,7 @@ async def test_packages_are_seen_with_what_they_require_and_nothing_else():
         ({"sandbox": "jail"}, "no sandbox `jail`"),
     ],
 )
-async def test_a_wrong_setting_is_one_sentence(settings, sentence):
+async def test_a_wrong_setting_is_a_one_sentence_error(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         async with python(**settings):
             pass

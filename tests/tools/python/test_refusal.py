@@ -1,4 +1,4 @@
-"""Where the kernel refuses namespaces the tool refuses to start, and says what to do."""
+"""Where the kernel refuses namespaces, the tool refuses to start and names what to change."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ asyncio.run(main())
 
 def outcomes(*sandboxes: str, path: str = "") -> dict[str, str]:
     command = [sys.executable, "-c", REFUSED, *sandboxes]
-    found = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
-    return json.loads(found.stdout)
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def test_without_namespaces_it_refuses_and_names_the_one_setting_that_runs_unprotected():
-    found = outcomes("auto", "namespaces", "none")
+    by_sandbox = outcomes("auto", "namespaces", "none")
     for sandbox in ("auto", "namespaces"):
-        assert "no sandbox here" in found[sandbox]
-        assert "Operation not permitted" in found[sandbox]
-        assert '`sandbox = "none"` runs code unprotected' in found[sandbox]
-    assert "bubblewrap is not installed" in found["auto"]
-    assert found["none"] == "42\n"
+        assert "no sandbox here" in by_sandbox[sandbox]
+        assert "Operation not permitted" in by_sandbox[sandbox]
+        assert '`sandbox = "none"` runs code unprotected' in by_sandbox[sandbox]
+    assert "bubblewrap is not installed" in by_sandbox["auto"]
+    assert by_sandbox["none"] == "42\n"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ BUBBLEWRAP = {
 
 
 async def in_bubblewrap(code: str, **settings):
-    """What code did; None where bubblewrap cannot be had, in the words that say so.
+    """The result of code; None where bubblewrap is missing, after a check of the error text.
 
-    Root hands it to a user without rights, who may not be allowed to read this installation.
+    As root it runs as a user without rights, who may not be allowed to read this installation.
     """
     refused: list[str] = []
     try:
@@ -115,21 +115,21 @@ async def in_bubblewrap(code: str, **settings):
 
 
 @pytest.mark.parametrize("expression", BUBBLEWRAP)
-async def test_bubblewrap_holds_the_same_where_it_is_installed_and_is_missed_in_words_where_not(expression):
+async def test_bubblewrap_confines_the_same_where_installed_and_its_absence_is_explained(expression):
     code = f"try:\n    print({expression})\nexcept Exception as error:\n    print(type(error).__name__)"
-    found = await in_bubblewrap(code)
-    assert found is None or found.output.strip() == BUBBLEWRAP[expression]
+    result = await in_bubblewrap(code)
+    assert result is None or result.output.strip() == BUBBLEWRAP[expression]
 
 
 async def test_limits_hold_in_bubblewrap_too():
     bomb = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(1)"
     ends = {
-        bomb: lambda found: found.outcome in ("processes", "timeout", "cpu"),
-        "while True: pass": lambda found: found.outcome in ("timeout", "cpu"),
-        "x = bytes(10**9)": lambda found: "MemoryError" in found.output,
-        "open('x', 'wb').write(bytes(2**25))": lambda found: "OSError" in found.output,
+        bomb: lambda result: result.outcome in ("processes", "timeout", "cpu"),
+        "while True: pass": lambda result: result.outcome in ("timeout", "cpu"),
+        "x = bytes(10**9)": lambda result: "MemoryError" in result.output,
+        "open('x', 'wb').write(bytes(2**25))": lambda result: "OSError" in result.output,
     }
     for code, is_right in ends.items():
-        found = await in_bubblewrap(code, processes=8, wall_s=1)
-        assert found is None or is_right(found), (code, found)
+        result = await in_bubblewrap(code, processes=8, wall_s=1)
+        assert result is None or is_right(result), (code, result)
     assert await gone(set())

@@ -1,6 +1,6 @@
-"""What hostile code tries on what watches it and on its siblings, and what becomes of it.
+"""Attacks of hostile code on its supervisor and on sibling sessions.
 
-Whatever it does to its own end of a pipe, a socket or a limit: the call is answered, as the model's doing.
+Whatever it does to its end of a pipe, a socket or a limit, the call ends, as a mistake of the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.tools.python.inside import wire
 from agentrl.tools.python.tool import MOST_OUTPUT_BYTES
 from tests.tools.python.sandboxed import QUICK, descendants, gone, python, result
 
-# Whoever started the host may have had it ignore signals, also those that the C library keeps for itself.
+# The parent of the host may have ignored signals, also those that the C library reserves.
 IGNORED_BY_THE_PARENT = """
 import asyncio, ctypes, signal
 from agentrl.tools import release_shared
@@ -41,11 +41,11 @@ asyncio.run(main())
 """
 
 
-def test_every_signal_that_ends_the_interpreter_is_the_models_doing():
+def test_every_signal_that_ends_the_interpreter_counts_as_the_models_mistake():
     assert ran(IGNORED_BY_THE_PARENT).split() == ["signal"] * 7
 
 
-# Whoever reads its output sends it a signal of its choice: it runs on when it is stopped.
+# A reader of its output sends it a signal of its choice: it continues after SIGSTOP.
 CONTINUED = """
 import fcntl, os, signal, threading, time
 fcntl.fcntl(1, 10, signal.SIGCONT)                                      # F_SETSIG
@@ -69,26 +69,26 @@ os.write(1, b"x" * 60_000)
 """
 
 
-async def test_a_flood_of_reports_keeps_the_supervisor_from_nothing():
+async def test_a_flood_of_reports_does_not_block_the_supervisor():
     async with python(stateful=True, wall_s=1) as tool:
         for code in (CONTINUED + FLOOD, "1", "2"):
             with suppress(ToolRejected):
                 await tool.invoke({"code": code})
 
 
-async def test_a_cell_that_is_larger_than_a_pipe_arrives_whole():
+async def test_a_cell_larger_than_a_pipe_arrives_complete():
     for filling in ("漢" * 19_000, "\x01" * 59_000):
         async with python(stateful=True) as tool:
             assert await tool.invoke({"code": f"#{filling}\nx = 41"}) == "(no output)"
             assert await tool.invoke({"code": f"#{filling}\nx + 1"}) == "42"
 
 
-async def test_a_cell_that_nobody_takes_runs_into_its_time():
+async def test_a_cell_that_is_never_read_times_out():
     async with python(stateful=True, wall_s=0.5) as tool:
         await tool.invoke({"code": "import os\nkept, (r, w) = os.dup(3), os.pipe()\nos.dup2(r, 3)"})
-        with pytest.raises(ToolRejected) as told:
+        with pytest.raises(ToolRejected) as rejected:
             await tool.invoke({"code": "\x01" * 59_000})
-        assert told.value.kind == "timeout"
+        assert rejected.value.kind == "timeout"
         assert await tool.invoke({"code": "1"}) == "1"
 
 
@@ -106,18 +106,18 @@ with open("shared", "w+b") as file:
 """
 
 
-async def test_memory_is_shared_through_files_alone_which_are_bounded():
+async def test_memory_is_shared_only_through_files_which_are_bounded():
     assert (await result(SHARED)).output.split() == ["PermissionError", "FileNotFoundError"]
 
 
 @pytest.mark.parametrize("harm", ["os.kill(0, 9)", "os.killpg(0, 19)", "os.kill(-1, 9)"])
 async def test_a_signal_to_its_own_group_reaches_no_sibling(harm):
     tool = PythonTool(sandbox="namespaces", stateful=True, **{**QUICK, "wall_s": 1})
-    async with tool.episode() as (one,), tool.episode() as (other,):
-        await other.invoke({"code": "x = 1"})
+    async with tool.episode() as (first,), tool.episode() as (second,):
+        await second.invoke({"code": "x = 1"})
         with suppress(ToolRejected):
-            await one.invoke({"code": f"import os; {harm}"})
-        assert await other.invoke({"code": "x + 1"}) == "2"
+            await first.invoke({"code": f"import os; {harm}"})
+        assert await second.invoke({"code": "x + 1"}) == "2"
     await release_shared()
 
 
@@ -186,8 +186,8 @@ for name in os.listdir("/dev"):
     except OSError:
         pass
 """
-    found = await result(code)
-    assert (found.outcome, found.output) == ("done", "")
+    report = await result(code)
+    assert (report.outcome, report.output) == ("done", "")
 
 
 async def test_a_host_that_has_forked_still_ends_its_sandbox(monkeypatch):
@@ -218,7 +218,7 @@ print(signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL)
     assert ran(code) == "True"
 
 
-# A user with all capabilities in a namespace of his own: he can limit, and mount, what nobody else sees.
+# A user with all capabilities in a namespace of its own: its limits and mounts are invisible outside.
 OWN_KERNEL = """
 import asyncio, os, socket, sys, sysconfig
 from pathlib import Path
@@ -240,23 +240,23 @@ async def outcome():
 
 
 def ran(code: str) -> str:
-    """What a program prints that runs beside this one."""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
+    """The output of a program in a subprocess."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-def test_an_interpreter_that_cannot_be_confined_is_the_worlds_doing():
+def test_an_interpreter_that_cannot_be_confined_is_a_failure_of_the_world():
     code = """
 Path("/proc/sys/user/max_user_namespaces").write_text("1")
 print(asyncio.run(outcome()))
 """
-    said = ran(OWN_KERNEL + code)
-    assert said.startswith("unavailable")
-    assert "unshare" in said
+    reply = ran(OWN_KERNEL + code)
+    assert reply.startswith("unavailable")
+    assert "unshare" in reply
 
 
-def test_a_caller_who_leaves_where_no_session_can_start_takes_nobody_along():
+def test_a_cancelled_caller_cancels_no_other_caller_where_no_session_can_start():
     code = """
 Path("/proc/sys/user/max_pid_namespaces").write_text("1")
 async def main():
@@ -275,7 +275,7 @@ asyncio.run(main())
     assert ran(OWN_KERNEL + code) == "unavailable"
 
 
-def test_what_is_mounted_in_a_folder_that_is_shown_is_read_only_too():
+def test_a_mount_below_a_mounted_folder_is_read_only_too():
     code = """
 place = f"{sysconfig.get_path('stdlib')}/pydoc_data"
 kernel.mount("tmpfs", place, "tmpfs", 0, "mode=777")
@@ -289,5 +289,5 @@ print(os.listdir(place), os.listdir(f"{place}/a b"))
     assert ran(OWN_KERNEL + code).split("\n") == ["30", "30", "['a b'] []"]
 
 
-async def test_nothing_is_left_of_any_of_it():
+async def test_no_process_remains_after_all_tricks():
     assert await gone(set())

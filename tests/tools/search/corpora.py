@@ -1,4 +1,4 @@
-"""Random corpora, and rankings by the formulas alone."""
+"""Random corpora, and reference rankings by the formulas."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def texts(seed: int, count: int = 200) -> list[str]:
     """Titles and texts of words, some common and some rare, some of them the same twice."""
     rng = random.Random(seed)
     weights = [1 / (n + 1) for n in range(len(VOCABULARY))]
-    made = [
+    passages = [
         f"T{n % 50}\n" + " ".join(rng.choices(VOCABULARY, weights, k=rng.randint(1, 12)))
         for n in range(count - 5)
     ]
-    return [*made, *made[:5]]
+    return [*passages, *passages[:5]]
 
 
 def queries(seed: int, count: int = 50) -> list[str]:
@@ -53,7 +53,7 @@ def bm25_scores(passages: list[str], query: str) -> np.ndarray:
 
 
 def encoder(several) -> np.ndarray:
-    """Vectors of length 1 that depend on the words alone: equal texts have equal ones."""
+    """Unit vectors that depend only on the words: equal texts have equal vectors."""
     vectors = np.zeros((len(several), DIMENSION), np.float32)
     for row, text in enumerate(several):
         for word in words(text) or ["none"]:

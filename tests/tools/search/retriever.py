@@ -1,4 +1,4 @@
-"""A minimal server of Search-R1's `/retrieve`, written from the protocol's text: no code of ours."""
+"""A minimal server of Search-R1's `/retrieve`, written from the protocol's text, without code of agentrl."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class Retriever:
-    """Finds "contents of QUERY" for every query. behaviours: what the next requests meet, then `answer`.
+    """Finds "contents of QUERY" for every query. behaviours: those of the next requests, then `answer`.
 
     answer: replies. hang: never replies. drop: closes the connection in mid-reply. An integer: that status.
     A string of JSON: that body. gate: replies wait for it.
@@ -20,7 +20,7 @@ class Retriever:
         self.scores = scores
         self.headers = headers
         self.counts = Counter()
-        self.asked: list[dict] = []
+        self.requests: list[dict] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.arrived = asyncio.Event()
@@ -63,10 +63,10 @@ class Retriever:
             self.open.discard(writer)
             writer.close()
 
-    async def _answer(self, head, asked, writer):
+    async def _answer(self, head, request, writer):
         assert head.startswith("POST /retrieve HTTP/1.1\r\n")
         self.counts["requests"] += 1
-        self.asked.append(asked)
+        self.requests.append(request)
         self.arrived.set()
         await self.gate.wait()
         behaviour = self.behaviours.pop(0) if self.behaviours else "answer"
@@ -77,22 +77,22 @@ class Retriever:
             await writer.drain()
             raise ConnectionResetError
         status = behaviour if isinstance(behaviour, int) else 200
-        body = behaviour if isinstance(behaviour, str) and behaviour != "answer" else self._body(asked)
+        body = behaviour if isinstance(behaviour, str) and behaviour != "answer" else self._body(request)
         encoded = body.encode()
         writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Length: {len(encoded)}\r\n{self.headers}\r\n".encode() + encoded
         )
         await writer.drain()
 
-    def _body(self, asked):
+    def _body(self, request):
         return json.dumps(
             {
                 "result": [
-                    [] if q == "nothing" else self._documents(q, asked["topk"]) for q in asked["queries"]
+                    [] if q == "nothing" else self._documents(q, request["topk"]) for q in request["queries"]
                 ]
             }
         )
 
     def _documents(self, query, topk):
         documents = [{"id": str(n), "contents": f'"{query}"\ntext {n}'} for n in range(topk)]
-        return [{"document": one, "score": 1.0} for one in documents] if self.scores else documents
+        return [{"document": document, "score": 1.0} for document in documents] if self.scores else documents

@@ -1,4 +1,4 @@
-"""Coalescing, and the thread that stays."""
+"""Batches of concurrent queries, and the persistent worker thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.tools.search.worker import WorkerThread
 
 
 class Slow:
-    """Answers batches when it is let; keeps what it was asked."""
+    """Answers batches when its gate opens; records their queries."""
 
     def __init__(self):
         self.batches = []
@@ -39,7 +39,7 @@ async def asking(batcher, *queries):
     return tasks
 
 
-async def test_nobody_waits_for_company_and_who_comes_meanwhile_goes_together():
+async def test_a_query_never_waits_for_others_and_queries_during_a_call_share_a_batch():
     slow = Slow()
     batcher = Batcher(slow, max_batch=3)
     tasks = [
@@ -69,11 +69,11 @@ async def test_a_failure_reaches_all_of_its_batch_and_no_other():
     slow.go.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes[0] == "A"
-    assert [str(one) for one in outcomes[1:]] == ["tool crashed: as asked"] * 2
+    assert [str(outcome) for outcome in outcomes[1:]] == ["tool crashed: as asked"] * 2
     assert await batcher.submit("c") == "C"
 
 
-async def test_a_batch_that_nobody_waits_for_any_more_ends_at_once():
+async def test_a_batch_without_a_waiting_caller_is_cancelled():
     slow = Slow()
     batcher = Batcher(slow)
     tasks = await asking(batcher, "a", "b")
@@ -89,7 +89,7 @@ async def test_a_batch_that_nobody_waits_for_any_more_ends_at_once():
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_who_is_cancelled_while_waiting_is_never_asked_for():
+async def test_a_query_cancelled_while_waiting_is_never_sent():
     slow = Slow()
     batcher = Batcher(slow)
     first, *others = [*await asking(batcher, "a"), *await asking(batcher, "b", "c")]
@@ -101,7 +101,7 @@ async def test_who_is_cancelled_while_waiting_is_never_asked_for():
     assert others[1].result() == "C"
 
 
-async def test_closing_tells_those_who_wait():
+async def test_closing_raises_in_waiting_callers():
     slow = Slow()
     batcher = Batcher(slow)
     tasks = await asking(batcher, "a")
@@ -112,7 +112,7 @@ async def test_closing_tells_those_who_wait():
 
 
 def threads():
-    return [one for one in threading.enumerate() if one.name == "worker"]
+    return [thread for thread in threading.enumerate() if thread.name == "worker"]
 
 
 async def gone():
@@ -137,7 +137,7 @@ async def test_a_worker_keeps_one_thread_and_hands_on_what_breaks():
     await gone()
 
 
-async def test_a_function_that_never_returns_is_in_nobodys_way():
+async def test_a_function_that_never_returns_blocks_no_other_call():
     worker, release = WorkerThread("worker"), threading.Event()
     hanging = asyncio.create_task(worker.call(release.wait))
     await asyncio.sleep(0.01)

@@ -34,7 +34,7 @@ def test_agrees_with_the_librarys_own_retrieval(k):
         _, scores = oracle.retrieve([words(query)], k=k, show_progress=False)
         mine = index.scores(query)
         np.testing.assert_allclose(mine, oracle.get_scores(words(query)), rtol=1e-6)
-        best = np.array([mine[[passages.index(found)]] for found in index.search(query, k)])
+        best = np.array([mine[[passages.index(passage)]] for passage in index.search(query, k)])
         np.testing.assert_allclose(best.ravel(), scores[0], rtol=1e-6)
 
 
@@ -55,13 +55,13 @@ def test_equal_documents_are_found_in_their_order():
 
 
 @pytest.mark.parametrize("query", ["", "unknown words", "?!"])
-def test_no_common_word_finds_nothing(query):
+def test_a_query_without_a_common_word_has_no_hits(query):
     index = Bm25Index(["red one", "blue two"])
     assert index.search(query) == []
     assert index.search(query, 5) == []
 
 
-def test_the_last_word_of_the_vocabulary_is_found():
+def test_the_last_word_of_the_vocabulary_has_hits():
     passages = [f"only{number}" for number in range(30)]
     index = Bm25Index(passages)
     assert [index.search(passage) for passage in passages] == [[passage] for passage in passages]
@@ -73,7 +73,7 @@ def test_an_index_without_words_is_refused(passages):
         Bm25Index(passages)
 
 
-def test_passages_without_words_are_never_found():
+def test_passages_without_words_are_never_hits():
     assert Bm25Index(["...", "red"]).search("red ...", 2) == ["red"]
 
 

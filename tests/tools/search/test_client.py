@@ -1,4 +1,4 @@
-"""The client of `/retrieve`: few requests, honest failures, nothing left behind."""
+"""The client of `/retrieve`: few requests, classified failures, no leaked task or socket."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ async def test_both_shapes_of_a_reply_are_read(scores):
             ("1", '"a cat"\ntext 1', score),
         ]
         assert shown(await search("nothing")) == []
-    assert server.asked[0] == {"queries": ["a cat"], "topk": 2, "return_scores": True}
+    assert server.requests[0] == {"queries": ["a cat"], "topk": 2, "return_scores": True}
 
 
-async def test_what_is_asked_at_once_goes_together_over_few_connections_in_its_own_order():
+async def test_concurrent_queries_share_requests_and_connections_and_keep_their_order():
     async with (
         Retriever().serving() as server,
         SearchClient(server.url, k=1, max_requests=2).connected() as search,
@@ -50,10 +50,10 @@ async def test_what_is_asked_at_once_goes_together_over_few_connections_in_its_o
         rest = [asyncio.create_task(search(f"late {n}")) for n in range(50)]
         await asyncio.sleep(0)
         server.gate.set()
-        found = [hits[0].passage.title for hits in await asyncio.gather(*first, *rest)]
-        assert found == [f'"early {n % 3}"' for n in range(6)] + [f'"late {n}"' for n in range(50)]
+        titles = [hits[0].passage.title for hits in await asyncio.gather(*first, *rest)]
+        assert titles == [f'"early {n % 3}"' for n in range(6)] + [f'"late {n}"' for n in range(50)]
         assert server.counts["requests"] == 2
-        assert server.asked[0]["queries"] == ["early 0", "early 1", "early 2"], "equal ones are asked once"
+        assert server.requests[0]["queries"] == ["early 0", "early 1", "early 2"], "equal ones are asked once"
         for n in range(20):
             await search(f"alone {n}")
         assert server.counts["connections"] <= 2
@@ -62,7 +62,7 @@ async def test_what_is_asked_at_once_goes_together_over_few_connections_in_its_o
 async def test_requests_hold_no_more_queries_than_allowed():
     async with Retriever().serving() as server, SearchClient(server.url, max_batch=4).connected() as search:
         await asyncio.gather(*(search(f"q{n}") for n in range(10)))
-        assert sorted(len(asked["queries"]) for asked in server.asked) == [2, 4, 4]
+        assert sorted(len(request["queries"]) for request in server.requests) == [2, 4, 4]
 
 
 async def test_what_passes_is_tried_again_and_counted():
@@ -99,7 +99,7 @@ async def test_every_failure_is_typed_and_none_is_an_empty_list(behaviour, kind,
         assert await search("nothing") == (), "the next query finds the client as it was"
 
 
-async def test_where_nobody_listens_it_is_unavailable():
+async def test_without_a_listening_server_it_is_unavailable():
     async with Retriever().serving() as server:
         pass
     client = SearchClient(server.url, attempts=2)
@@ -109,14 +109,14 @@ async def test_where_nobody_listens_it_is_unavailable():
     assert (failed.value.kind, client.counts["retries"]) == ("unavailable", 1)
 
 
-async def test_a_server_that_comes_back_is_found_again():
+async def test_a_server_that_restarts_is_reached_again():
     async with Retriever().serving() as server, SearchClient(server.url, attempts=8).connected() as search:
         await search("before")
         await server.kill()
-        asked = asyncio.create_task(search("meanwhile"))
+        searching = asyncio.create_task(search("meanwhile"))
         await asyncio.sleep(0.05)
         async with server.serving():
-            assert len(await asked) == 3
+            assert len(await searching) == 3
 
 
 async def test_a_hanging_server_is_unavailable_at_the_clients_own_deadline():
@@ -153,7 +153,7 @@ async def test_the_cache_forgets_what_was_used_longest_ago_and_can_be_off():
         async with client.connected() as search:
             for query in ("a", "b", "a", "c", "a", "b"):
                 await search(query)
-        assert [asked["queries"] for asked in server.asked] == [["a"], ["b"], ["c"], ["b"]]
+        assert [request["queries"] for request in server.requests] == [["a"], ["b"], ["c"], ["b"]]
         assert client.counts["cached"] == 2
         async with SearchClient(server.url, cache_size=0).connected() as search:
             await search("a")
@@ -161,7 +161,7 @@ async def test_the_cache_forgets_what_was_used_longest_ago_and_can_be_off():
         assert server.counts["requests"] == 6
 
 
-async def test_a_failure_is_never_kept():
+async def test_a_failure_is_never_cached():
     async with Retriever(500).serving() as server, SearchClient(server.url).connected() as search:
         with pytest.raises(ToolError):
             await search("q")
@@ -173,7 +173,7 @@ def sockets():
     return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
 
 
-async def test_cancelling_leaves_no_task_and_no_socket_and_harms_nobody_else():
+async def test_cancelling_leaves_no_task_and_no_socket_and_affects_no_other_query():
     async with (
         Retriever().serving() as server,
         SearchClient(server.url, max_requests=1).connected() as search,
@@ -190,7 +190,7 @@ async def test_cancelling_leaves_no_task_and_no_socket_and_harms_nobody_else():
         waiting.cancel()
         await asyncio.wait([together[0], waiting])
         server.gate.set()
-        assert [len(await one) for one in together[1:]] == [3, 3]
+        assert [len(await task) for task in together[1:]] == [3, 3]
         server.gate.clear()
         server.arrived.clear()
         last = asyncio.create_task(search("last"))
@@ -206,7 +206,7 @@ async def test_cancelling_leaves_no_task_and_no_socket_and_harms_nobody_else():
             == set()
         )
         assert sockets() <= open_sockets
-        assert [asked["queries"] for asked in server.asked[1:]] == [["q0", "q1", "q2"], ["last"]]
+        assert [request["queries"] for request in server.requests[1:]] == [["q0", "q1", "q2"], ["last"]]
 
 
 @pytest.mark.parametrize(
@@ -243,14 +243,14 @@ class Library(ToolEnv):
 
 
 def reader(query="a cat"):
-    said = yield call("search", query=query)
-    yield say(said)
+    text = yield call("search", query=query)
+    yield say(text)
 
 
 async def test_a_model_reads_documents_as_search_r1_shows_them_or_that_there_are_none():
     async with Retriever().serving() as server, RemoteSearchTool(server.url, k=2).episode() as (tool,):
-        told = await tool.invoke({"query": " a \n cat "})
-        assert told == 'Doc 1(Title: "a cat") text 0\nDoc 2(Title: "a cat") text 1\n'
+        text = await tool.invoke({"query": " a \n cat "})
+        assert text == 'Doc 1(Title: "a cat") text 0\nDoc 2(Title: "a cat") text 1\n'
         assert await tool.invoke({"query": "nothing"}) == "Nothing was found; try other words."
         assert tool.overrun == "world"
     await release_shared()
@@ -291,8 +291,7 @@ async def test_siblings_of_a_server_that_dies_in_mid_request_are_journalled_and_
     entries = [Entry(e, (), Outcome.DROPPED, "failed") for e in outcome.failed]
     async with Journal(tmp_path) as journal:
         path = await journal.write_step(0, entries)
-    read = list(read_journal(path))
-    failures = [(one.episode.failure.stage, one.episode.failure.kind) for one in read]
+    failures = [(entry.episode.failure.stage, entry.episode.failure.kind) for entry in read_journal(path)]
     assert len(failures) >= 3, "the siblings shared the request that broke"
     assert set(failures) <= {("tool", "crashed"), ("tool", "unavailable")}
     assert ("tool", "crashed") in failures
@@ -305,8 +304,8 @@ async def test_siblings_share_a_client_and_see_no_difference():
         toolkit = RemoteSearchTool(server.url)
         tasks = [play(Library(toolkit), ScriptedAgent(reader()), Task.ask("q", "?")) for _ in range(8)]
         episodes = await asyncio.gather(*tasks)
-        heard = [[turn.observation for one in e.trajectories for turn in one.turns] for e in episodes]
-        assert all(one == heard[0] for one in heard)
+        observations = [[turn.observation for one in e.trajectories for turn in one.turns] for e in episodes]
+        assert all(one == observations[0] for one in observations)
         assert [episode.step_rewards[-1] for episode in episodes] == [1.0] * 8
         assert server.counts["requests"] == 1
     await release_shared()

@@ -29,9 +29,9 @@ def test_bm25_agrees_with_the_formula_in_float64(k):
     index = Bm25Index(passages)
     for query, ranked in zip(queries(4), index.rank(queries(4), k), strict=True):
         oracle = bm25_scores(passages, query)
-        np.testing.assert_allclose([one.score for one in ranked], -np.sort(-oracle)[: len(ranked)], rtol=1e-5)
+        np.testing.assert_allclose([hit.score for hit in ranked], -np.sort(-oracle)[: len(ranked)], rtol=1e-5)
         np.testing.assert_allclose(
-            [one.score for one in ranked], oracle[[one.row for one in ranked]], rtol=1e-5
+            [hit.score for hit in ranked], oracle[[hit.row for hit in ranked]], rtol=1e-5
         )
         assert len(ranked) == min(k, int((oracle > 0).sum())), (
             "no passage without a common word, none left out"
@@ -45,10 +45,10 @@ def test_dense_agrees_with_all_inner_products(k):
     for products, ranked in zip(oracle, DenseIndex(passages, encoder).rank(queries(6), k), strict=True):
         assert len(ranked) == min(k, len(passages))
         np.testing.assert_allclose(
-            [one.score for one in ranked], -np.sort(-products)[: len(ranked)], atol=1e-5
+            [hit.score for hit in ranked], -np.sort(-products)[: len(ranked)], atol=1e-5
         )
         np.testing.assert_allclose(
-            [one.score for one in ranked], products[[one.row for one in ranked]], atol=1e-5
+            [hit.score for hit in ranked], products[[hit.row for hit in ranked]], atol=1e-5
         )
 
 
@@ -62,8 +62,8 @@ def test_hybrid_sums_reciprocal_ranks():
                 scores[row] = scores.get(row, 0.0) + 1 / (60 + rank)
         best = sorted(scores, key=lambda row: (-scores[row], row))[:5]
         ranked = HybridIndex(*parts, depth=20).rank([query], 5)[0]
-        assert [one.row for one in ranked] == best
-        np.testing.assert_allclose([one.score for one in ranked], [scores[row] for row in best])
+        assert [hit.row for hit in ranked] == best
+        np.testing.assert_allclose([hit.score for hit in ranked], [scores[row] for row in best])
 
 
 def test_hybrid_wants_one_corpus():
@@ -71,7 +71,7 @@ def test_hybrid_wants_one_corpus():
         HybridIndex(Bm25Index(texts(1)), DenseIndex(texts(2), encoder))
 
 
-def test_a_batch_is_what_its_queries_are_alone():
+def test_a_batch_gives_the_results_of_its_single_queries():
     for make in KINDS.values():
         index = make(corpus())
         assert hits_of(index, queries(9), 3) == [hits_of(index, [query], 3)[0] for query in queries(9)]
@@ -88,13 +88,15 @@ def test_a_saved_index_answers_as_the_one_in_memory_and_stays_on_disk(kind, tmp_
     index.save(tmp_path / "saved")
     mapped = open_index(tmp_path / "saved", encoder=encoder)()
     assert type(mapped) is type(index)
-    asked = [*queries(2), "line", ""]
-    assert hits_of(mapped, asked, 4) == hits_of(index, asked, 4)
+    searched = [*queries(2), "line", ""]
+    assert hits_of(mapped, searched, 4) == hits_of(index, searched, 4)
     assert not isinstance(mapped.corpus.contents, tuple)
     held = type(index).load(tmp_path / "saved", *([] if kind == "bm25" else [encoder]), mmap=False)
-    assert hits_of(held, asked, 4) == hits_of(index, asked, 4)
+    assert hits_of(held, searched, 4) == hits_of(index, searched, 4)
     mapped.save(tmp_path / "again")
-    assert hits_of(open_index(tmp_path / "again", encoder=encoder)(), asked, 4) == hits_of(index, asked, 4)
+    assert hits_of(open_index(tmp_path / "again", encoder=encoder)(), searched, 4) == hits_of(
+        index, searched, 4
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "saved", "again"}
 
 
@@ -105,12 +107,12 @@ def test_bm25_leaves_its_postings_on_disk(tmp_path):
     assert not index._weights.flags.writeable
 
 
-def test_nothing_that_is_there_is_overwritten(tmp_path):
+def test_existing_files_are_never_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("text")
-    for taken in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+    for existing in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
         with pytest.raises(UserError, match="is there already; name another folder or delete it first"):
-            Bm25Index(["a"]).save(taken)
+            Bm25Index(["a"]).save(existing)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "empty").mkdir()
     Bm25Index(["a"]).save(tmp_path / "empty")
@@ -153,7 +155,7 @@ def test_a_folder_with_a_file_missing_cut_or_grown_is_refused_in_a_sentence(save
                 open_index(broken, encoder=encoder)()
 
 
-def test_files_of_the_right_length_with_other_things_in_them_are_refused(saved, tmp_path):
+def test_corrupt_files_of_the_right_length_are_refused(saved, tmp_path):
     for number, name in enumerate(files_of(saved)):
         if name in (MANIFEST, "corpus.jsonl"):
             continue
@@ -173,9 +175,9 @@ def test_pickles_are_never_read(saved, tmp_path):
         broken = tmp_path / name
         shutil.copytree(saved, broken)
         np.save(broken / name, np.array([Bomb()], object), allow_pickle=True)
-        told = json.loads((broken / MANIFEST).read_text())
-        told["files"][name] = (broken / name).stat().st_size
-        (broken / MANIFEST).write_text(json.dumps(told))
+        manifest = json.loads((broken / MANIFEST).read_text())
+        manifest["files"][name] = (broken / name).stat().st_size
+        (broken / MANIFEST).write_text(json.dumps(manifest))
         with pytest.raises(UserError, match="build it again"):
             open_index(broken, encoder=encoder)()
     assert not (tmp_path / "exploded").exists()
@@ -186,10 +188,10 @@ def test_pickles_are_never_read(saved, tmp_path):
     [
         ('{"format": 0, "kinds": ["bm25"], "files": {}}', "has format 0, not 1"),
         ('{"format": 2}', "has format 2, not 1"),
-        *[(text, "is not whole") for text in ("{}", "[]", "7", '{"format": "x"}')],
+        *[(text, "is incomplete") for text in ("{}", "[]", "7", '{"format": "x"}')],
         *[(text, "holds no saved index") for text in ("", "{", "\udcff")],
-        ('{"format": 1, "kinds": ["bm25"], "files": {"../secret": 1}}', "is not whole"),
-        ('{"format": 1, "kinds": ["bm25"], "files": {}}', "is not whole"),
+        ('{"format": 1, "kinds": ["bm25"], "files": {"../secret": 1}}', "is incomplete"),
+        ('{"format": 1, "kinds": ["bm25"], "files": {}}', "is incomplete"),
         ('{"format": 1, "kinds": ["magic"], "files": {}}', "holds a magic index, not bm25"),
     ],
 )
@@ -212,7 +214,7 @@ def test_an_index_of_another_encoder_is_refused(saved):
 
 
 @pytest.mark.parametrize(
-    ("vectors", "said"),
+    ("vectors", "reason"),
     [
         (lambda several: np.zeros((len(several), 4)), "float64"),
         (lambda several: np.zeros((1, 4), np.float32), r"float32 \[1, 4\]"),
@@ -220,17 +222,17 @@ def test_an_index_of_another_encoder_is_refused(saved):
         (lambda several: np.full((len(several), 4), np.nan, np.float32), "finite"),
     ],
 )
-def test_an_encoder_that_breaks_its_promise_is_told_so(vectors, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_encoder_with_an_invalid_result_is_refused(vectors, reason):
+    with pytest.raises(ValueError, match=reason):
         DenseIndex(["a", "b"], vectors)
 
 
 def test_other_kinds_of_faiss_index_are_trained_saved_and_mapped(tmp_path):
     index = DenseIndex(corpus(), encoder, factory="IVF4,Flat")
     index.save(tmp_path / "saved")
-    asked = queries(3)
-    assert DenseIndex.load(tmp_path / "saved", encoder).rank(asked, 3) == index.rank(asked, 3)
-    rows = [one.row for one in index.rank(asked, 1000)[0]]
+    searched = queries(3)
+    assert DenseIndex.load(tmp_path / "saved", encoder).rank(searched, 3) == index.rank(searched, 3)
+    rows = [hit.row for hit in index.rank(searched, 1000)[0]]
     assert -1 not in rows
     assert len(rows) < 1000
 
@@ -259,7 +261,7 @@ def test_a_bad_line_of_a_corpus_is_named(line, number, tmp_path):
         Corpus.read(path)
 
 
-def test_a_corpus_is_read_as_it_stands(tmp_path):
+def test_a_corpus_is_read_unchanged(tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_text(
         '{"id": 0, "contents": "\\"A title\\"\\nIts\\ntext", "more": 1}\r\n\n{"id": "x", "contents": "y"}'
@@ -278,7 +280,7 @@ def test_a_corpus_is_read_as_it_stands(tmp_path):
         (lambda path: path.mkdir(), "holds no saved index"),
     ],
 )
-def test_what_cannot_be_indexed_is_one_sentence(make, sentence, tmp_path):
+def test_what_cannot_be_indexed_is_a_one_sentence_error(make, sentence, tmp_path):
     make(tmp_path / "it")
     with pytest.raises(UserError, match=sentence):
         open_index(tmp_path / "it")()

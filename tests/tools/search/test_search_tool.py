@@ -45,9 +45,9 @@ async def test_a_model_reads_documents_as_search_r1_shows_them():
     async with SearchTool(ATLAS, name="find", k=2).episode() as (tool,):
         assert tool.name == "find"
         assert tool.schema.parameters["required"] == ["query"]
-        told = await tool.invoke({"query": "LAND7 capital"})
+        text = await tool.invoke({"query": "LAND7 capital"})
         first = f"Doc 1(Title: land7) Its capital is {CAPITALS['land7']}\n"
-        assert told.startswith(first + "Doc 2(Title: ")
+        assert text.startswith(first + "Doc 2(Title: ")
         assert await tool.invoke({"query": "nowhere"}) == "Nothing was found; try other words."
     await release_shared()
 
@@ -60,7 +60,7 @@ async def test_other_forms_of_passages_can_be_chosen():
 
 
 @pytest.mark.parametrize("query", ["", " \n\t", "a" * (MAX_QUERY_CHARS + 1)])
-async def test_queries_that_make_no_sense_are_the_models_doing(query):
+async def test_invalid_queries_count_as_the_models_mistake(query):
     async with SearchTool(ATLAS).episode() as (tool,):
         with pytest.raises(ToolRejected):
             await tool.invoke({"query": query})
@@ -68,36 +68,36 @@ async def test_queries_that_make_no_sense_are_the_models_doing(query):
     await release_shared()
 
 
-async def test_queries_run_in_one_thread_beside_the_event_loop_and_in_batches():
-    asked, free = [], threading.Event()
+async def test_queries_run_in_batches_in_one_worker_thread():
+    batches, free = [], threading.Event()
 
     def slow(several):
-        asked.append((len(several), threading.current_thread() is threading.main_thread()))
+        batches.append((len(several), threading.current_thread() is threading.main_thread()))
         assert free.wait(10)
         return encoder(several)
 
     free.set()
     index = DenseIndex(corpus(), slow)
-    del asked[:]
+    del batches[:]
     async with SearchTool(index).episode() as (tool,):
         free.clear()
         tasks = [asyncio.create_task(tool.invoke({"query": query})) for query in queries(1, 20)]
-        while not asked:
+        while not batches:
             await asyncio.sleep(0.001)
         tasks += [asyncio.create_task(tool.invoke({"query": query})) for query in queries(2, 10)]
         await asyncio.sleep(0.01)
         free.set()
-        told = await asyncio.gather(*tasks)
-        assert asked == [(20, False), (10, False)]
-        assert told == [await tool.invoke({"query": query}) for query in [*queries(1, 20), *queries(2, 10)]]
+        texts = await asyncio.gather(*tasks)
+        assert batches == [(20, False), (10, False)]
+        assert texts == [await tool.invoke({"query": query}) for query in [*queries(1, 20), *queries(2, 10)]]
     await release_shared()
 
 
-async def test_a_corpus_or_a_folder_is_opened_when_first_needed_and_kept(tmp_path):
+async def test_a_corpus_or_a_folder_is_opened_at_its_first_use_and_stays_open(tmp_path):
     path = jsonl(tmp_path / "corpus.jsonl", texts(1))
     Bm25Index(texts(1)).save(tmp_path / "saved")
-    for named in (path, str(tmp_path / "saved")):
-        tool = SearchTool(named, k=2)
+    for path_or_folder in (path, str(tmp_path / "saved")):
+        tool = SearchTool(path_or_folder, k=2)
         async with tool.episode() as (first,), tool.episode() as (second,):
             assert await first.invoke({"query": "w1 w2"}) == await second.invoke({"query": "w1 w2"}) != ""
         await release_shared()
@@ -107,7 +107,7 @@ async def test_a_corpus_or_a_folder_is_opened_when_first_needed_and_kept(tmp_pat
         await release_shared()
 
 
-def test_what_is_not_there_is_said_before_anything_starts(tmp_path):
+def test_a_missing_path_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(UserError, match="no corpus and no saved index"):
         SearchTool(tmp_path / "nothing")
     with pytest.raises(ValueError, match="k must be at least 1"):
@@ -136,15 +136,15 @@ async def test_cancelled_episodes_leave_no_thread_behind_and_siblings_see_no_dif
     for one in played[::2]:
         one.cancel()
     await asyncio.wait(played)
-    heard = [one.result().trajectories[0].turns[1].observation for one in played[1::2]]
-    assert all(one == heard[0] for one in heard)
+    observations = [one.result().trajectories[0].turns[1].observation for one in played[1::2]]
+    assert all(one == observations[0] for one in observations)
     await release_shared()
     for _ in range(100):
-        left = set(threading.enumerate()) - before
-        if not left:
+        threads = set(threading.enumerate()) - before
+        if not threads:
             break
         await asyncio.sleep(0.02)
-    assert not left
+    assert not threads
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

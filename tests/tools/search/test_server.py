@@ -42,8 +42,8 @@ async def test_replies_are_those_of_search_r1_with_and_without_scores():
     async with asking(RetrieveApp(index, topk=2)) as client:
         best, second = hits_of(index, ["w1 w2"], 2)[0]
         documents = [{"id": hit.passage.id, "contents": hit.passage.contents} for hit in (best, second)]
-        bare = await client.post("/retrieve", json={"queries": ["w1 w2", "unknown"]})
-        assert bare.json() == {"result": [documents, []]}
+        without_scores = await client.post("/retrieve", json={"queries": ["w1 w2", "unknown"]})
+        assert without_scores.json() == {"result": [documents, []]}
         scored = await client.post("/retrieve", json={"queries": ["w1 w2"], "topk": 1, "return_scores": True})
         assert scored.json() == {"result": [[{"document": documents[0], "score": best.score}]]}
         assert (await client.get("/health")).json() == {"status": "ok", "passages": 200}
@@ -71,7 +71,7 @@ async def test_replies_are_those_of_search_r1_with_and_without_scores():
         (b'{"queries": ["a"]}' + b" " * 2000, 413, "a request has at most 2,000 bytes."),
     ],
 )
-async def test_a_wrong_request_is_one_sentence(body, status, sentence):
+async def test_a_wrong_request_is_a_one_sentence_error(body, status, sentence):
     async with asking(RetrieveApp(Bm25Index(["a"]), bounds=BOUNDS)) as client:
         answer = await client.post("/retrieve", content=body)
         assert (answer.status_code, answer.json()) == (status, {"detail": sentence})
@@ -95,17 +95,18 @@ async def test_requests_at_once_are_done_together_each_with_its_own_topk():
             return index.rank(queries, k)
 
     app = RetrieveApp(Held())
-    asked = [{"queries": queries(n, 1 + n % 3), "topk": 1 + n % 7} for n in range(12)]
+    requests = [{"queries": queries(n, 1 + n % 3), "topk": 1 + n % 7} for n in range(12)]
     async with asking(app) as client:
-        tasks = [asyncio.create_task(client.post("/retrieve", json=asked[0]))]
+        tasks = [asyncio.create_task(client.post("/retrieve", json=requests[0]))]
         while not entered.is_set():
             await asyncio.sleep(0.001)
-        tasks += [asyncio.create_task(client.post("/retrieve", json=one)) for one in asked[1:]]
+        tasks += [asyncio.create_task(client.post("/retrieve", json=request)) for request in requests[1:]]
         await asyncio.sleep(0.05)
         free.set()
-        for one, answer in zip(asked, await asyncio.gather(*tasks), strict=True):
+        for request, answer in zip(requests, await asyncio.gather(*tasks), strict=True):
             expected = [
-                [h.passage.contents for h in hits] for hits in hits_of(index, one["queries"], one["topk"])
+                [h.passage.contents for h in hits]
+                for hits in hits_of(index, request["queries"], request["topk"])
             ]
             assert [[d["contents"] for d in documents] for documents in answer.json()["result"]] == expected
     assert app.served == {"requests": 12, "batches": 2}
@@ -133,7 +134,7 @@ async def test_the_largest_batch_of_the_longest_queries_is_no_request_too_large(
     assert len(body) <= wire.Bounds().max_bytes
 
 
-def test_an_address_that_is_taken_is_one_sentence():
+def test_an_address_that_is_taken_is_a_one_sentence_error():
     with bound("127.0.0.1", 0) as holder:
         holder.listen()
         with pytest.raises(UserError, match="cannot be used: Address already in use; choose another"):
@@ -163,12 +164,12 @@ def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
         arguments = (saved,)
     with serving(*arguments) as process:
         try:
-            told = json.loads(process.stdout.readline())
-            assert told["passages"] == 200
-            assert told["url"].startswith("http://127.0.0.1:")
+            status = json.loads(process.stdout.readline())
+            assert status["passages"] == 200
+            assert status["url"].startswith("http://127.0.0.1:")
 
             async def ask():
-                async with SearchClient(told["url"], k=3).connected() as search:
+                async with SearchClient(status["url"], k=3).connected() as search:
                     return await asyncio.gather(*(search(query) for query in queries(1)))
 
             assert asyncio.run(ask()) == hits_of(Bm25Index.load(saved), queries(1), 3)
@@ -190,7 +191,7 @@ def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
         (["--encoder", "tests"], "holds no sentence-transformers model"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, capsys):
+def test_bad_input_is_a_one_sentence_error_and_exit_code_2(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["serve-search", "nowhere.jsonl", *arguments])
     assert ended.value.code == 2
