@@ -160,7 +160,7 @@ class ProcessEngine:
         return {}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample a continuation of the complete prefix `prompt_ids`; cancelling frees the slot.
+        """Sample a continuation of the full prefix `prompt_ids`; cancelling frees the slot.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.

@@ -110,7 +110,7 @@ class SGLangPolicy:
         return await self._connection.workers()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample a continuation of the complete prefix `prompt_ids`; cancelling ends the request on the server.
+        """Sample a continuation of the full prefix `prompt_ids`; cancelling ends the request on the server.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed the server's capacity.
