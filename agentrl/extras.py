@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
         "matplotlib": "matplotlib",
         "tensorboard": "tensorboard",
     },
+    "data": {"pyarrow": "pyarrow"},
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},
     "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},

@@ -9,7 +9,6 @@ from typing import NamedTuple, cast
 from agentrl.assembly.config import RunConfig
 from agentrl.data import (
     Bounded,
-    Columns,
     DataSource,
     FileSource,
     Mixture,
@@ -113,8 +112,7 @@ def file_source(
         UserError: one cannot be read.
     """
     assert paths is not None
-    columns = Columns(choice.input_key, choice.label_key, choice.metadata_key, choice.tool_key)
-    open_one = partial(FileSource, columns=columns, seed=seed, shuffle=shuffle, split=split)
+    open_one = partial(FileSource, columns=choice.columns, seed=seed, shuffle=shuffle, split=split)
     weights = weights_of(paths)
     if not weights:
         raise ConfigError("prompt_data names no file; name one, or leave it out.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import rich_click as click
 from click import exceptions
 
+from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
@@ -36,6 +37,7 @@ def cli() -> None:
 for command in (
     train_command,
     evaluate_command,
+    data,
     envs,
     plot_command,
     serve_command,

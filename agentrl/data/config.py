@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 
 from agentrl.config import Section, Spelling, renamed
+from agentrl.data.columns import Columns
 
 
 def _read(value: object) -> object:
@@ -43,13 +44,9 @@ def weights_of(paths: str | tuple[str, ...] | dict[str, float]) -> Mapping[str, 
     return dict.fromkeys((paths,) if isinstance(paths, str) else paths, 1.0)
 
 
-class DataChoice(Section):
-    """Prompts from files, and how their rows are read."""
+class ColumnChoice(Section):
+    """How rows of files are read."""
 
-    prompt_data: Paths = None
-    """Prompts to play in place of the environment's own: a .jsonl, .json, .parquet or .arrow file or the
-    folder of a dataset, `path@[0:100]` = some of its rows; several as a list, or as a table of path and
-    weight (as a flag: JSON)."""
     input_key: str = "input"
     """Column of the prompt: a string, which the user says, or a list of messages; a dot leads into an
     object."""
@@ -62,8 +59,22 @@ class DataChoice(Section):
 
     spellings: ClassVar[Mapping[str, Spelling]] = {"prompt_key": renamed("input_key")}
 
+    @property
+    def columns(self) -> Columns:
+        """The same, as sources take them."""
+        return Columns(self.input_key, self.label_key, self.metadata_key, self.tool_key)
 
-COLUMNS = tuple(name for name in DataChoice.model_fields if name != "prompt_data")
+
+class DataChoice(ColumnChoice):
+    """Prompts from files, and how their rows are read."""
+
+    prompt_data: Paths = None
+    """Prompts to play in place of the environment's own: a .jsonl, .json, .parquet or .arrow file or the
+    folder of a dataset, `path@[0:100]` = some of its rows; several as a list, or as a table of path and
+    weight (as a flag: JSON)."""
+
+
+COLUMNS = tuple(ColumnChoice.model_fields)
 """The settings that say how rows are read."""
 
 

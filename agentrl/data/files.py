@@ -50,13 +50,20 @@ class FileSource(DataSource):
     place: `path` or `path@[start:stop]`. split: of a folder whose files are parted into several.
 
     Raises:
-        DataError: it cannot be read, holds no rows, or one of the rows that are looked at now is no prompt:
-            all
-            of a small file, some of a large one.
+        DataError: it cannot be read, or holds no rows. With `is_checked` a row is no prompt: all are looked
+            at
+            now, of more than 20,000 the first 1,000.
     """
 
     def __init__(
-        self, place: str, columns: Columns, *, seed: int = 0, shuffle: bool = True, split: str = "train"
+        self,
+        place: str,
+        columns: Columns,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        split: str = "train",
+        is_checked: bool = True,
     ) -> None:
         super().__init__(seed=seed)
         path, start, stop = Place.of(place)
@@ -69,9 +76,10 @@ class FileSource(DataSource):
             raise DataError(f"{place} holds no prompts ({held}); check the file and the slice.")
         self._order = self._ordered()
         self._soon: Sequence[int] = ()
-        count = len(self._rows)
-        for number in range(count if count <= _CHECKED_WHOLE else _CHECKED):
-            self.task_of_row(number)
+        if is_checked:
+            count = len(self._rows)
+            for number in range(count if count <= _CHECKED_WHOLE else _CHECKED):
+                self.task_of_row(number)
 
     @property
     def fingerprint(self) -> str:

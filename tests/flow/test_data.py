@@ -10,7 +10,7 @@ import agentrl
 from agentrl.cli import main
 from agentrl.data import Columns, FileSource, PromptStream
 from agentrl.errors import UserError
-from tests.data.files import write_lines
+from tests.data.files import write_arrow, write_lines, write_parquet
 from tests.flow.runs import TINY, journal_of, metrics_of
 
 ROWS = [{"question": f"say {n}", "answer": f"{n}"} for n in range(30)]
@@ -55,6 +55,16 @@ def test_a_run_needs_a_file_and_nothing_written(lines, capfd):
     assert (run.folder / "report.html").exists()
     again = agentrl.train(run.folder / "config.toml", quiet=True, name="again")
     assert played(again.folder) == played(run.folder)
+
+
+@pytest.mark.parametrize("name", ["my.parquet", "my.arrow"])
+def test_a_run_takes_the_files_of_datasets(lines, name):
+    write = write_parquet if name == "my.parquet" else write_arrow
+    write(lines.parent / name, ROWS)
+    run = agentrl.train(**{**SMALL, **COLUMNS}, env="SingleTurn-v0", prompt_data=name, seed=2)
+    stream = PromptStream(FileSource(name, Columns("question", "answer"), seed=2))
+    assert played(run.folder) == [stream.next().task.id for _ in range(8)]
+    assert journal_of(run.folder)[0]["episode"]["task"]["prompt"][0]["content"].startswith("say ")
 
 
 def test_prompts_that_are_too_long_are_counted(lines):

@@ -1,0 +1,98 @@
+"""`agentrl data`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+
+import rich_click as click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from agentrl.cli.flags import config_flags, flag_values
+from agentrl.config import Section, by_section, parse
+from agentrl.data.config import ColumnChoice
+from agentrl.data.report import CHARACTERS, DataReport, Measure, report_on
+from agentrl.extras import TRAINING, require
+
+BAD_DATA = 2
+
+
+class _Flags(Section):
+    data: ColumnChoice = ColumnChoice()
+
+
+@click.group()
+def data() -> None:
+    """Files of prompts: `agentrl train --prompt-data FILE`."""
+
+
+@config_flags(_Flags)
+@data.command("check")
+@click.argument("path", metavar="FILE|FOLDER")
+@click.option("--split", default="train", show_default=True, help="Split, of a folder that holds several.")
+@click.option("--tokenizer", metavar="DIR", help="Model directory whose tokens lengths are counted in.")
+@click.option(
+    "--dialect",
+    type=click.Choice(["chat", "inline"]),
+    default="chat",
+    show_default=True,
+    help="How the tokenizer's prompts are written.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
+def check_command(
+    path: str, split: str, tokenizer: str | None, dialect: str, as_json: bool, **flags: str | bool | None
+) -> None:
+    """Read every row of FILE and say what is wrong with which; count, measure, show three prompts.
+
+    FILE may be `path@[0:100]`. Exit code 2: a row is no prompt.
+    """
+    choice = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").data
+    report = report_on(path, choice.columns, split=split, measure=_measure(tokenizer, dialect), watch=_shown)
+    if as_json:
+        click.echo(json.dumps(report.as_json()))
+    else:
+        _show(report, Console(highlight=False))
+    if not report.ok:
+        sys.exit(BAD_DATA)
+
+
+def _measure(tokenizer: str | None, dialect: str) -> Measure:
+    if tokenizer is None:
+        return CHARACTERS
+    require("counting tokens", *TRAINING)
+    from agentrl.assembly.measure import tokenizer_measure
+
+    return tokenizer_measure(tokenizer, dialect)
+
+
+def _shown(numbers: Iterable[int], total: int) -> Iterable[int]:
+    # On stderr: stdout is for the report.
+    console = Console(stderr=True)
+    return track(numbers, "reading", total, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show(report: DataReport, console: Console) -> None:
+    figures = Table(title=escape(report.path), show_header=False)
+    figures.add_row("prompts", f"{report.prompts:,}")
+    figures.add_row("rows that are none", f"{report.bad:,}")
+    figures.add_row("with an answer", f"{report.labels:,}")
+    figures.add_row("with tools", f"{report.tools:,}")
+    for count, number in report.turns.items():
+        figures.add_row(f"of {count} message{'' if count == 1 else 's'}", f"{number:,}")
+    for name, value in report.lengths.items():
+        figures.add_row(f"{report.unit}, {name}", f"{value:,.0f}")
+    figures.add_row("fingerprint", report.fingerprint)
+    console.print(figures)
+    for text in report.rendered:
+        console.rule(style="dim")
+        console.print(text, markup=False)
+    if report.rendered:
+        console.rule(style="dim")
+    for sentence in report.problems:
+        console.print(f"[bold red]error[/] {escape(sentence)}", soft_wrap=True)
+    if report.bad > len(report.problems):
+        console.print(f"and {report.bad - len(report.problems):,} more.")

@@ -1,0 +1,72 @@
+"""Arrow files, as `datasets` saves them: mapped into memory, not read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.data.rows.base import Row, Rows
+from agentrl.data.rows.columnar import chosen_columns, fingerprint_of, reading, row_of
+from agentrl.extras import require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MAGIC = b"ARROW1"
+"""What a file begins with that has a table of contents; others are streams of batches."""
+
+
+class ArrowRows(Rows):
+    """The rows of an Arrow file, or of a stream in a file.
+
+    columns: those that are read.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        DataError: the file cannot be read, or lacks a column.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        require("reading .arrow files", "pyarrow")
+        self._path = path
+        with reading(path, "Arrow"):
+            self._fingerprint = fingerprint_of(path)
+            self._batches = _batches(path, columns)
+        self._ends = [*accumulate(batch.num_rows for batch in self._batches)]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the file; of a large one, of parts of it."""
+        return self._fingerprint
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def row(self, number: int) -> Row:
+        """One of them."""
+        batch = bisect_right(self._ends, number)
+        within = number - (self._ends[batch - 1] if batch else 0)
+        return row_of(self._batches[batch], within, self.where(number))
+
+    def where(self, number: int) -> str:
+        """The file and the number of the row, from 1 on."""
+        return f"{self._path}, row {number + 1}"
+
+
+def _batches(path: Path, columns: Sequence[str]) -> list[pa.RecordBatch]:
+    import pyarrow as pa
+
+    with path.open("rb") as file:
+        has_contents = file.read(len(_MAGIC)) == _MAGIC
+    mapped = pa.memory_map(str(path))
+    if has_contents:
+        reader = pa.ipc.open_file(mapped)
+        found = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+    else:
+        reader = pa.ipc.open_stream(mapped)
+        found = list(reader)
+    chosen = list(chosen_columns(path, reader.schema.names, columns))
+    return [batch.select(chosen) for batch in found]

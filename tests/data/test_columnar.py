@@ -1,0 +1,234 @@
+"""Prompts from Parquet and Arrow files: the same promises as for lines, and memory that stays flat."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from decimal import Decimal
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl import extras
+from agentrl.data import Columns, FileSource, PromptStream
+from agentrl.data.order import PIECES_PER_WINDOW
+from agentrl.data.rows import open_rows, parquet
+from agentrl.errors import ConfigError, DataError, MissingExtraError
+from tests.data.files import ROWS, write_arrow, write_lines, write_parquet
+
+COLUMNS = Columns("question", "answer", "facts")
+MANY = [{"question": f"question {n}", "answer": n, "ballast": "x" * 50} for n in range(500)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files with the same 40 rows, and with 500."""
+    here = tmp_path_factory.mktemp("columnar")
+    write_lines(here / "rows.jsonl")
+    write_parquet(here / "rows.parquet", row_group_size=9)
+    write_arrow(here / "rows.arrow")
+    write_arrow(here / "contents.arrow", stream=False)
+    write_parquet(here / "many.parquet", MANY, row_group_size=170)
+    return here
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Rows of a piece, so that a small file has many."""
+    monkeypatch.setattr(parquet, "PIECE_ROWS", 16)
+
+
+NAMES = ("rows.parquet", "rows.arrow", "contents.arrow")
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def source(path, columns=COLUMNS, **settings):
+    return FileSource(str(path), columns, **settings)
+
+
+@every
+def test_rows_are_those_of_the_same_lines(folder, name):
+    lines, same = source(folder / "rows.jsonl", shuffle=False), source(folder / name, shuffle=False)
+    assert same.num_tasks == 40
+    for k in range(45):
+        task, line = same.task(k), lines.task(k)
+        assert (task.prompt, task.answer, task.metadata) == (line.prompt, line.answer, line.metadata)
+
+
+@every
+@given(st.none() | st.integers(-50, 50), st.none() | st.integers(-50, 50))
+def test_slices_are_pythons(folder, name, start, stop):
+    text = f"{folder / name}@[{'' if start is None else start}:{'' if stop is None else stop}]"
+    expected = [row["answer"] for row in ROWS[start:stop]]
+    if not expected:
+        with pytest.raises(DataError, match="holds no prompts"):
+            FileSource(text, COLUMNS)
+        return
+    in_order, shuffled = FileSource(text, COLUMNS, shuffle=False), FileSource(text, COLUMNS, seed=1)
+    assert [in_order.task(k).answer for k in range(len(expected))] == expected
+    assert sorted(shuffled.task(k).answer for k in range(len(expected))) == sorted(expected)
+
+
+@given(st.integers(0, 99), st.integers(0, 3))
+def test_every_epoch_is_a_permutation_of_all_rows(folder, seed, epoch):
+    rows = source(folder / "many.parquet", Columns("question", "answer"), seed=seed)
+    answers = [int(rows.task(epoch * 500 + k).answer) for k in range(500)]
+    assert sorted(answers) == list(range(500))
+    assert answers != list(range(500))
+    # A batch is not one stretch of the file.
+    assert len({answer // 16 for answer in answers[:16]}) >= PIECES_PER_WINDOW - 1
+
+
+@given(st.lists(st.integers(0, 2000), min_size=1, max_size=20))
+def test_any_prompt_is_the_same_whenever_it_is_asked_for(folder, ordinals):
+    path = folder / "many.parquet"
+    one, other = source(path, Columns("question"), seed=3), source(path, Columns("question"), seed=3)
+    found = [one.prompt(ordinal) for ordinal in ordinals]
+    assert [other.prompt(ordinal) for ordinal in reversed(ordinals)] == found[::-1]
+
+
+def test_a_row_group_is_decoded_once_for_a_window(folder, monkeypatch):
+    rows = open_rows(str(folder / "many.parquet"), ("question",), split="train")
+    opened = []
+    whole = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda *given, **named: opened.append(named) or whole(*given, **named)
+    )
+    rows.expect([160, 100, 30, 499])
+    assert [named["row_groups"] for named in opened] == [[0], [2]]
+    assert [rows.row(k)["question"] for k in (160, 30, 100, 499)] == [
+        f"question {k}" for k in (160, 30, 100, 499)
+    ]
+    assert len(opened) == 2
+    assert all(named["columns"] == ("question",) for named in opened)
+
+
+def test_memory_stays_flat(tmp_path):
+    """A file of 130 MB is gone through in a fresh process, whose memory grows by less than a third of it."""
+    rows = [{"input": f"{n} " + f"{n * 7919 % 10_007} " * 120} for n in range(200_000)]
+    path = write_parquet(tmp_path / "a.parquet", rows, row_group_size=50_000, compression="none")
+    code = (
+        "import sys, resource, pyarrow.parquet; from agentrl.data import *\n"
+        "from agentrl.data.rows import parquet; parquet.PIECE_ROWS = 4096\n"
+        "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = most()\n"
+        "stream = PromptStream(FileSource(sys.argv[1], Columns(), seed=1))\n"
+        "for _ in range(200_000): stream.next()\n"
+        "print((most() - before) * 1024)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    held = sum(len(row["input"]) for row in rows)
+    assert held > 1.1e8
+    assert int(ran.stdout) < held / 3
+
+
+def test_two_processes_give_the_same_prompts(folder):
+    code = (
+        "import sys; from agentrl.data import *\n"
+        "source = FileSource(sys.argv[1], Columns('question', 'answer'), seed=5)\n"
+        "print(source.fingerprint, *[source.prompt(k) for k in range(0, 1200, 50)])"
+    )
+    ran = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(folder / "many.parquet")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert ran[0] == ran[1]
+    assert "question" in ran[0]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_what_has_no_form_in_json_gets_one_or_is_named(tmp_path, name):
+    write = write_parquet if name.endswith("parquet") else write_arrow
+    values = {
+        "day": datetime.date(2026, 1, 2),
+        "price": Decimal("1.50"),
+        "at": datetime.datetime(2026, 1, 2, 3),
+    }
+    row = {"input": "a", "facts": {**values, "none": None}, "answer": [1, 2], "raw": b"x"}
+    path = write(tmp_path / name, [row])
+    task = source(path, Columns(metadata="facts", label="answer")).task(0)
+    assert task.metadata == {"day": "2026-01-02", "price": "1.50", "at": "2026-01-02T03:00:00"}
+    assert task.answer == "[1, 2]"
+    with pytest.raises(DataError, match="row 1: `raw` holds bytes, which is neither text"):
+        source(path, Columns(label="raw"))
+
+
+def test_messages_in_columns_lack_what_other_rows_have(tmp_path):
+    user, system = {"role": "user", "content": "a", "name": "me"}, {"role": "system", "content": "b"}
+    rows = [{"prompt": [system, user], "reward_model": {"ground_truth": "7", "style": "rule"}}]
+    task = source(
+        write_parquet(tmp_path / "a.parquet", rows), Columns("prompt", "reward_model.ground_truth")
+    ).task(0)
+    assert [(message.role, message.text, message.name) for message in task.prompt] == [
+        ("system", "b", None),
+        ("user", "a", "me"),
+    ]
+    assert task.answer == "7"
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
+def test_a_missing_column_is_named_before_anything_is_read(folder, name):
+    with pytest.raises(DataError) as caught:
+        source(folder / name, Columns("questions"))
+    assert (
+        f"{name}: there is no `questions`. Did you mean `question`? It has `question`, `answer`, `facts`"
+        in str(caught.value)
+    )
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("content", [b"", b"PAR1 is how it begins", "torn"])
+def test_a_broken_file_is_one_sentence(folder, tmp_path, suffix, content):
+    path = tmp_path / f"a.{suffix}"
+    whole = (folder / f"rows.{suffix}").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content == "torn" else content)
+    with pytest.raises(DataError) as caught:
+        source(path).task(0)
+    assert "a." in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_null_prompt_is_named_with_its_row(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [{"input": "a"}, {"input": None}])
+    with pytest.raises(
+        DataError, match=r"a.parquet, row 2: `input` is null, not a string or a list of messages"
+    ):
+        source(path, Columns())
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_other_content_has_another_fingerprint(folder, tmp_path, name):
+    write = write_parquet if name.endswith("parquet") else write_arrow
+    first = source(write(tmp_path / name)).fingerprint
+    source(write(tmp_path / name)).check(first)
+    write(tmp_path / name, [*ROWS[:-1], {**ROWS[-1], "answer": "0"}])
+    with pytest.raises(ConfigError, match="not those that the run began with"):
+        source(tmp_path / name).check(first)
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [{"input": f"{n}"} for n in range(500)], row_group_size=100)
+    prompts = PromptStream(FileSource(str(path), Columns(), seed=0))
+    prompts.next()
+    write_parquet(path, [{"input": f"{n}"} for n in range(400)], row_group_size=100)
+    with pytest.raises(DataError, match="has changed since it was opened; start again"):
+        [prompts.next() for _ in range(500)]
+
+
+def test_without_the_extra_a_sentence_names_it(folder, monkeypatch):
+    found = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "pyarrow" else found(name))
+    for name in ("rows.parquet", "rows.arrow"):
+        with pytest.raises(MissingExtraError, match=r"needs pyarrow: pip install 'agentrl\[data\]'"):
+            source(folder / name)
+    assert source(folder / "rows.jsonl").num_tasks == 40
