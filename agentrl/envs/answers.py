@@ -1,4 +1,4 @@
-"""What an answer is worth beside its label, by name: the rewards of environments that take one.
+"""Rewards of an answer by its label, by name, for environments whose reward is a setting.
 
     exact_match   1 where answer and label are the same in lower case, without punctuation and articles
     f1            harmonic mean of precision and recall over the words that both share
@@ -21,7 +21,7 @@ from agentrl.tools import inline
 from agentrl.types import Task
 
 AnswerReward = Callable[[Task, str], Grade | Awaitable[Grade]]
-"""What an answer to a task is worth, sync or async."""
+"""The reward of an answer to a task, sync or async."""
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?\.?\d+(?:[eE][-+]?\d{1,3})?")
 _CHOICE = re.compile(r"[\s(\[*]*([A-Za-z0-9])(?![A-Za-z0-9])")
@@ -41,16 +41,16 @@ def f1(task: Task, answer: str) -> float:
 
 @inline
 def number(task: Task, answer: str) -> float:
-    """1.0 where the last numbers are equal: `1,000` and `1000.0` are, in any words around them."""
-    given = _last_number(answer)
-    return _best(task, lambda gold: float(given is not None and given == _last_number(gold)))
+    """1.0 where the last numbers are equal, as `1,000` and `1000.0` are, in any text."""
+    last = _last_number(answer)
+    return _best(task, lambda gold: float(last is not None and last == _last_number(gold)))
 
 
 @inline
 def choice(task: Task, answer: str) -> float:
     """1.0 where the answer begins with the letter, or the digit, that the label begins with."""
-    given = _CHOICE.match(answer)
-    return _best(task, lambda gold: float(given is not None and given[1].lower() == _letter(gold)))
+    letter = _letter(answer)
+    return _best(task, lambda gold: float(letter is not None and letter == _letter(gold)))
 
 
 REWARDS: Mapping[str, AnswerReward] = {
@@ -59,22 +59,22 @@ REWARDS: Mapping[str, AnswerReward] = {
     "number": number,
     "choice": choice,
 }
-"""By name."""
+"""Rewards by name."""
 
 
 def _best(task: Task, grade: Callable[[str], float]) -> float:
-    """The best over all answers; without any, nothing."""
-    several = task.metadata.get("answers")
-    answers = several if isinstance(several, list) else [task.answer]
+    """The best grade over all answers of the task; without any, 0.0."""
+    alternatives = task.metadata.get("answers")
+    answers = alternatives if isinstance(alternatives, list) else [task.answer]
     return max((grade(gold) for gold in answers if isinstance(gold, str)), default=0.0)
 
 
-def _f1(given: str, gold: str) -> float:
-    said, wanted = squad_normalize(given).split(), squad_normalize(gold).split()
-    if not (said and wanted):
-        return float(said == wanted)
-    shared = (Counter(said) & Counter(wanted)).total()
-    return 2 * shared / (len(said) + len(wanted))
+def _f1(answer: str, gold: str) -> float:
+    predicted, expected = squad_normalize(answer).split(), squad_normalize(gold).split()
+    if not (predicted and expected):
+        return float(predicted == expected)
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected))
 
 
 def _last_number(text: str) -> Decimal | None:
@@ -82,6 +82,6 @@ def _last_number(text: str) -> Decimal | None:
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
-def _letter(gold: str) -> str | None:
-    match = _CHOICE.match(gold)
+def _letter(text: str) -> str | None:
+    match = _CHOICE.match(text)
     return match[1].lower() if match else None

@@ -24,7 +24,7 @@ class OpponentChoice(Section):
 
 
 class RewardChoice(Section):
-    """What an answer is worth, in environments that leave it to the run."""
+    """The reward of an answer, in environments that leave it to the run."""
 
     reward: str | None = None
     """Reward of an answer, for environments that take one (SingleTurn-v0): exact_match, f1, number, choice,

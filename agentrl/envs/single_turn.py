@@ -23,7 +23,7 @@ class SingleTurnEnv(Env):
                 return float(answer.strip() == task.answer)
 
     The expert answers with `task.answer`; override `expert` where that is not the full answer. Tools in a
-    task's metadata (`tool_key`) are shown and never called: a call is the answer.
+    task's metadata (`tool_key`) are listed for the model and never run: a call is the answer.
     """
 
     limits = Limits(max_turns=1)
@@ -42,10 +42,10 @@ class SingleTurnEnv(Env):
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
-        """Those of the task."""
+        """The tools in the metadata of the task."""
         tools = self.task.metadata.get("tools") if self.task is not None else None
-        described = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
-        return tuple(_schema(one) for one in described)
+        described = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        return tuple(_schema(tool) for tool in described)
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Return the question."""

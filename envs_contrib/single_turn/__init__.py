@@ -1,4 +1,4 @@
-"""A question of somebody's data, answered in one turn."""
+"""Questions of your own data, answered in one turn."""
 
 from envs_contrib.single_turn.env import SingleTurn
 

@@ -13,7 +13,8 @@ Reward = Callable[[Task, str], Grade | Awaitable[Grade]]
 class SingleTurn(SingleTurnEnv):
     """One answer to a prompt of your own data (`prompt_data`), graded by a function (`reward`).
 
-    reward: from a task and an answer to a number, or to named ones; left out, an exact match with the label.
+    reward: from a task and an answer to a number, or to named numbers; left out, an exact match with the
+        label.
     """
 
     splits = ()
@@ -25,12 +26,12 @@ class SingleTurn(SingleTurnEnv):
         self._reward = reward or _exact_match
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """None: they come from data."""
+        """No tasks: `prompt_data` has them."""
         del split
         return ()
 
     def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
-        """What the reward says."""
+        """The value of the reward function."""
         return self._reward(task, answer)
 
 

@@ -304,8 +304,8 @@ async def test_siblings_share_a_client_and_see_no_difference():
         toolkit = RemoteSearchTool(server.url)
         tasks = [play(Library(toolkit), ScriptedAgent(reader()), Task.ask("q", "?")) for _ in range(8)]
         episodes = await asyncio.gather(*tasks)
-        observations = [[turn.observation for one in e.trajectories for turn in one.turns] for e in episodes]
-        assert all(one == observations[0] for one in observations)
+        observations = [[turn.observation for turn in episode.turns] for episode in episodes]
+        assert all(observation == observations[0] for observation in observations)
         assert [episode.step_rewards[-1] for episode in episodes] == [1.0] * 8
         assert server.counts["requests"] == 1
     await release_shared()

@@ -133,11 +133,11 @@ async def test_cancelled_episodes_leave_no_thread_behind_and_siblings_see_no_dif
         asyncio.create_task(play(Library(), ScriptedAgent(Library().expert(task)), task)) for _ in range(8)
     ]
     await asyncio.sleep(0.01)
-    for one in played[::2]:
-        one.cancel()
+    for playing in played[::2]:
+        playing.cancel()
     await asyncio.wait(played)
-    observations = [one.result().trajectories[0].turns[1].observation for one in played[1::2]]
-    assert all(one == observations[0] for one in observations)
+    observations = [playing.result().trajectories[0].turns[1].observation for playing in played[1::2]]
+    assert all(observation == observations[0] for observation in observations)
     await release_shared()
     for _ in range(100):
         threads = set(threading.enumerate()) - before
