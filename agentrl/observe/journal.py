@@ -63,8 +63,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         episode = self.episode
-        if strangers := {verdict.episode_id for verdict in self.verdicts} - {episode.id}:
-            raise ValueError(f"verdicts of {sorted(strangers)} do not belong to episode {episode.id}")
+        if foreign := {verdict.episode_id for verdict in self.verdicts} - {episode.id}:
+            raise ValueError(f"verdicts of {sorted(foreign)} do not belong to episode {episode.id}")
         if (self.outcome is Outcome.DROPPED) != bool(self.reason):
             raise ValueError(
                 f"episode {episode.id}: a reason belongs to the outcome `dropped`, and to no other"

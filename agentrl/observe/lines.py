@@ -23,7 +23,7 @@ from agentrl.types import JSON
 
 _NON_FINITE: Final = "$float"
 _NON_JSON = re.compile(rb"(?:^|[:,\[])-?(?:NaN|Infinity)")
-"""Words that JSON does not have. Where a text happens to hold them, nothing is lost but time."""
+"""Constants that JSON does not have. A match inside a text only costs the slower path."""
 _PIECE: Final = 4096
 
 
@@ -34,7 +34,7 @@ def to_line(value: object) -> bytes:
     Unicode (lone surrogates) makes its line pure ASCII. Numpy values become Python's; values
     without a form in JSON, such as a date in a task's metadata, become text.
     """
-    # Several times as fast as `json`.
+    # pydantic_core is several times as fast as `json`.
     with suppress(PydanticSerializationError, UnicodeEncodeError):
         line = b"".join(_pieces(value)) + b"\n"
         if (b"NaN" not in line and b"Infinity" not in line) or not _NON_JSON.search(line):
@@ -99,19 +99,19 @@ def _remove_incomplete_line(descriptor: int) -> None:
 
 
 def _pieces(value: object) -> Iterator[bytes]:
-    """The JSON of a value in pieces, each soon made: between two of them other threads may run."""
+    """The JSON of a value in short pieces, so that other threads can run between them."""
     if type(value) is dict and value:
         opening = b"{"
-        for key, below in value.items():
+        for key, item in value.items():
             yield opening + _dumped(str(key)) + b":"
-            yield from _pieces(below)
+            yield from _pieces(item)
             opening = b","
         yield b"}"
     elif type(value) is list and value and type(value[0]) is dict:
         opening = b"["
-        for below in value:
+        for item in value:
             yield opening
-            yield from _pieces(below)
+            yield from _pieces(item)
             opening = b","
         yield b"]"
     elif type(value) is list and len(value) > _PIECE:

@@ -1,7 +1,7 @@
-"""Files of one JSON value a line in gzip members: small, readable while they grow, whole after a crash.
+"""Files of JSON lines in gzip members: small, readable while they grow and after a crash.
 
-A write is one member. `zcat`, pandas and `read` see every member that is whole. One that a crash left
-incomplete is skipped, and removed before the next is written.
+A write is one member. `zcat`, pandas and `read` return every complete member. A member that a crash left
+incomplete is skipped, and removed before the next one is written.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from agentrl.observe import lines
 from agentrl.types import JSON
 
 _GZIP: Final = 31
-"""What zlib calls a window of 32 KiB with a gzip header."""
+"""zlib's `wbits` for a window of 32 KiB and a gzip header."""
 _LEVEL: Final = 1
 _BLOCK: Final = 1 << 20
 
 
 def append(path: Path, lines: Iterable[bytes], *, at: int) -> int:
-    """Write whole lines as one member at byte `at`, over whatever stands behind it; return where it ends.
+    """Write lines as one member at byte `at`, replacing all bytes after it; return the member's end.
 
     Raises:
-        OSError: the file cannot be written; what was whole in it is all that it holds.
+        OSError: the file cannot be written; it is truncated to `at` bytes.
     """
-    packer = zlib.compressobj(_LEVEL, wbits=_GZIP)
-    data = b"".join([*map(packer.compress, lines), packer.flush()])
+    compressor = zlib.compressobj(_LEVEL, wbits=_GZIP)
+    data = b"".join([*map(compressor.compress, lines), compressor.flush()])
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         os.ftruncate(descriptor, at)
@@ -43,8 +43,8 @@ def append(path: Path, lines: Iterable[bytes], *, at: int) -> int:
     return at + len(data)
 
 
-def whole_end(path: Path) -> int:
-    """Where the last whole member of a file ends; 0 where there is no file.
+def end_of_members(path: Path) -> int:
+    """The end of the last complete member of a file; 0 where there is no file.
 
     Raises:
         ValueError: the file is broken before its last member.
@@ -54,7 +54,7 @@ def whole_end(path: Path) -> int:
 
 
 def read(path: Path) -> Iterator[JSON]:
-    """Every line of every whole member, in order. An incomplete last member is skipped.
+    """Every line of every complete member, in order. An incomplete last member is skipped.
 
     Raises:
         ValueError: a member before the last is broken, or a line is not JSON, with its number.
@@ -77,7 +77,7 @@ def _write(descriptor: int, data: bytes, at: int) -> None:
 
 
 def _members(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Where each whole member ends, and what it holds."""
+    """The end and the contents of each complete member."""
     num_read, rest = 0, b""
     with path.open("rb") as file:
         while True:

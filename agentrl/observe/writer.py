@@ -17,34 +17,34 @@ from agentrl.observe.journal import SUFFIX, Entry, to_line
 from agentrl.types import Turn
 
 _MEMBER_BYTES: Final = 1 << 20
-"""What the episodes of one member hold in memory, about: a crash loses no more of what was being written."""
-_MOST_PENDING_BYTES: Final = 1 << 30
+"""The approximate size of one member's episodes in memory: a crash while writing loses at most one member."""
+_MAX_PENDING_BYTES: Final = 1 << 30
 
 
 class _Part(NamedTuple):
-    """Entries that become one member. written: done when they are on disk, or have been given up."""
+    """Entries that become one member. written: done when they are on disk, or writing has failed."""
 
     written: Future[None]
     num_bytes: int
 
 
 class Journal:
-    """Writes the episodes of one run. Whatever interrupts it, the files hold whole entries, each once.
+    """Writes the episodes of one run. After any interruption the files hold complete entries, each once.
 
-    Writing means to hand over: one thread does the rest, in order. It takes turns with the event loop and
-    never holds it for the length of a whole episode.
+    The write methods enqueue entries; one thread serialises and writes them in order. It releases the GIL in
+    between, so that the event loop is never blocked for the duration of an entire episode.
 
-    consumes: entries. waits for: the thread, where more than `most_pending_bytes` of episodes lie before it,
-    and in `flush`. unblocked by: the disk. on cancellation: what was handed over is written all the same. on
-    shutdown: `close`, or else the interpreter's exit, waits until all is written.
+    consumes: entries. waits for: the thread, where more than `max_pending_bytes` of episodes are pending, and
+    in `flush`. unblocked by: the disk. on cancellation: pending entries are written all the same. on
+    shutdown: `close`, or else the interpreter's exit, waits until all entries are written.
 
-    Where the disk fails, nothing is written any more, and each later call says so.
+    Where the disk fails, nothing more is written, and every later call raises.
     """
 
-    def __init__(self, run_dir: Path, *, most_pending_bytes: int = _MOST_PENDING_BYTES) -> None:
+    def __init__(self, run_dir: Path, *, max_pending_bytes: int = _MAX_PENDING_BYTES) -> None:
         self._folder = run_dir / "trajectories"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._most_pending_bytes = most_pending_bytes
+        self._max_pending_bytes = max_pending_bytes
         self._thread = ThreadPoolExecutor(1, "agentrl-journal")
         self._pending: deque[_Part] = deque()
         # Only the thread writes these.
@@ -78,10 +78,10 @@ class Journal:
         return await self._write(f"eval_{safe}_{step:06d}", entries)
 
     async def flush(self) -> None:
-        """Wait until all that was handed over is on disk.
+        """Wait until all pending entries are on disk.
 
         Raises:
-            UserError: some of it will never be.
+            UserError: some of them could not be written.
         """
         await self._until(0)
 
@@ -89,7 +89,7 @@ class Journal:
         """Flush and end the thread.
 
         Raises:
-            UserError: some of what was handed over is not on disk.
+            UserError: some entries could not be written.
         """
         try:
             await self.flush()
@@ -98,41 +98,43 @@ class Journal:
 
     async def _write(self, name: str, entries: Iterable[Entry]) -> Path:
         path = self._folder / f"{name}{SUFFIX}"
-        # All of it before the first wait: who is cancelled while waiting has lost nothing.
+        # All entries are submitted before the first wait, so that a cancellation loses none.
         for part, num_bytes in _parts(list(entries)):
             self._pending.append(_Part(self._thread.submit(self._append, path, part), num_bytes))
-        await self._until(self._most_pending_bytes)
+        await self._until(self._max_pending_bytes)
         return path
 
-    async def _until(self, most_bytes: int) -> None:
-        """Wait until at most so much is pending, and nothing at all for 0."""
-        while self._settle() > (0 if self._problem else most_bytes):
-            # Unlike an awaited future, one that is waited for is not cancelled with its waiter.
+    async def _until(self, max_bytes: int) -> None:
+        """Wait until at most `max_bytes` are pending."""
+        while self._settle() > (0 if self._problem else max_bytes):
+            # asyncio.wait does not cancel the future when the waiting task is cancelled; await would.
             await asyncio.wait([asyncio.wrap_future(self._pending[0].written)])
         if self._problem and not self._pending:
             raise UserError(f"{self._problem} {self._num_lost} episodes are not in the journal.")
 
     def _settle(self) -> int:
-        """Forget what is written, and return what is pending (bytes)."""
+        """Remove written parts, and return the size of the pending ones (bytes)."""
         while self._pending and self._pending[0].written.done():
             self._pending.popleft().written.result()
         return sum(part.num_bytes for part in self._pending)
 
     def _append(self, path: Path, entries: Sequence[Entry]) -> None:
-        """What the thread does."""
+        """Write one part; runs in the thread."""
         if not self._problem:
             try:
-                end = self._ends[path] if path in self._ends else members.whole_end(path)
+                end = self._ends[path] if path in self._ends else members.end_of_members(path)
                 self._ends[path] = members.append(path, map(to_line, entries), at=end)
                 return
             except (OSError, ValueError) as error:
-                why = error.strerror if isinstance(error, OSError) else error
-                self._problem = f"{path} cannot be written ({why}); make room, or choose another output_dir."
+                reason = error.strerror if isinstance(error, OSError) else error
+                self._problem = (
+                    f"{path} cannot be written ({reason}); make room, or choose another output_dir."
+                )
         self._num_lost += len(entries)
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], int]]:
-    """The entries in parts of about one member, each with what it holds (bytes)."""
+    """The entries in parts of about one member, each with its size in memory (bytes)."""
     part: list[Entry] = []
     total = 0
     for entry in entries:
@@ -146,14 +148,14 @@ def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], int]]:
 
 
 def _num_bytes(entry: Entry) -> int:
-    """About what an episode holds in memory: its arrays and its words; 1 at least."""
-    return 1 + sum(_held(turn) for one in entry.episode.trajectories for turn in one.turns)
+    """The approximate size of an episode in memory: its arrays and its text; at least 1."""
+    return 1 + sum(_turn_bytes(turn) for part in entry.episode.trajectories for turn in part.turns)
 
 
-def _held(turn: Turn) -> int:
-    words = sum(len(message.text) for message in (*turn.observation, turn.action))
+def _turn_bytes(turn: Turn) -> int:
+    num_chars = sum(len(message.text) for message in (*turn.observation, turn.action))
     if turn.tokens is None:
-        return words
+        return num_chars
     sampled, extras = turn.tokens.completion, turn.tokens.completion.extras.values()
     arrays = (turn.tokens.world_ids, sampled.token_ids, sampled.logprobs, sampled.versions)
-    return words + sum(array.nbytes for array in arrays) + sum(extra.values.nbytes for extra in extras)
+    return num_chars + sum(array.nbytes for array in arrays) + sum(extra.values.nbytes for extra in extras)

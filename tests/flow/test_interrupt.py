@@ -95,7 +95,7 @@ def test_the_checkpoint_has_moved_on_from_the_warm_start(interrupted):
 def test_every_line_on_disk_is_whole_and_the_books_are_sound(interrupted):
     folder = interrupted[0]
     for path in (folder / "trajectories").iterdir():
-        assert path.stat().st_size == members.whole_end(path)
+        assert path.stat().st_size == members.end_of_members(path)
         assert list(read_journal(path))
     rows = whole(folder / "metrics.jsonl")
     books = reconcile(folder)

@@ -16,7 +16,7 @@ def test_what_is_written_is_read_back_and_any_tool_for_gzip_reads_it(tmp_path):
     end = members.append(path, map(lines.to_line, [1, {"a": "\u2028\r"}]), at=0)
     end = members.append(path, map(lines.to_line, [3]), at=end)
     assert list(members.read(path)) == [1, {"a": "\u2028\r"}, 3]
-    assert end == path.stat().st_size == members.whole_end(path)
+    assert end == path.stat().st_size == members.end_of_members(path)
     said = subprocess.run(["zcat", str(path)], capture_output=True, check=True).stdout
     assert [json.loads(line) for line in said.split(b"\n")[:-1]] == [1, {"a": "\u2028\r"}, 3]
     assert gzip.decompress(path.read_bytes()) == said
@@ -29,7 +29,7 @@ def test_a_file_that_was_cut_anywhere_holds_its_whole_members_and_goes_on(tmp_pa
         path.write_bytes((first + second)[:length])
         whole = [1, 2] * (length >= len(first)) + [3] * (length == len(first + second))
         assert list(members.read(path)) == whole
-        members.append(path, [lines.to_line(4)], at=members.whole_end(path))
+        members.append(path, [lines.to_line(4)], at=members.end_of_members(path))
         assert list(members.read(path)) == [*whole, 4]
         assert gzip.decompress(path.read_bytes())
 
@@ -43,14 +43,14 @@ def test_members_larger_than_a_read_and_many_in_one_are_told_apart(tmp_path):
 
 
 def test_where_there_is_no_file_there_is_nothing_yet(tmp_path):
-    assert members.whole_end(tmp_path / "x.jsonl.gz") == 0
+    assert members.end_of_members(tmp_path / "x.jsonl.gz") == 0
 
 
 def test_a_broken_member_in_the_middle_is_named_and_nothing_is_cut_off(tmp_path):
     path = tmp_path / "x.jsonl.gz"
     first, second = member(1), member(2)
     path.write_bytes(first + b"?" + second[1:] + member(3))
-    for broken in (members.whole_end, lambda path: list(members.read(path))):
+    for broken in (members.end_of_members, lambda path: list(members.read(path))):
         with pytest.raises(ValueError, match=rf"x\.jsonl\.gz is broken from byte {len(first)} on"):
             broken(path)
 

@@ -69,7 +69,7 @@ async def test_writing_returns_at_once_and_flush_waits_until_all_is_on_disk(tmp_
 
 async def test_a_slow_disk_holds_the_writer_back_and_not_the_loop(tmp_path, monkeypatch):
     disk = SlowDisk(monkeypatch)
-    journal = Journal(tmp_path, most_pending_bytes=100)
+    journal = Journal(tmp_path, max_pending_bytes=100)
     writing = asyncio.create_task(journal.write_step(0, [trained(f"g{n}") for n in range(50)]))
     async with LagMeter() as lag:
         await asyncio.sleep(0.1)
@@ -83,7 +83,7 @@ async def test_a_slow_disk_holds_the_writer_back_and_not_the_loop(tmp_path, monk
 
 async def test_who_is_cancelled_while_waiting_for_the_disk_has_lost_nothing(tmp_path, monkeypatch):
     disk = SlowDisk(monkeypatch)
-    journal = Journal(tmp_path, most_pending_bytes=0)
+    journal = Journal(tmp_path, max_pending_bytes=0)
     entries = [trained(f"g{n}", large(f"g{n}", 100_000)) for n in range(4)]
     writing = asyncio.create_task(journal.write_step(0, entries))
     await asyncio.sleep(0.05)
@@ -96,7 +96,7 @@ async def test_who_is_cancelled_while_waiting_for_the_disk_has_lost_nothing(tmp_
 
 
 async def test_several_tasks_may_write_at_a_time(tmp_path):
-    async with Journal(tmp_path, most_pending_bytes=1000) as journal:
+    async with Journal(tmp_path, max_pending_bytes=1000) as journal:
         await asyncio.gather(
             *(
                 journal.write_step(step % 2, [trained(f"g{step}-{k}") for k in range(20)])
@@ -170,7 +170,7 @@ def test_a_full_disk_is_one_sentence_and_what_was_whole_stays_whole(tmp_path):
         f"{lost + 1} episodes are not in the journal.",
     ]
     assert kept == [f"g{n // 3}-{n % 3}" for n in range(len(kept))]
-    assert path.stat().st_size == members.whole_end(path)
+    assert path.stat().st_size == members.end_of_members(path)
 
 
 async def test_an_incomplete_member_is_removed_before_the_next_is_written(tmp_path):
@@ -203,7 +203,7 @@ from agentrl.observe import Journal
 from tests.observe.test_writer import large, trained
 async def main():
     number = 0
-    async with Journal(pathlib.Path(sys.argv[1]), most_pending_bytes=1 << 22) as journal:
+    async with Journal(pathlib.Path(sys.argv[1]), max_pending_bytes=1 << 22) as journal:
         while True:
             entries = [trained(f"g{n}", large(f"g{n}", 1000)) for n in range(number, number + 40)]
             await journal.write_step(number // 400, entries)
@@ -254,4 +254,4 @@ def test_killed_at_any_moment_it_leaves_a_prefix_and_goes_on_from_it(tmp_path, s
     before = ids_of(last)
     asyncio.run(go_on())
     assert ids_of(last) == [*before, "next"]
-    assert members.whole_end(last) == last.stat().st_size
+    assert members.end_of_members(last) == last.stat().st_size
