@@ -19,7 +19,7 @@ from tests.gpu.test_sglang import GIVEN, ON_GPU
 from tests.trainer.megatron.launching import END_S, alive
 from tests.trainer.megatron.models import CONFIGS, model_of
 from tests.trainer.megatron.test_equality import PAIRS, check
-from tests.trainer.megatron.test_kernels import SCALE, alone, drawn
+from tests.trainer.megatron.test_kernels import SCALE, drawn, per_sequence
 from tests.trainer.megatron.test_megatron_trainer import Breaks, trainer_on
 from tests.trainer.megatron.test_state import learn, published
 from tests.trainer.megatron.together import Ranks
@@ -63,7 +63,9 @@ def test_the_fastest_attention_is_each_sequence_by_itself(dtype):
     row = drawn(dtype, "cuda")
     kernel = fastest(torch.device("cuda"), dtype)
     print(kernel.name)
-    torch.testing.assert_close(kernel.attend(*row, SCALE).double(), alone(*row, SCALE), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(
+        kernel.attend(*row, SCALE).double(), per_sequence(*row, SCALE), atol=2e-2, rtol=2e-2
+    )
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -33,8 +33,10 @@ def test_a_row_gives_each_sequence_what_it_gets_alone(make, lengths):
     model = make()
     sequences = [ids(n, seed) for seed, n in enumerate(lengths)]
     with torch.no_grad():
-        alone = [model.base_model(input_ids=s[None], use_cache=False).last_hidden_state[0] for s in sequences]
-    torch.testing.assert_close(packed_states(model, sequences), torch.cat(alone), rtol=1e-10, atol=1e-10)
+        separate = [
+            model.base_model(input_ids=s[None], use_cache=False).last_hidden_state[0] for s in sequences
+        ]
+    torch.testing.assert_close(packed_states(model, sequences), torch.cat(separate), rtol=1e-10, atol=1e-10)
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=6), st.data())
@@ -45,8 +47,8 @@ def test_a_sequence_never_feels_its_neighbours(lengths, data):
     before = packed_states(model, sequences).split(lengths)
     sequences[changed] = (sequences[changed] + 1) % VOCAB
     after = packed_states(model, sequences).split(lengths)
-    for index, (one, other) in enumerate(zip(before, after, strict=True)):
-        assert torch.equal(one, other) == (index != changed)
+    for index, (a, b) in enumerate(zip(before, after, strict=True)):
+        assert torch.equal(a, b) == (index != changed)
 
 
 @given(st.lists(st.integers(1, 60), max_size=20))

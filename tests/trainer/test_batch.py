@@ -10,8 +10,8 @@ masks = st.lists(st.lists(st.integers(0, 1), max_size=9).map(lambda rest: [0, *r
 
 
 @given(masks, st.integers(1, 40))
-def test_rows_predict_each_masked_token_once_from_the_tokens_before_it(told, max_tokens):
-    samples = batch(3, told).samples
+def test_rows_predict_each_masked_token_once_from_the_tokens_before_it(sample_masks, max_tokens):
+    samples = batch(3, sample_masks).samples
     predicted = set()
     for row in micro_batches(samples, [s.loss_mask for s in samples], max_tokens):
         starts = np.cumsum([0, *row.lengths[:-1]])
@@ -19,8 +19,8 @@ def test_rows_predict_each_masked_token_once_from_the_tokens_before_it(told, max
         for member, at, start in zip(row.members, row.positions, starts, strict=True):
             for position in at:
                 state = row.predictor_N[column]
-                seen = row.input_ids_T[start : state + 1].tolist()
-                assert seen == samples[member].token_ids[:position].tolist()
+                prefix = row.input_ids_T[start : state + 1].tolist()
+                assert prefix == samples[member].token_ids[:position].tolist()
                 assert row.targets_N[column] == samples[member].token_ids[position]
                 assert row.temperature_N[column] == samples[member].temperatures[position]
                 predicted.add((member, int(position)))
@@ -41,9 +41,9 @@ def test_nothing_after_the_last_predicted_token_is_computed():
 
 
 def test_gather_follows_the_rows_tokens():
-    told = batch(0, MASKS)
-    arrays = [np.arange(len(s), dtype=np.float32) + 100 * i for i, s in enumerate(told.samples)]
-    for row in micro_batches(told.samples, [s.loss_mask for s in told.samples], 8):
+    train_batch = batch(0, MASKS)
+    arrays = [np.arange(len(s), dtype=np.float32) + 100 * i for i, s in enumerate(train_batch.samples)]
+    for row in micro_batches(train_batch.samples, [s.loss_mask for s in train_batch.samples], 8):
         expected = [100.0 * m + p for m, at in zip(row.members, row.positions, strict=True) for p in at]
         assert row.gather(arrays).tolist() == expected
 

@@ -8,20 +8,22 @@ from agentrl.types import Credit, TrainBatch
 from tests.trainer.tiny import batch, divisor, gradients_of, llama, qwen3, trainer
 
 
-def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[float, dict[str, torch.Tensor]]:
+def reference_gradient(
+    model, train_batch: TrainBatch, *, imitation: bool
+) -> tuple[float, dict[str, torch.Tensor]]:
     """Every sequence through the model alone, every token in a loop, the surrogate as written in books."""
     model.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
-    for index, sample in enumerate(told.samples):
+    for index, sample in enumerate(train_batch.samples):
         ids = torch.tensor(sample.token_ids.tolist())
         logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
         for t in range(1, len(ids)):
             if not sample.loss_mask[t]:
                 continue
             logp = logits[t - 1, ids[t]] - logits[t - 1].logsumexp(0)
-            weight = float(told.credit.weights[index][t])
-            advantage = float(told.credit.advantages[index][t])
-            ratio = (logp - float(told.scores.old[index][t])).exp()
+            weight = float(train_batch.credit.weights[index][t])
+            advantage = float(train_batch.credit.advantages[index][t])
+            ratio = (logp - float(train_batch.scores.old[index][t])).exp()
             surrogate = torch.minimum(advantage * ratio, advantage * ratio.clip(0.8, 1.28))
             total = total - weight * (logp if imitation else surrogate)
     total.backward()
@@ -34,17 +36,17 @@ def reference_gradient(model, told: TrainBatch, *, imitation: bool) -> tuple[flo
 @pytest.mark.parametrize("loss", [PolicyLoss(), sft_loss])
 @pytest.mark.parametrize("max_tokens", [1, 7, 20, 10_000])
 async def test_packed_gradients_are_those_of_single_sequences(make, loss, max_tokens):
-    model, told = make(), batch()
-    expected_loss, expected = reference_gradient(model, told, imitation=loss is sft_loss)
+    model, train_batch = make(), batch()
+    expected_loss, expected = reference_gradient(model, train_batch, imitation=loss is sft_loss)
 
-    with gradients_of(model) as given:
-        report = await trainer(model, loss, max_tokens_per_gpu=max_tokens).update(told)
+    with gradients_of(model) as actual:
+        report = await trainer(model, loss, max_tokens_per_gpu=max_tokens).update(train_batch)
 
     assert report.metrics["train/loss"] == pytest.approx(expected_loss, rel=1e-9)
-    assert given.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0
-        torch.testing.assert_close(given[name], gradient, rtol=1e-8, atol=1e-10, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-8, atol=1e-10, msg=name)
 
 
 async def test_metrics_are_the_same_for_every_packing():
@@ -58,25 +60,30 @@ async def test_in_fp32_a_packing_moves_the_gradient_by_rounding_only():
     gradients = []
     for most in (6, 10_000):
         model = qwen3(torch.float32)
-        with gradients_of(model) as given:
+        with gradients_of(model) as actual:
             await trainer(model, max_tokens_per_gpu=most).update(batch())
-        gradients.append(dict(given))
+        gradients.append(dict(actual))
     for name, gradient in gradients[0].items():
         error = (gradient - gradients[1][name]).norm() / gradient.norm()
         assert error < 1e-5, name
 
 
 async def test_only_masked_tokens_pull_however_large_the_rest():
-    told = batch()
-    loud = tuple(a + 1e3 * (~s.loss_mask) for a, s in zip(told.credit.advantages, told.samples, strict=True))
-    louder = tuple(w + 1e3 * (~s.loss_mask) for w, s in zip(told.credit.weights, told.samples, strict=True))
-    noisy = TrainBatch(told.samples, told.scores, Credit(loud, louder))
+    train_batch = batch()
+    loud = tuple(
+        a + 1e3 * (~s.loss_mask)
+        for a, s in zip(train_batch.credit.advantages, train_batch.samples, strict=True)
+    )
+    louder = tuple(
+        w + 1e3 * (~s.loss_mask) for w, s in zip(train_batch.credit.weights, train_batch.samples, strict=True)
+    )
+    noisy = TrainBatch(train_batch.samples, train_batch.scores, Credit(loud, louder))
     gradients = []
-    for one in (told, noisy):
+    for candidate in (train_batch, noisy):
         model = qwen3()
-        with gradients_of(model) as given:
-            await trainer(model).update(one)
-        gradients.append(dict(given))
+        with gradients_of(model) as actual:
+            await trainer(model).update(candidate)
+        gradients.append(dict(actual))
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
 
@@ -85,17 +92,19 @@ async def test_bf16_changes_the_gradient_a_little_and_keeps_its_direction():
     gradients = []
     for bf16 in (False, True):
         model = qwen3(torch.float32)
-        with gradients_of(model) as given:
+        with gradients_of(model) as actual:
             await trainer(model, sft_loss, bf16=bf16).update(batch())
-        gradients.append(torch.cat([g.flatten() for g in given.values()]))
+        gradients.append(torch.cat([g.flatten() for g in actual.values()]))
     assert not torch.equal(*gradients)
     assert torch.cosine_similarity(*gradients, dim=0) > 0.99
 
 
 async def test_old_logprobs_from_the_trainer_itself_make_every_ratio_one():
-    model, told = qwen3(), batch()
-    one = trainer(model)
-    again = TrainBatch(told.samples, await one.score(told.samples), told.credit)
-    report = await one.update(again)
+    model, train_batch = qwen3(), batch()
+    torch_trainer = trainer(model)
+    again = TrainBatch(
+        train_batch.samples, await torch_trainer.score(train_batch.samples), train_batch.credit
+    )
+    report = await torch_trainer.update(again)
     assert report.metrics["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert report.metrics["train/pg_clipfrac"] == 0

@@ -68,8 +68,8 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest(make):
 def test_adamw_alone_takes_everything_once():
     model = qwen3()
     (adamw,) = Optimizer(model, TrainerConfig()).parts
-    taken = [id(p) for group in adamw.param_groups for p in group["params"]]
-    assert sorted(taken) == sorted(id(p) for p in model.parameters())
+    updated = [id(p) for group in adamw.param_groups for p in group["params"]]
+    assert sorted(updated) == sorted(id(p) for p in model.parameters())
 
 
 def test_weight_decay_spares_what_has_one_dimension():

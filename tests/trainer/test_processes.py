@@ -37,7 +37,7 @@ class Waits:
         return self.inner(outputs, inputs)
 
 
-class Kept:
+class RecordingSink:
     """A sink that keeps what it is sent, by name."""
 
     def begin(self, manifest, version):
@@ -70,10 +70,10 @@ def model(tmp_path_factory):
 def processes(tmp_path_factory):
     """One rank for all tests that leave it alive: starting one takes seconds."""
     folder = tmp_path_factory.mktemp("ranks")
-    made = Processes(1, folder, preloaded=WORKER)
-    yield made
-    made.close()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in made.pids)
+    ranks = Processes(1, folder, preloaded=WORKER)
+    yield ranks
+    ranks.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.pids)
 
 
 def plan_over(model, loss=None, **roles):
@@ -84,13 +84,13 @@ def plan_over(model, loss=None, **roles):
 
 async def learned(trainer):
     """Reports, scores and weights of three steps."""
-    told = with_returns(batch())
-    reports = [(await trainer.update(told)).metrics for _ in range(3)]
-    scores = await trainer.score(told.samples, ("old", "ref", "values"))
-    sink = Kept()
+    train_batch = with_returns(batch())
+    reports = [(await trainer.update(train_batch)).metrics for _ in range(3)]
+    scores = await trainer.score(train_batch.samples, ("old", "ref", "values"))
+    sink = RecordingSink()
     published = await trainer.publish(sink, version=3)
     assert published.num_bytes == sum(map(len, sink.tensors.values()))
-    listed = [[one.tolist() for one in arrays] for arrays in (scores.old, scores.ref, scores.values)]
+    listed = [[array.tolist() for array in arrays] for arrays in (scores.old, scores.ref, scores.values)]
     return reports, listed, sink.tensors, sink.checksum
 
 
@@ -109,15 +109,15 @@ async def test_a_rank_learns_bit_for_bit_what_is_learned_inline(model, processes
 async def test_a_saved_state_goes_on_bit_for_bit(model, tmp_path, optimizer):
     learning = Learning(PolicyLoss(), settings(lr=1e-2, optimizer=optimizer), 6)
     plan = TorchPlan(policy=learning, models={"old": model}, critic=Learning(ValueLoss(), settings(), 6))
-    told = with_returns(batch())
+    train_batch = with_returns(batch())
 
     async def steps(trainer, number):
-        return [(await trainer.update(told)).metrics for _ in range(number)]
+        return [(await trainer.update(train_batch)).metrics for _ in range(number)]
 
-    one = await RankTrainer.started(InlineRank(), plan)
-    await steps(one, 2)
-    await one.save_state(str(tmp_path / "state"))
-    expected = await steps(one, 2)
+    trainer = await RankTrainer.started(InlineRank(), plan)
+    await steps(trainer, 2)
+    await trainer.save_state(str(tmp_path / "state"))
+    expected = await steps(trainer, 2)
     another = await RankTrainer.started(InlineRank(), plan)
     # It has a past of its own, which it forgets.
     await steps(another, 1)

@@ -17,14 +17,17 @@ from tests.trainer.tiny import batch, gradients_of, llama, qwen3, settings, trai
 MAKERS = [qwen3, lambda: qwen3(tied=False), llama]
 
 
-def with_returns(told, seed=3):
+def with_returns(train_batch, seed=3):
     """The batch with targets for a critic, and what it said of the tokens before."""
     rng = np.random.default_rng(seed)
     returns, values = (
-        tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in told.samples) for _ in "ab"
+        tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in train_batch.samples)
+        for _ in "ab"
     )
-    credit = Credit(told.credit.advantages, told.credit.weights, returns)
-    return dataclasses.replace(told, credit=credit, scores=dataclasses.replace(told.scores, values=values))
+    credit = Credit(train_batch.credit.advantages, train_batch.credit.weights, returns)
+    return dataclasses.replace(
+        train_batch, credit=credit, scores=dataclasses.replace(train_batch.scores, values=values)
+    )
 
 
 def critic_of(model, loss=None, warmup=0, **changes):
@@ -40,7 +43,7 @@ def onloaded(critic):
     return critic
 
 
-def alone(network, sample):
+def separate_values(network, sample):
     """What the critic says before each token of one sequence, from its hidden states."""
     ids = torch.tensor(sample.token_ids.tolist())[None]
     states = network.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
@@ -49,14 +52,14 @@ def alone(network, sample):
 
 @pytest.mark.parametrize("make", MAKERS)
 async def test_a_critic_begins_with_zero_and_shares_nothing(make):
-    model, told = make(), batch()
+    model, train_batch = make(), batch()
     critic = critic_of(model)
-    one = trainer(model, auxiliary=AuxiliaryModels(critic=critic))
-    scores = await one.score(told.samples, ("values",))
+    torch_trainer = trainer(model, auxiliary=AuxiliaryModels(critic=critic))
+    scores = await torch_trainer.score(train_batch.samples, ("values",))
     assert all(not values.any() for values in scores.values)
-    assert [old.tolist() for old in scores.old] == [s.logprobs.tolist() for s in told.samples]
+    assert [old.tolist() for old in scores.old] == [s.logprobs.tolist() for s in train_batch.samples]
     before = [p.clone() for p in model.parameters()]
-    critic.learn(with_returns(told))
+    critic.learn(with_returns(train_batch))
     assert any((onloaded(critic).network.get_output_embeddings().weight != 0).flatten())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not {p.data_ptr() for p in model.parameters()} & {
@@ -67,46 +70,46 @@ async def test_a_critic_begins_with_zero_and_shares_nothing(make):
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 async def test_values_are_read_from_the_state_before_each_token(make, max_tokens):
-    model, told = make(), batch()
+    model, train_batch = make(), batch()
     critic = onloaded(critic_of(model))
-    one = trainer(model, max_tokens_per_gpu=max_tokens, auxiliary=AuxiliaryModels(critic=critic))
-    scores = await one.score(told.samples, ["values"])
-    for sample, values in zip(told.samples, scores.values, strict=True):
+    torch_trainer = trainer(model, max_tokens_per_gpu=max_tokens, auxiliary=AuxiliaryModels(critic=critic))
+    scores = await torch_trainer.score(train_batch.samples, ["values"])
+    for sample, values in zip(train_batch.samples, scores.values, strict=True):
         expected = np.zeros(len(sample))
         if len(sample) > 1:
-            expected[1:] = alone(critic.network, sample).detach().numpy() * sample.loss_mask[1:]
+            expected[1:] = separate_values(critic.network, sample).detach().numpy() * sample.loss_mask[1:]
         assert values == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 async def test_the_critics_gradient_is_that_of_single_sequences(make, max_tokens):
-    told = with_returns(batch())
+    train_batch = with_returns(batch())
     critic = onloaded(critic_of(make(), ValueLoss(value_clip=0.3), max_tokens_per_gpu=max_tokens))
     network, total = critic.network, torch.zeros((), dtype=torch.float64)
-    for index, sample in enumerate(told.samples):
+    for index, sample in enumerate(train_batch.samples):
         if len(sample) < 2:
             continue
-        values = alone(network, sample)
+        values = separate_values(network, sample)
         for t in np.flatnonzero(sample.loss_mask):
-            value, target = values[t - 1], float(told.credit.returns[index][t])
-            old = float(told.scores.values[index][t])
+            value, target = values[t - 1], float(train_batch.credit.returns[index][t])
+            old = float(train_batch.scores.values[index][t])
             near = value.clamp(old - 0.3, old + 0.3)
             term = torch.maximum((value - target) ** 2, (near - target) ** 2) / 2
-            total = total + float(told.credit.weights[index][t]) * term
+            total = total + float(train_batch.credit.weights[index][t]) * term
     total.backward()
     expected = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
-    with gradients_of(network) as given:
-        critic.learn(told)
+    with gradients_of(network) as actual:
+        critic.learn(train_batch)
     assert "lm_head.weight" in expected
     for name, gradient in expected.items():
-        torch.testing.assert_close(given[name], gradient, rtol=1e-8, atol=1e-10, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-8, atol=1e-10, msg=name)
 
 
 async def test_a_critic_learns_what_to_expect_and_says_how_well():
-    told = with_returns(batch())
+    train_batch = with_returns(batch())
     critic = critic_of(qwen3(), ValueLoss(value_clip=None), lr=3e-3)
-    reports = [critic_metrics(step_metrics([critic.learn(told)], told)) for _ in range(60)]
+    reports = [critic_metrics(step_metrics([critic.learn(train_batch)], train_batch)) for _ in range(60)]
     assert reports[-1]["value_loss"] < 0.2 * reports[0]["value_loss"]
     assert reports[0]["value_explained_variance"] == pytest.approx(0, abs=1e-6)
     assert 0.7 < reports[-1]["value_explained_variance"] <= 1
@@ -115,11 +118,11 @@ async def test_a_critic_learns_what_to_expect_and_says_how_well():
 
 
 async def test_the_critic_may_learn_alone_at_first():
-    model, told = qwen3(), with_returns(batch())
-    one = trainer(model, auxiliary=AuxiliaryModels(critic=critic_of(model, warmup=2)))
+    model, train_batch = qwen3(), with_returns(batch())
+    torch_trainer = trainer(model, auxiliary=AuxiliaryModels(critic=critic_of(model, warmup=2)))
     before = [p.clone() for p in model.parameters()]
     for step in range(3):
-        report = await one.update(told)
+        report = await torch_trainer.update(train_batch)
         same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         assert same == (step < 2)
         assert ("train/pg_loss" in report.metrics) == (step == 2)
@@ -127,17 +130,17 @@ async def test_the_critic_may_learn_alone_at_first():
 
 
 async def test_each_role_is_scored_by_its_own_network_and_those_that_are_frozen_stay():
-    model, told = qwen3(), batch()
+    model, train_batch = qwen3(), batch()
     ref, teacher = qwen3(), llama()
-    one = trainer(model, lr=1e-2, auxiliary=AuxiliaryModels(ref=ref, teacher=teacher))
-    first = await one.score(told.samples, ("old", "ref", "teacher"))
+    torch_trainer = trainer(model, lr=1e-2, auxiliary=AuxiliaryModels(ref=ref, teacher=teacher))
+    first = await torch_trainer.score(train_batch.samples, ("old", "ref", "teacher"))
     for old, close in zip(first.old, first.ref, strict=True):
         assert old == pytest.approx(close, abs=1e-6), "it begins as the policy"
     assert not any(np.allclose(a, b) for a, b in zip(first.old, first.teacher, strict=True) if a.any())
-    expected = await trainer(llama()).score(told.samples)
+    expected = await trainer(llama()).score(train_batch.samples)
     assert all(np.array_equal(a, b) for a, b in zip(first.teacher, expected.old, strict=True))
-    await one.update(told)
-    second = await one.score(told.samples, ("old", "ref", "teacher"))
+    await torch_trainer.update(train_batch)
+    second = await torch_trainer.score(train_batch.samples, ("old", "ref", "teacher"))
     assert all(np.array_equal(a, b) for a, b in zip(first.ref, second.ref, strict=True))
     assert all(np.array_equal(a, b) for a, b in zip(first.teacher, second.teacher, strict=True))
     assert not all(np.allclose(a, b) for a, b in zip(first.old, second.old, strict=True))
@@ -153,8 +156,8 @@ async def test_an_entropy_bonus_reaches_the_weights():
     gradients = []
     for coef in (0.0, 0.5):
         model = qwen3()
-        with gradients_of(model) as given:
+        with gradients_of(model) as actual:
             report = await trainer(model, PolicyLoss(entropy_coef=coef)).update(batch())
-        gradients.append(given)
+        gradients.append(actual)
         assert report.metrics["train/entropy_loss"] > 0
     assert any(not torch.allclose(a, gradients[1][name]) for name, a in gradients[0].items())

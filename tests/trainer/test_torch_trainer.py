@@ -44,17 +44,17 @@ def weights_of(model) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def with_advantages(told: TrainBatch, value: float) -> TrainBatch:
-    advantages = tuple(np.full(len(s), value, np.float32) * s.loss_mask for s in told.samples)
-    return dataclasses.replace(told, credit=Credit(advantages, token_mean(told.samples)))
+def with_advantages(train_batch: TrainBatch, value: float) -> TrainBatch:
+    advantages = tuple(np.full(len(s), value, np.float32) * s.loss_mask for s in train_batch.samples)
+    return dataclasses.replace(train_batch, credit=Credit(advantages, token_mean(train_batch.samples)))
 
 
 @pytest.mark.parametrize("make", [qwen3, llama])
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 async def test_scores_are_the_logprobs_of_every_token_at_its_samples_temperature(make, max_tokens):
-    model, told = make(), batch()
-    scores = await trainer(model, max_tokens_per_gpu=max_tokens).score(told.samples)
-    for sample, logprobs in zip(told.samples, scores.old, strict=True):
+    model, train_batch = make(), batch()
+    scores = await trainer(model, max_tokens_per_gpu=max_tokens).score(train_batch.samples)
+    for sample, logprobs in zip(train_batch.samples, scores.old, strict=True):
         ids = torch.tensor(sample.token_ids.tolist())
         with torch.no_grad():
             logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
@@ -71,54 +71,63 @@ async def test_scoring_leaves_no_gradient():
 
 async def test_an_update_makes_what_paid_likelier_and_what_did_not_less_likely():
     for sign in (1.0, -1.0):
-        one, told = trainer(qwen3(), lr=1e-3), with_advantages(batch(), sign)
-        before = await one.score(told.samples)
-        told = dataclasses.replace(told, scores=before)
-        await one.update(told)
-        after = await one.score(told.samples)
+        torch_trainer, train_batch = trainer(qwen3(), lr=1e-3), with_advantages(batch(), sign)
+        before = await torch_trainer.score(train_batch.samples)
+        train_batch = dataclasses.replace(train_batch, scores=before)
+        await torch_trainer.update(train_batch)
+        after = await torch_trainer.score(train_batch.samples)
         moved = [
             float((new - old)[s.loss_mask].sum())
-            for new, old, s in zip(after.old, before.old, told.samples, strict=True)
+            for new, old, s in zip(after.old, before.old, train_batch.samples, strict=True)
         ]
         assert sign * sum(moved) > 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 async def test_imitation_learns_its_batch_by_heart(optimizer):
-    one, told = trainer(qwen3(torch.float32), sft_loss, lr=1e-2, optimizer=optimizer), batch()
-    told = with_advantages(told, 0.0)
-    losses = [(await one.update(told)).metrics["train/loss"] for _ in range(60)]
+    torch_trainer, train_batch = (
+        trainer(qwen3(torch.float32), sft_loss, lr=1e-2, optimizer=optimizer),
+        batch(),
+    )
+    train_batch = with_advantages(train_batch, 0.0)
+    losses = [(await torch_trainer.update(train_batch)).metrics["train/loss"] for _ in range(60)]
     assert losses[0] > 2.0
     assert losses[-1] < 0.2
 
 
 async def test_metrics_bear_the_fields_names():
-    one = trainer(qwen3(), lr=1e-3, lr_warmup_iters=2)
-    first, second = await one.update(batch()), await one.update(batch())
+    torch_trainer = trainer(qwen3(), lr=1e-3, lr_warmup_iters=2)
+    first, second = await torch_trainer.update(batch()), await torch_trainer.update(batch())
     assert first.metrics.keys() == NAMES
     assert [r.metrics["train/lr"] for r in (first, second)] == [0.5e-3, 1e-3]
     assert all(isinstance(value, float) and math.isfinite(value) for value in first.metrics.values())
-    told = batch()
+    train_batch = batch()
     on_mask = [
         abs(new - engine)
-        for s, scored in zip(told.samples, (await trainer(qwen3()).score(told.samples)).old, strict=True)
+        for s, scored in zip(
+            train_batch.samples, (await trainer(qwen3()).score(train_batch.samples)).old, strict=True
+        )
         for new, engine in zip(scored[s.loss_mask], s.logprobs[s.loss_mask], strict=True)
     ]
     assert first.metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(np.mean(on_mask), rel=1e-5)
 
 
 async def test_a_decay_is_spread_over_all_steps():
-    one = trainer(qwen3(), lr=1.0e-3, lr_decay_style="linear", total_steps=2)
-    assert [(await one.update(batch())).metrics["train/lr"] for _ in range(3)] == [1e-3, 0.5e-3, 0.0]
+    torch_trainer = trainer(qwen3(), lr=1.0e-3, lr_decay_style="linear", total_steps=2)
+    assert [(await torch_trainer.update(batch())).metrics["train/lr"] for _ in range(3)] == [
+        1e-3,
+        0.5e-3,
+        0.0,
+    ]
 
 
 async def test_a_long_gradient_is_scaled_down_to_the_limit_and_reported_whole():
     norms = []
     for limit in (1e9, 1e-3):
         model = qwen3()
-        with gradients_of(model) as given:
+        with gradients_of(model) as gradients_:
             report = await trainer(model, clip_grad=limit).update(batch())
-        applied = math.sqrt(sum(float(g.square().sum()) for g in given.values()))
+        applied = math.sqrt(sum(float(g.square().sum()) for g in gradients_.values()))
         norms.append((report.metrics["train/grad_norm"], applied))
     assert norms[0][0] == pytest.approx(norms[0][1])
     assert norms[0][0] == pytest.approx(norms[1][0])
@@ -129,18 +138,18 @@ async def test_a_long_gradient_is_scaled_down_to_the_limit_and_reported_whole():
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 async def test_a_gradient_that_is_not_finite_is_never_applied(poison, optimizer):
     model = qwen3()
-    one = trainer(model, lr=1e-3, optimizer=optimizer, lr_decay_style="linear", total_steps=4)
-    await one.update(batch())
+    torch_trainer = trainer(model, lr=1e-3, optimizer=optimizer, lr_decay_style="linear", total_steps=4)
+    await torch_trainer.update(batch())
     before = weights_of(model)
-    told = batch(1)
-    told.credit.advantages[0].setflags(write=True)
-    told.credit.advantages[0][-1] = poison
+    train_batch = batch(1)
+    train_batch.credit.advantages[0].setflags(write=True)
+    train_batch.credit.advantages[0][-1] = poison
 
-    report = await one.update(told)
+    report = await torch_trainer.update(train_batch)
     assert report.metrics["train/skipped_steps"] == 1
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
-    report = await one.update(batch(2))
+    report = await torch_trainer.update(batch(2))
     assert report.metrics["train/skipped_steps"] == 1
     assert report.metrics["train/lr"] == 0.5e-3
     assert all(torch.isfinite(p).all() for p in model.parameters())
@@ -148,15 +157,15 @@ async def test_a_gradient_that_is_not_finite_is_never_applied(poison, optimizer)
 
 
 async def test_no_gradient_is_carried_from_one_step_to_the_next():
-    alone, after = qwen3(), qwen3()
+    fresh, after = qwen3(), qwen3()
     second = trainer(after, lr=1e-30)
     await second.update(batch(1))
-    with gradients_of(after) as seen_after:
+    with gradients_of(after) as after_others:
         await second.update(batch(2))
-    with gradients_of(alone) as seen_alone:
-        await trainer(alone, lr=1e-30).update(batch(2))
-    for name, gradient in seen_alone.items():
-        torch.testing.assert_close(seen_after[name], gradient)
+    with gradients_of(fresh) as on_its_own:
+        await trainer(fresh, lr=1e-30).update(batch(2))
+    for name, gradient in on_its_own.items():
+        torch.testing.assert_close(after_others[name], gradient)
 
 
 async def test_a_batch_without_loss_tokens_is_refused():
@@ -192,9 +201,9 @@ class Recorder:
 @pytest.mark.parametrize("make", [qwen3, llama])
 async def test_published_weights_arrive_bit_for_bit_under_their_names(make):
     model, sink = make(torch.float32), Recorder()
-    one = trainer(model, lr=1e-2)
-    await one.update(batch())
-    report = await one.publish(sink, version=7)
+    torch_trainer = trainer(model, lr=1e-2)
+    await torch_trainer.update(batch())
+    report = await torch_trainer.publish(sink, version=7)
 
     arrived = {name: tensor for bucket in sink.buckets for name, tensor in unpack(bucket)}
     expected = dict(model.named_parameters())
@@ -224,13 +233,13 @@ async def test_saved_weights_come_back_through_transformers(tmp_path):
 async def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path):
     target = tmp_path / "checkpoint"
     model = qwen3(torch.float32)
-    one = trainer(model)
-    await one.save(str(target))
+    torch_trainer = trainer(model)
+    await torch_trainer.save(str(target))
     (target / "stale").touch()
     (tmp_path / ".checkpoint.coming").mkdir()
     with torch.no_grad():
         model.model.norm.weight.fill_(2.0)
-    await one.save(str(target))
+    await torch_trainer.save(str(target))
     loaded = AutoModelForCausalLM.from_pretrained(target)
     assert torch.all(loaded.model.norm.weight == 2.0)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -288,7 +297,7 @@ def test_models_that_cannot_be_packed_are_refused_in_a_sentence(make, sentence):
 async def test_dropout_is_off_so_that_scores_repeat():
     config = Qwen3Config(**SHAPE, attention_dropout=0.5)
     model = Qwen3ForCausalLM(config).train()
-    one = trainer(model)
-    first, second = [await one.score(batch(0, MASKS).samples) for _ in range(2)]
+    torch_trainer = trainer(model)
+    first, second = [await torch_trainer.score(batch(0, MASKS).samples) for _ in range(2)]
     assert all(np.array_equal(a, b) for a, b in zip(first.old, second.old, strict=True))
     assert isinstance(first, Scores)

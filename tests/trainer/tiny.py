@@ -136,14 +136,14 @@ def settings(**changes: str | float | int | bool | None) -> TrainerConfig:
 def gradients_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
     """Collect what the optimizers are given for each weight, by name."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    seen: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
-            seen.update({names[id(p)]: p.grad.clone() for p in group["params"]})
+            gradients.update({names[id(p)]: p.grad.clone() for p in group["params"]})
 
     handle = register_optimizer_step_pre_hook(note)
     try:
-        yield seen
+        yield gradients
     finally:
         handle.remove()

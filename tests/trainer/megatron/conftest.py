@@ -8,7 +8,7 @@ from tests.trainer.megatron.together import Ranks
 
 
 @pytest.fixture(scope="module")
-def alone():
+def single():
     with Ranks(1) as ranks:
         yield ranks
 

@@ -42,11 +42,11 @@ class Part(NamedTuple):
 def samples() -> tuple[Sample, ...]:
     """Ragged, with holes in the mask; the last one has a single predicted token."""
     draw = np.random.default_rng(0)
-    made = []
+    samples_ = []
     for number, length in enumerate([*draw.integers(4, 23, 7), 2]):
         mask = draw.random(length) < 0.6
         mask[0], mask[-1] = False, True
-        made.append(
+        samples_.append(
             Sample(
                 token_ids=draw.integers(0, VOCAB, length).astype(np.int32),
                 author=mask.astype(np.int8),
@@ -58,7 +58,7 @@ def samples() -> tuple[Sample, ...]:
                 rollout_id=RolloutId(f"r{number}"),
             )
         )
-    return tuple(made)
+    return tuple(samples_)
 
 
 def weights() -> list[np.ndarray]:
@@ -84,13 +84,16 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, bf16: bool = False) -
         total = (weight_N * (ENTROPY * outputs.entropy_N - outputs.logp_N)).sum()
         return LossOutput(total, {"loss": total.detach()})
 
-    seen = passes.forward(mine)
-    told = passes.learn(mine, loss)
+    outputs_by_row = passes.forward(mine)
+    reports = passes.learn(mine, loss)
     return Part(
         place=place(),
-        logps=[(row.members, one.logp_N.cpu().numpy(), one.entropy_N.cpu().numpy()) for row, one in seen],
+        logps=[
+            (row.members, outputs.logp_N.cpu().numpy(), outputs.entropy_N.cpu().numpy())
+            for row, outputs in outputs_by_row
+        ],
         gradients=gradients_in(network),
-        loss=sum(float(metrics["loss"]) for metrics in told),
+        loss=sum(float(metrics["loss"]) for metrics in reports),
         queries=dict(queries),
     )
 
@@ -117,10 +120,10 @@ def place() -> tuple[int, int, int, int]:
 
 
 def gradients_in(network) -> list[tuple[str, np.ndarray]]:
-    return [(one.placed.megatron, one.parameter.main_grad.cpu().numpy()) for one in network.pieces()]
+    return [(piece.placed.megatron, piece.parameter.main_grad.cpu().numpy()) for piece in network.pieces()]
 
 
-class Whole(NamedTuple):
+class Reference(NamedTuple):
     """By sample: logprobs and entropies of its predicted tokens. By name: gradients."""
 
     logps: dict[int, np.ndarray]
@@ -130,7 +133,7 @@ class Whole(NamedTuple):
 
 
 @lru_cache
-def oracle(kind: str) -> Whole:
+def oracle(kind: str) -> Reference:
     model = model_of(kind)
     logps, entropies, total = {}, {}, torch.zeros(())
     for number, (sample, weight) in enumerate(zip(samples(), weights(), strict=True)):
@@ -143,14 +146,14 @@ def oracle(kind: str) -> Whole:
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Whole(logps, entropies, gradients, total.item())
+    return Reference(logps, entropies, gradients, total.item())
 
 
-def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Whole:
+def put_together(kind: str, layout: MegatronConfig, parts: list[Part]) -> Reference:
     """What all ranks have; where several have the same, they must agree."""
     last = layout.pipeline_model_parallel_size - 1
     telling = [part for part in parts if part.place[:2] == (0, last) and part.place[3] == 0]
-    return Whole(
+    return Reference(
         _by_sample([(members, logp) for part in telling for members, logp, _ in part.logps]),
         _by_sample([(members, entropy) for part in telling for members, _, entropy in part.logps]),
         gradients_of(kind, shape_of(model_of(kind).config), layout, parts),
@@ -175,25 +178,25 @@ def gradients_of(kind: str, shape: Shape, layout: MegatronConfig, parts: list[Pa
 
 def _agreed(parts: list[Part], name: str, tensor_rank: int) -> Tensor:
     """A shard of a gradient, as all replicas, context ranks and ends of a pipeline have it."""
-    found = [
+    shards = [
         torch.from_numpy(gradient)
         for part in parts
         for which, gradient in part.gradients
         if which == name and part.place[0] == tensor_rank
     ]
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
-    return found[0]
+    for other in shards[1:]:
+        torch.testing.assert_close(other, shards[0], rtol=1e-5, atol=1e-6)
+    return shards[0]
 
 
 def _by_sample(rows) -> dict[int, np.ndarray]:
     """Each sample's predicted tokens; a sample that two replicas tell, or none, is a mistake."""
     sizes = {number: int(sample.loss_mask.sum()) for number, sample in enumerate(samples())}
-    found: dict[int, np.ndarray] = {}
+    by_sample: dict[int, np.ndarray] = {}
     for members, values in rows:
         ends = np.cumsum([sizes[member] for member in members if len(values)])
         for member, part in zip(members, np.split(values, ends[:-1]), strict=False):
-            assert not len(part) or member not in found, "two replicas told the same sample"
-            found |= {member: part} if len(part) else {}
-    assert found.keys() == sizes.keys(), "a sample that nobody told"
-    return found
+            assert not len(part) or member not in by_sample, "two replicas told the same sample"
+            by_sample |= {member: part} if len(part) else {}
+    assert by_sample.keys() == sizes.keys(), "a sample that nobody told"
+    return by_sample

@@ -76,10 +76,10 @@ def running(
     try:
         yield process
     finally:
-        left = descendants(process.pid)
+        remaining = descendants(process.pid)
         process.kill()
         process.wait()
-        for pid in left:
+        for pid in remaining:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
 
@@ -89,7 +89,7 @@ def train_command(folder: Path, **settings) -> list[str]:
     return [sys.executable, "-c", HEARING, *flags(folder, **settings)]
 
 
-def told(folder: Path, number: int = 0) -> str:
+def output_of(folder: Path, number: int = 0) -> str:
     """What a command has printed so far."""
     return (folder / f"{number}.txt").read_text()
 
@@ -102,13 +102,13 @@ def free_port() -> int:
 
 def descendants(pid: int) -> list[int]:
     """All that a process has started, and what that has."""
-    found = []
+    pids = []
     # A process may end while it is looked at.
     with suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, path.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+                pids += [child, *descendants(child)]
+    return pids
 
 
 def ranks_of(pid: int) -> list[int]:
@@ -134,12 +134,12 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(
-    happened: Callable[[], bool], within_s: float = PATIENCE_S, says: Callable[[], str] = str
+    happened: Callable[[], bool], within_s: float = PATIENCE_S, message: Callable[[], str] = str
 ) -> None:
     """Wait for something that has to happen."""
     deadline = time.monotonic() + within_s
     while not happened():
-        assert time.monotonic() < deadline, says()
+        assert time.monotonic() < deadline, message()
         time.sleep(0.05)
 
 
@@ -153,10 +153,10 @@ def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
     """Until the run is in mid-RL."""
 
     def far() -> bool:
-        assert process.poll() is None, told(folder)
+        assert process.poll() is None, output_of(folder)
         return trained(folder)
 
-    wait_until(far, says=lambda: told(folder))
+    wait_until(far, message=lambda: output_of(folder))
 
 
 def megatron_trainer(plan, folder: Path, launched=None, *, bucket_bytes: int = 64 << 20) -> RankTrainer:

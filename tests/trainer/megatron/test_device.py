@@ -17,7 +17,7 @@ from tests.trainer.megatron.test_losses import LOSSES, batch
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.tiny import settings
 
-KNOWN = Path(__file__).parent / "queries.txt"
+EXPECTED = Path(__file__).parent / "queries.txt"
 
 SCRIPT = """
 import torch
@@ -28,12 +28,13 @@ assert emulate_cuda() is not torch.cuda.is_available(), "twice is once"
 if torch.cuda.is_available():
     assert torch.ones is before and not queries
     raise SystemExit
-told = {"__name__": "megatron.core.somewhere", "torch": torch}
+namespace = {"__name__": "megatron.core.somewhere", "torch": torch}
 asking = "device, ones = torch.cuda.current_device(), torch.ones(2, device='cuda', pin_memory=True)"
 asking += "\\nkind, same, half = ones.type(), ones.cuda() is ones, ones.type(torch.float16).dtype"
-exec(asking, told)
-assert told["device"] == torch.device("cpu"), told
-assert told["kind"] == "torch.cuda.FloatTensor" and told["same"] and told["half"] == torch.float16
+exec(asking, namespace)
+assert namespace["device"] == torch.device("cpu"), namespace
+assert namespace["kind"] == "torch.cuda.FloatTensor"
+assert namespace["same"] and namespace["half"] == torch.float16
 for question in ("torch.cuda.current_device()", "torch.ones(2, device='cuda')", "torch.ones(2).cuda()"):
     try:
         eval(question)
@@ -60,11 +61,11 @@ def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
     from agentrl.trainer.megatron.model.network import Network
     from agentrl.trainer.megatron.model.outputs import logprobs_of
 
-    model, told = model_of("glm4"), batch("token mean")
+    model, train_batch = model_of("glm4"), batch("token mean")
     network = Network(shape_of(model.config), layout, bf16=bf16)
     network.load(model.state_dict().__getitem__)
     learner = MegatronLearner(network, logprobs_of, Learning(LOSSES["grpo"], settings(bf16=bf16), 10))
-    learner.learn(share_of(layout, told.samples), told)
+    learner.learn(share_of(layout, train_batch.samples), train_batch)
     return dict(queries)
 
 
@@ -81,9 +82,11 @@ def test_no_place_in_megatron_needs_an_answer_that_is_not_known():
             queries |= {key for part in parts for key in part.queries}
         for distributed, bf16 in ((True, True), (False, True), (True, False), (False, False)):
             layout = MegatronConfig(actor_num_gpus_per_node=2, use_distributed_optimizer=distributed)
-            queries |= {key for one in ranks.run(step_of, layout, bf16) for key in one}
+            queries |= {key for keys in ranks.run(step_of, layout, bf16) for key in keys}
     queries -= {"emulating"}
-    known = (
-        set(KNOWN.read_text(encoding="utf-8").split("\n")) - {""} if not torch.cuda.is_available() else set()
+    expected = (
+        set(EXPECTED.read_text(encoding="utf-8").split("\n")) - {""}
+        if not torch.cuda.is_available()
+        else set()
     )
-    assert queries == known, "read what is new in Megatron, then write it into queries.txt"
+    assert queries == expected, "read what is new in Megatron, then write it into queries.txt"

@@ -54,22 +54,22 @@ RECOMPUTED = {
 def check(ranks: Ranks, kind: str, *, tolerance: float = 1e-5, **sizes) -> None:
     # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
     layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
-    found = put_together(kind, layout, ranks.run(part_of, layout, kind))
+    result = put_together(kind, layout, ranks.run(part_of, layout, kind))
     expected = oracle(kind)
-    assert found.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
+    assert result.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
     for number, logp_N in expected.logps.items():
-        np.testing.assert_allclose(found.logps[number], logp_N, atol=tolerance)
-        np.testing.assert_allclose(found.entropies[number], expected.entropies[number], atol=tolerance)
-    assert found.gradients.keys() == expected.gradients.keys()
+        np.testing.assert_allclose(result.logps[number], logp_N, atol=tolerance)
+        np.testing.assert_allclose(result.entropies[number], expected.entropies[number], atol=tolerance)
+    assert result.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
         assert gradient.norm() > 1e-3, f"{name} is not in play"
         # A norm alone would hide shards that changed places.
-        assert (found.gradients[name] - gradient).norm() <= tolerance * gradient.norm(), name
+        assert (result.gradients[name] - gradient).norm() <= tolerance * gradient.norm(), name
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_one_rank_is_transformers(alone, kind):
-    check(alone, kind)
+def test_one_rank_is_transformers(single, kind):
+    check(single, kind)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -122,9 +122,9 @@ def test_what_a_user_may_choose_is_read_and_changes_nothing_that_is_learned(pair
     )
     parts, read = zip(*pair.run(reads_and_part_of, layout, "qwen3"), strict=True)
     assert name in set.union(*read)
-    found, expected = put_together("qwen3", layout, list(parts)), oracle("qwen3")
+    result, expected = put_together("qwen3", layout, list(parts)), oracle("qwen3")
     for parameter, gradient in expected.gradients.items():
-        assert (found.gradients[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), parameter
+        assert (result.gradients[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), parameter
 
 
 @pytest.mark.full
@@ -140,10 +140,13 @@ def test_four_ranks_are_transformers_under_every_two_of_options_and_families(fou
 def test_in_bf16_it_is_near_what_it_is_in_fp32_and_gradients_are_fp32(pair, name, kind):
     layout = MegatronConfig(actor_num_gpus_per_node=2, use_distributed_optimizer=False, **PAIRS[name])
     parts = pair.run(part_of, layout, kind, True)
-    found, expected = put_together(kind, layout, parts), oracle(kind)
-    logps = [np.concatenate([one.logps[number] for number in sorted(one.logps)]) for one in (found, expected)]
+    result, expected = put_together(kind, layout, parts), oracle(kind)
+    logps = [
+        np.concatenate([outputs.logps[number] for number in sorted(outputs.logps)])
+        for outputs in (result, expected)
+    ]
     # Eight bits of mantissa, and weights so large that logits reach 30.
     assert 1e-3 < np.abs(logps[0] - logps[1]).mean() < 0.1
     for number, gradient in expected.gradients.items():
-        assert (found.gradients[number] - gradient).norm() <= 0.15 * gradient.norm(), number
-        assert found.gradients[number].dtype == torch.float32
+        assert (result.gradients[number] - gradient).norm() <= 0.15 * gradient.norm(), number
+        assert result.gradients[number].dtype == torch.float32

@@ -45,37 +45,41 @@ def gather(layout, rank, kind, elsewhere, keeps=False):
     model = model_of(kind)
     network = Network(shape_of(model.config), layout, bf16=False)
     network.load(model.state_dict().__getitem__)
-    named = [(name, model.state_dict()[name]) for placed in network.shape.rules() for name in placed.hf]
+    tensors_by_name = [
+        (name, model.state_dict()[name]) for placed in network.shape.rules() for name in placed.hf
+    ]
 
-    told, kept = [], []
+    results, buffers = [], []
     moved = elsewhere and rank == layout.world_size - 1
     with mock.patch.object(local_ranks._Location, "path", elsewhere) if moved else nullcontext():
         ours = local_ranks.LocalRanks(BUCKET_BYTES)
         for _ in range(2):
-            arrived, right = taken(gathered(network, manifest_of(named), ours), keeps, kept)
-            told.append((rank > 0 or (right and same(arrived, named)), rooms()))
-    return sorted(ours.far), told
+            arrived, right = collected(gathered(network, manifest_of(tensors_by_name), ours), keeps, buffers)
+            results.append((rank > 0 or (right and same(arrived, tensors_by_name)), mapped_buffers()))
+    return sorted(ours.far), results
 
 
-def taken(stream, keeps, kept):
+def collected(stream, keeps, buffers):
     """Rank 0's buckets, as tensors; whether the checksum is theirs."""
     arrived, digests = {}, []
     while True:
         try:
-            one = next(stream)
+            filled = next(stream)
         except StopIteration as end:
             return arrived, end.value == sum_digests(digests)
-        bucket = Bucket(one.tensors, one.buffer.bytes_B[: sum(map(size_of, one.tensors))].numpy())
+        bucket = Bucket(filled.tensors, filled.buffer.bytes_B[: sum(map(size_of, filled.tensors))].numpy())
         arrived |= dict(unpack(bucket))
         digests += digests_of(bucket)
-        (kept.append if keeps else one.pool.give_back)(one.buffer)
+        (buffers.append if keeps else filled.pool.give_back)(filled.buffer)
 
 
-def same(arrived, named):
-    return arrived.keys() == dict(named).keys() and all(torch.equal(arrived[name], t) for name, t in named)
+def same(arrived, tensors_by_name):
+    return arrived.keys() == dict(tensors_by_name).keys() and all(
+        torch.equal(arrived[name], t) for name, t in tensors_by_name
+    )
 
 
-def rooms():
+def mapped_buffers():
     """How many rooms this process has mapped."""
     return len(re.findall("/memfd:agentrl-bucket", Path("/proc/self/maps").read_text(encoding="utf-8")))
 
@@ -101,21 +105,21 @@ def elsewhere(tmp_path, request):
     "layout", [name if name == "TP2" else pytest.param(name, marks=pytest.mark.full) for name in PAIRS]
 )
 def test_what_ranks_write_and_what_they_send_arrives(pair, layout, elsewhere):
-    found = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
-    for rank, (far, told) in enumerate(found):
+    replies = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
+    for rank, (far, results) in enumerate(replies):
         assert far == ([] if elsewhere is None else [1])
         # Those of the largest parameters are filled again and again.
-        assert [right for right, _ in told] == [True, True]
-        assert all(number == 0 if rank in far else 1 <= number <= 3 for _, number in told)
+        assert [right for right, _ in results] == [True, True]
+        assert all(number == 0 if rank in far else 1 <= number <= 3 for _, number in results)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("elsewhere", ["rank 0", "nothing"], indirect=True)
 @pytest.mark.parametrize("layout", FOURS)
 def test_some_ranks_write_while_others_send(four, layout, elsewhere):
-    for far, told in four.run(gather, layout_of(FOURS[layout], 4), "qwen2", elsewhere):
+    for far, results in four.run(gather, layout_of(FOURS[layout], 4), "qwen2", elsewhere):
         assert far == ([] if elsewhere is None else [3])
-        assert all(right for right, _ in told)
+        assert all(right for right, _ in results)
 
 
 def test_whoever_writes_keeps_few_rooms_though_a_sink_keeps_all(pair):
@@ -129,12 +133,12 @@ def test_the_smallest_room_that_is_large_enough_is_filled_again():
     free = BufferPool(100)
     small, large = free.take(50), free.take(300)
     assert (len(small.bytes_B), len(large.bytes_B)) == (100, 300)
-    for room in (large, small):
-        free.give_back(room)
+    for buffer in (large, small):
+        free.give_back(buffer)
     assert [free.take(60), free.take(60)] == [small, large]
     assert len(free.take(60).bytes_B) == 100
-    given = [SharedBuffer(size) for size in (500, 100, 400, 200, 300)]
-    for room in given:
-        free.give_back(room)
-    taken = [len(free.take(1).bytes_B) for _ in range(4)]
-    assert taken == [300, 400, 500, 100], "three are kept, and the last is new"
+    returned = [SharedBuffer(size) for size in (500, 100, 400, 200, 300)]
+    for buffer in returned:
+        free.give_back(buffer)
+    sizes = [len(free.take(1).bytes_B) for _ in range(4)]
+    assert sizes == [300, 400, 500, 100], "three are kept, and the last is new"

@@ -35,7 +35,7 @@ def drawn(dtype=torch.float32, device="cpu", *, looks_back=False):
     return *row, Sides(queries, keys)
 
 
-def alone(query, key, value, sides, scale):
+def per_sequence(query, key, value, sides, scale):
     """Each sequence by itself, in plain numbers."""
     outputs = []
     starts = [list(pairwise(ends.bounds.tolist())) for ends in sides]
@@ -52,7 +52,9 @@ def alone(query, key, value, sides, scale):
 @LOOKS
 def test_by_length_is_each_sequence_by_itself(looks_back):
     row = drawn(looks_back=looks_back)
-    torch.testing.assert_close(by_length(*row, SCALE).double(), alone(*row, SCALE), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        by_length(*row, SCALE).double(), per_sequence(*row, SCALE), atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
@@ -69,7 +71,7 @@ def test_torchs_own_is_given_the_sequences(monkeypatch, looks_back):
         assert (window_size, enable_gqa) == ((-1, 0), True)
         sides = Sides(Ends(bounds, longest), Ends(key_bounds, longest_key))
         assert [ends.longest for ends in sides] == ([7, 11] if looks_back else [7, 7])
-        return alone(query, key, value, sides, scale).to(query.dtype)
+        return per_sequence(query, key, value, sides, scale).to(query.dtype)
 
     monkeypatch.setattr(varlen, "varlen_attn", attend)
     kernel = fastest(GPU, torch.bfloat16)
@@ -87,13 +89,13 @@ def test_one_that_cannot_share_keys_is_left_alone(monkeypatch):
 
 
 FLASH_ATTN = """
-from tests.trainer.megatron.test_kernels import Ends, Sides, alone
+from tests.trainer.megatron.test_kernels import Ends, Sides, per_sequence
 __version__ = '9.8'
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                            dropout_p=0.0, softmax_scale=None, causal=False):
     assert causal and dropout_p == 0.0
     sides = Sides(Ends(cu_seqlens_q, max_seqlen_q), Ends(cu_seqlens_k, max_seqlen_k))
-    return alone(q, k, v, sides, softmax_scale).to(q.dtype)
+    return per_sequence(q, k, v, sides, softmax_scale).to(q.dtype)
 """
 
 

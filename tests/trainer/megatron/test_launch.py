@@ -29,17 +29,17 @@ from tests.trainer.megatron.launching import (
     SETTINGS,
     alive,
     megatron_trainer,
+    output_of,
     processes_on,
     ranks_of,
     running,
-    told,
     train_command,
     trained,
     wait_for_training,
     wait_until,
 )
 from tests.trainer.megatron.models import model_of
-from tests.trainer.megatron.test_megatron_trainer import Kept
+from tests.trainer.megatron.test_megatron_trainer import RecordingSink
 from tests.trainer.tiny import batch, settings, tokenizer
 
 TP = {"actor_num_gpus_per_node": 2, "tensor_model_parallel_size": 2}
@@ -72,7 +72,7 @@ class BreaksOnOne:
         return self.inner(outputs, inputs)
 
 
-class KillsOnTheWay(Kept):
+class KillsOnTheWay(RecordingSink):
     """A sink that kills a process when it has the first bucket."""
 
     def __init__(self, victim: int):
@@ -102,7 +102,7 @@ def update_once(folder: str) -> None:
 def test_a_rank_ends_with_its_driver_in_the_middle_of_a_call_and_nothing_is_left(tmp_path):
     call = "import sys; from tests.trainer.megatron.test_launch import update_once; update_once(sys.argv[1])"
     with running([sys.executable, "-c", call, str(tmp_path)], tmp_path) as driver:
-        wait_until((tmp_path / "begun").exists, says=lambda: told(tmp_path))
+        wait_until((tmp_path / "begun").exists, message=lambda: output_of(tmp_path))
         ranks = ranks_of(driver.pid)
         assert len(ranks) == 1
         assert not strangers_may_come([driver.pid, *ranks])
@@ -146,12 +146,12 @@ async def test_a_call_that_was_interrupted_leaves_nothing_to_the_next(tmp_path):
 async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_path):
     trainer = megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
     victim = trainer.ranks.pids[1]
-    says = rf"rank 1 .*process {victim}\) was ended by SIGKILL"
+    message = rf"rank 1 .*process {victim}\) was ended by SIGKILL"
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not alive(victim))
-    with pytest.raises(TrainerError, match=says):
+    with pytest.raises(TrainerError, match=message):
         await trainer.score(batch().samples)
-    with pytest.raises(TrainerError, match=says):
+    with pytest.raises(TrainerError, match=message):
         await trainer.save(str(tmp_path / "saved"))
     trainer.ranks.close()
     assert not any(map(alive, trainer.ranks.pids))
@@ -161,12 +161,12 @@ async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_
 @pytest.mark.parametrize("listening", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listening):
     processes = processes_on(plan_in(tmp_path, BreaksOnOne(), **TP), tmp_path / "ranks")
-    says = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
+    message = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"
     if not listening:
         # Both have failed when somebody asks, rank 0 because rank 1 has gone.
         processes._ask(pickled(("update", (batch(),))))
         wait_until(lambda: not any(map(alive, processes.pids)))
-    with pytest.raises(TrainerError, match=says):
+    with pytest.raises(TrainerError, match=message):
         processes.call("update", batch())
     assert not any(map(alive, processes.pids))
     assert "Traceback" in (tmp_path / "ranks" / "rank-1.log").read_text()
@@ -191,10 +191,10 @@ def test_a_rank_that_dies_while_it_starts_is_named(tmp_path):
 
     killer = threading.Thread(target=strike)
     killer.start()
-    with pytest.raises(TrainerError, match=r"rank 1 .*was ended by SIGKILL") as told_of:
+    with pytest.raises(TrainerError, match=r"rank 1 .*was ended by SIGKILL") as error:
         megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
     killer.join()
-    assert f"process {victims[0]})" in str(told_of.value)
+    assert f"process {victims[0]})" in str(error.value)
     assert not ranks_of(os.getpid())
 
 
@@ -206,9 +206,9 @@ def test_a_rank_that_dies_in_mid_run_is_named_and_the_books_are_sound(tmp_path):
 
     killer = threading.Thread(target=strike)
     killer.start()
-    told_settings = {**SETTINGS, **ENDLESS, **TP, "env": "tests.flow.worlds:Slow"}
+    config = {**SETTINGS, **ENDLESS, **TP, "env": "tests.flow.worlds:Slow"}
     with pytest.raises(TrainerError, match=r"rank 1 .*was ended by SIGKILL"):
-        agentrl.train(quiet=True, output_dir=str(tmp_path), name="x", **told_settings)
+        agentrl.train(quiet=True, output_dir=str(tmp_path), name="x", **config)
     killer.join()
     assert reconcile(tmp_path / "x").problems == ()
     assert not ranks_of(os.getpid())
@@ -237,8 +237,8 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
         (os.killpg if everyone else os.kill)(driver.pid, signal.SIGINT)
         assert driver.wait(2 * END_S) == 130
         assert not any(map(alive, ranks))
-    assert "Stopped. What was finished is in" in told(tmp_path)
-    assert "Traceback" not in told(tmp_path)
+    assert "Stopped. What was finished is in" in output_of(tmp_path)
+    assert "Traceback" not in output_of(tmp_path)
     books = reconcile(tmp_path / "x")
     assert books.problems == ()
     assert books.trained == 64 * sum("train/loss" in row for row in metrics_of(tmp_path / "x"))

@@ -33,9 +33,9 @@ from tests.trainer.megatron.launching import (
     descendants,
     flags,
     free_port,
+    output_of,
     ranks_of,
     running,
-    told,
     train_command,
     wait_for_training,
     wait_until,
@@ -90,7 +90,7 @@ def assert_same_weights(actual, expected):
 def weights_of_child_ranks(folder, **settings):
     """The trained weights of a run whose ranks are child processes."""
     with running(train_command(folder, **SHORT, **settings), folder) as process:
-        assert process.wait(200) == 0, told(folder)
+        assert process.wait(200) == 0, output_of(folder)
     return weights_of(folder)
 
 
@@ -102,8 +102,8 @@ def test_a_wrong_environment_is_reported_before_the_folder_is_made(tmp_path, nod
     with running(train_command(tmp_path, actor_num_nodes=nodes), tmp_path, **variables) as process:
         assert process.wait(END_S * 2) == 2
     message = "WORLD_SIZE = 4 is not" if nodes == 1 else "actor_num_nodes = 2 needs a launcher"
-    assert told(tmp_path).startswith(f"agentrl: {message}")
-    assert told(tmp_path).count("\n") == 1
+    assert output_of(tmp_path).startswith(f"agentrl: {message}")
+    assert output_of(tmp_path).count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 
@@ -262,9 +262,9 @@ def test_torchrun_trains_to_the_same_weights_as_we_do(tmp_path):
     ours.mkdir()
     theirs.mkdir()
     with running(torchrun(theirs, port=free_port(), **SHORT), theirs) as process:
-        assert process.wait(200) == 0, told(theirs)
+        assert process.wait(200) == 0, output_of(theirs)
     # One run, one bar, one table.
-    assert told(theirs).count("Report: ") == 1
+    assert output_of(theirs).count("Report: ") == 1
     assert reconcile(theirs / "x").problems == ()
     assert sorted(path.name for path in (theirs / "x" / "trainer").glob("*.log")) == ["rank-0.log"]
     assert_same_weights(weights_of(theirs), weights_of_child_ranks(ours))
@@ -281,8 +281,8 @@ def test_two_nodes_train_to_the_same_weights_as_one(tmp_path):
         running(torchrun(theirs, node=0, **settings), theirs, 0) as first,
         running(torchrun(theirs, node=1, **settings), theirs, 1) as second,
     ):
-        assert [first.wait(300), second.wait(60)] == [0, 0], told(theirs) + told(theirs, 1)
-    assert "Report: " not in told(theirs, 1)
+        assert [first.wait(300), second.wait(60)] == [0, 0], output_of(theirs) + output_of(theirs, 1)
+    assert "Report: " not in output_of(theirs, 1)
     assert_same_weights(weights_of(theirs), weights_of_child_ranks(ours, actor_num_gpus_per_node=4))
 
 
@@ -297,8 +297,8 @@ def test_a_rank_of_a_launcher_that_dies_is_named_and_all_end(tmp_path):
     message = (
         f"agentrl: rank 1 of the trainer (process {other.pid} on {socket.gethostname()}) has gone; the others"
     )
-    assert message in told(tmp_path)
-    assert "Traceback" not in told(tmp_path)
+    assert message in output_of(tmp_path)
+    assert "Traceback" not in output_of(tmp_path)
     assert reconcile(tmp_path / "x").problems == ()
 
 
@@ -315,7 +315,7 @@ def test_any_of_four_may_die(tmp_path, number):
         for process in processes[1:]:
             process.wait(2 * END_S)
         assert time.monotonic() - began < 2 * END_S
-    assert f"agentrl: rank {number} of the trainer (process {victim}" in told(tmp_path)
+    assert f"agentrl: rank {number} of the trainer (process {victim}" in output_of(tmp_path)
 
 
 @pytest.mark.faults
@@ -326,7 +326,7 @@ def test_ranks_of_a_launcher_end_with_the_driver(tmp_path, sign):
         ours = ranks_of(driver.pid)
         driver.send_signal(sign)
         assert driver.wait(2 * END_S) == (-9 if sign is signal.SIGKILL else 130)
-        assert other.wait(END_S) == 0, told(tmp_path, 1)
+        assert other.wait(END_S) == 0, output_of(tmp_path, 1)
         wait_until(lambda: not any(map(alive, ours)), END_S)
     if sign is signal.SIGINT:
         assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
@@ -343,7 +343,7 @@ def test_torchrun_ends_all_when_one_dies(tmp_path):
         os.kill(other, signal.SIGKILL)
         assert process.wait(3 * END_S) == 1
         wait_until(lambda: not any(map(alive, everyone)), END_S)
-    assert f"pid: {other}" in told(tmp_path)
+    assert f"pid: {other}" in output_of(tmp_path)
 
 
 @pytest.mark.faults
@@ -354,7 +354,7 @@ def test_ctrl_c_in_torchruns_terminal_ends_the_run_in_good_order(tmp_path):
         process.send_signal(signal.SIGINT)
         process.wait(3 * END_S)
         wait_until(lambda: not any(map(alive, everyone)), END_S)
-    assert "Stopped. What was finished is in" in told(tmp_path)
+    assert "Stopped. What was finished is in" in output_of(tmp_path)
     assert reconcile(tmp_path / "x").problems == ()
     assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
 
@@ -364,4 +364,4 @@ def test_the_call_belongs_to_rank_0(tmp_path):
     place = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     with running([sys.executable, "-c", call], tmp_path, **place) as process:
         assert process.wait(2 * END_S) == 1
-    assert "this process is rank 1 of a run; start it as `agentrl train`." in told(tmp_path)
+    assert "this process is rank 1 of a run; start it as `agentrl train`." in output_of(tmp_path)

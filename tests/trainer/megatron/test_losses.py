@@ -40,28 +40,28 @@ VALUE_LOSS = ValueLoss(value_clip=0.3)
 
 
 @lru_cache
-def batch(weighting: str, *, one: bool = False) -> TrainBatch:
+def batch(weighting: str, *, first_only: bool = False) -> TrainBatch:
     """Episodes of up to three samples each; old logprobs so near that some ratios are clipped.
 
     one: only the first has tokens to learn from, so a second replica, or a second row, has none.
     """
     draw = np.random.default_rng(11)
     samples = tuple(replace(s, rollout_id=RolloutId(f"r{n // 3}")) for n, s in enumerate(equality.samples()))
-    if one:
+    if first_only:
         samples = samples[:1] + tuple(replace(s, loss_mask=s.loss_mask & False) for s in samples[1:])
 
     def near(by_sample, spread: float):
-        found = []
+        arrays = []
         for number, sample in enumerate(samples):
             values = np.zeros(len(sample), np.float32)
             at = equality.samples()[number].loss_mask
             values[at] = by_sample[number] + draw.normal(0, spread, at.sum())
-            found.append((values * sample.loss_mask).astype(np.float32))
-        return tuple(found)
+            arrays.append((values * sample.loss_mask).astype(np.float32))
+        return tuple(arrays)
 
-    known, unknown = equality.oracle("qwen3").logps, dict.fromkeys(range(len(samples)), 0.0)
-    scores = Scores(near(known, 0.2), ref=near(known, 0.5), values=near(unknown, 0.5))
-    credit = Credit(near(unknown, 1.0), WEIGHTINGS[weighting](samples), near(unknown, 1.0))
+    logprobs, zeros = equality.oracle("qwen3").logps, dict.fromkeys(range(len(samples)), 0.0)
+    scores = Scores(near(logprobs, 0.2), ref=near(logprobs, 0.5), values=near(zeros, 0.5))
+    credit = Credit(near(zeros, 1.0), WEIGHTINGS[weighting](samples), near(zeros, 1.0))
     return TrainBatch(samples, scores, credit)
 
 
@@ -70,7 +70,7 @@ def head_weight() -> torch.Tensor:
     return 0.3 * torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(9))
 
 
-def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, told: TrainBatch):
+def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, train_batch: TrainBatch):
     """Runs in a rank: the gradients of policy and critic, and what they say."""
     from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.families import VALUE_HEAD
@@ -79,57 +79,60 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, told: Trai
 
     model = model_of(kind)
     shape, weights = shape_of(model.config), {**model.state_dict(), VALUE_HEAD: head_weight()}
-    asks = {"policy": partial(logprobs_of, entropy_gradient=loss == "ppo"), "critic": values_of}
-    found = {}
-    for name, ask in asks.items():
+    output_functions = {"policy": partial(logprobs_of, entropy_gradient=loss == "ppo"), "critic": values_of}
+    by_network = {}
+    for name, outputs in output_functions.items():
         network = Network(shape if name == "policy" else shape.of_a_critic, layout, bf16=False)
         network.load(weights.__getitem__)
         used = LOSSES[loss] if name == "policy" else VALUE_LOSS
-        learner = MegatronLearner(network, ask, Learning(used, settings(), 10))
-        sums = learner.backward(equality.share_of(layout, told.samples), told)
+        learner = MegatronLearner(network, outputs, Learning(used, settings(), 10))
+        sums = learner.backward(equality.share_of(layout, train_batch.samples), train_batch)
         gradients = equality.gradients_in(network)
-        found[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums
-    return found
+        by_network[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums
+    return by_network
 
 
 @lru_cache
-def expected(kind: str, loss: str, weighting: str, one: bool):
+def expected(kind: str, loss: str, weighting: str, first_only: bool):
     """What the torch trainer's learners do: by network, gradients by name and metrics."""
-    told, found = batch(weighting, one=one), {}
+    train_batch, by_network = batch(weighting, first_only=first_only), {}
     policy = model_of(kind)
     forward = partial(token_outputs, bf16=False, entropy_gradient=loss == "ppo")
     learner = TorchLearner(policy, forward, Learning(LOSSES[loss], settings(), 10))
     with gradients_of(policy) as gradients:
-        found["policy"] = gradients, step_metrics([learner.learn(told)], told)
+        by_network["policy"] = gradients, step_metrics([learner.learn(train_batch)], train_batch)
     network = critic_over(model_of(kind))
     with torch.no_grad():
         network.get_output_embeddings().weight.copy_(head_weight())
     critic = Critic(network, Learning(VALUE_LOSS, settings(), 10))
     with gradients_of(network) as gradients:
-        found["critic"] = gradients, critic_metrics(step_metrics([critic.learn(told)], told))
+        by_network["critic"] = (
+            gradients,
+            critic_metrics(step_metrics([critic.learn(train_batch)], train_batch)),
+        )
     gradients["score.weight"] = gradients.pop("lm_head.weight")
-    return found
+    return by_network
 
 
-def check(ranks: Ranks, loss: str, weighting: str, *, one: bool = False, kind: str = "qwen3", **sizes):
+def check(ranks: Ranks, loss: str, weighting: str, *, first_only: bool = False, kind: str = "qwen3", **sizes):
     # The distributed optimizer leaves each rank with the part of a gradient that it steps with.
     layout = MegatronConfig(actor_num_gpus_per_node=ranks.count, use_distributed_optimizer=False, **sizes)
-    told, shape = batch(weighting, one=one), shape_of(model_of(kind).config)
-    parts = ranks.run(part_of, layout, kind, loss, told)
-    for name, (gradients, metrics) in expected(kind, loss, weighting, one).items():
+    train_batch, shape = batch(weighting, first_only=first_only), shape_of(model_of(kind).config)
+    parts = ranks.run(part_of, layout, kind, loss, train_batch)
+    for name, (gradients, metrics) in expected(kind, loss, weighting, first_only).items():
         of = shape if name == "policy" else shape.of_a_critic
-        found = equality.gradients_of(kind, of, layout, [part[name][0] for part in parts])
-        assert found.keys() == gradients.keys()
+        gradients_ = equality.gradients_of(kind, of, layout, [part[name][0] for part in parts])
+        assert gradients_.keys() == gradients.keys()
         for parameter, gradient in gradients.items():
             assert gradient.norm() > 0, f"{parameter} is not in play"
             # A norm alone would hide shards that changed places.
-            assert (found[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), (name, parameter)
+            assert (gradients_[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), (name, parameter)
         sums = [part[name][1] for part in parts]
-        told_of = metrics.keys() & set().union(*sums)
-        assert {"loss", "pg_loss"} <= told_of or "value_loss" in told_of
-        for metric in told_of:
-            total = sum(one.get(metric, 0.0) for one in sums)
-            mean = total if metric == "loss" else total / told.num_loss_tokens
+        metrics_ = metrics.keys() & set().union(*sums)
+        assert {"loss", "pg_loss"} <= metrics_ or "value_loss" in metrics_
+        for metric in metrics_:
+            total = sum(sums_.get(metric, 0.0) for sums_ in sums)
+            mean = total if metric == "loss" else total / train_batch.num_loss_tokens
             assert mean == pytest.approx(metrics[metric], rel=1e-4, abs=1e-5), (name, metric)
 
 
@@ -151,7 +154,7 @@ def test_two_ranks_learn_as_one_does(pair, layout):
 
 @pytest.mark.parametrize("layout", ["DP2", "CP2", "PP2, virtual"])
 def test_where_one_rank_has_nothing_to_learn_from(pair, layout):
-    check(pair, "grpo", "token mean", one=True, **PAIRS[layout])
+    check(pair, "grpo", "token mean", first_only=True, **PAIRS[layout])
 
 
 CASES = covering_layouts(loss=tuple(LOSSES), weighting=tuple(WEIGHTINGS))

@@ -78,10 +78,10 @@ def trainer_on(
 ):
     model = folder / "model"
     save_model(model_of(kind), tokenizer(), str(model))
-    told = loss if ref or isinstance(loss, Breaks) else PolicyLoss()
+    policy_loss = loss if ref or isinstance(loss, Breaks) else PolicyLoss()
     plan = MegatronPlan(
         layout=MegatronConfig(actor_num_gpus_per_node=ranks, **sizes),
-        policy=Learning(told, learns(bf16=bf16), 6),
+        policy=Learning(policy_loss, learns(bf16=bf16), 6),
         models={"old": str(model), **({"ref": str(model)} if ref else {}), **dict(models)},
         critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
         critic_warmup=1,
@@ -98,7 +98,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-class Kept:
+class RecordingSink:
     """A sink that keeps what it is sent; it breaks after some buckets, where it is told to."""
 
     def __init__(self, breaks: bool = False):
@@ -127,7 +127,7 @@ class Kept:
 
 async def both(folder, kind, loss, **sizes):
     """Three steps of both trainers; the reports of each, the scores, the weights at the end."""
-    told, model = with_returns(batch()), model_of(kind)
+    train_batch, model = with_returns(batch()), model_of(kind)
     critic = Critic(critic_over(model_of(kind)), Learning(CRITIC, learns(lr=3e-2), 6), warmup=1)
     roles = ("old", "ref", "values") if sizes.get("critic") else ("old", "ref")
     plain = TorchTrainer(
@@ -138,19 +138,19 @@ async def both(folder, kind, loss, **sizes):
         total_steps=6,
         auxiliary=AuxiliaryModels(critic if sizes.get("critic") else None, ref=model_of(kind)),
     )
-    found = []
+    results = []
     with trainer_on(folder, kind, loss, **sizes) as spread:
         for trainer in (plain, spread):
             reports, scores = [], []
             for _ in range(3):
-                scores.append(await trainer.score(told.samples, roles))
-                known = replace(told.scores, ref=scores[-1].ref, values=scores[-1].values)
-                reports.append(await trainer.update(replace(told, scores=known)))
-            sink = Kept()
+                scores.append(await trainer.score(train_batch.samples, roles))
+                scores_ = replace(train_batch.scores, ref=scores[-1].ref, values=scores[-1].values)
+                reports.append(await trainer.update(replace(train_batch, scores=scores_)))
+            sink = RecordingSink()
             published = await trainer.publish(sink, version=3)
             assert published.num_bytes == sum(t.nbytes for t in sink.tensors.values())
-            found.append((reports, scores, sink))
-    return found
+            results.append((reports, scores, sink))
+    return results
 
 
 def assert_same(plain, spread):
@@ -199,8 +199,8 @@ async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
 @pytest.mark.full
 @pytest.mark.parametrize("layout", ["DP2", "CP2"])
 async def test_the_optimizers_state_may_be_whole_on_every_rank(tmp_path, layout):
-    whole = {"use_distributed_optimizer": False, **LAYOUTS[layout]}
-    assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], **whole))
+    sizes = {"use_distributed_optimizer": False, **LAYOUTS[layout]}
+    assert_same(*await both(tmp_path, "qwen3", LOSSES["grpo"], **sizes))
 
 
 @pytest.mark.full
@@ -215,31 +215,33 @@ async def test_every_family_trains(tmp_path, kind):
 
 
 async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it_saves(tmp_path):
-    told = batch()
+    train_batch = batch()
     with trainer_on(tmp_path, ref=False, **LAYOUTS["PP2, virtual"]) as trainer:
         engine = EmbeddedEngine.from_model(model_of("qwen3"), max_slots=2, max_context_len=64)
-        before = await trainer.score(told.samples)
-        await trainer.update(told)
+        before = await trainer.score(train_batch.samples)
+        await trainer.update(train_batch)
         # The engine compares checksums.
         await trainer.publish(engine.sink, version=1)
         assert engine.version == 1
         await engine.close()
-        after = await trainer.score(told.samples)
+        after = await trainer.score(train_batch.samples)
         with pytest.raises(EngineError, match="no room"):
-            await trainer.publish(Kept(breaks=True), version=2)
+            await trainer.publish(RecordingSink(breaks=True), version=2)
         await trainer.save(str(tmp_path / "saved"))
-        assert (await trainer.score(told.samples)).old[3].tolist() == after.old[3].tolist(), "it goes on"
+        assert (await trainer.score(train_batch.samples)).old[3].tolist() == after.old[3].tolist(), (
+            "it goes on"
+        )
     assert max(np.abs(a - b).max() for a, b in zip(before.old, after.old, strict=True)) > 1e-3
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     plain = TorchTrainer(loaded, LOSSES["grpo"], settings(), tokenizer=tokenizer(), total_steps=6)
-    for ours, theirs in zip(after.old, (await plain.score(told.samples)).old, strict=True):
+    for ours, theirs in zip(after.old, (await plain.score(train_batch.samples)).old, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").vocab_size == tokenizer().vocab_size
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 async def test_a_teacher_is_another_model(tmp_path):
-    told, wise = batch(), model_of("qwen3")
+    train_batch, wise = batch(), model_of("qwen3")
     with torch.no_grad():
         wise.model.norm.weight.mul_(1.5)
     save_model(wise, tokenizer(), str(tmp_path / "teacher"))
@@ -253,27 +255,32 @@ async def test_a_teacher_is_another_model(tmp_path):
     )
     models = {"teacher": str(tmp_path / "teacher")}
     with trainer_on(tmp_path, ref=False, models=models, ranks=1) as trainer:
-        scored = [await one.score(told.samples, ("old", "teacher")) for one in (trainer, plain)]
+        scored = [
+            await trained.score(train_batch.samples, ("old", "teacher")) for trained in (trainer, plain)
+        ]
         for role in ("old", "teacher"):
-            for ours, theirs in zip(*(getattr(one, role) for one in scored), strict=True):
+            for ours, theirs in zip(*(getattr(trained, role) for trained in scored), strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=1e-4)
         assert max(np.abs(a - b).max() for a, b in zip(scored[0].old, scored[0].teacher, strict=True)) > 0.1
 
 
 @pytest.mark.full
 async def test_a_gradient_that_is_no_number_is_thrown_away(tmp_path):
-    told = batch()
+    train_batch = batch()
     poisoned = replace(
-        told, credit=replace(told.credit, advantages=tuple(a * np.nan for a in told.credit.advantages))
+        train_batch,
+        credit=replace(
+            train_batch.credit, advantages=tuple(a * np.nan for a in train_batch.credit.advantages)
+        ),
     )
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
-        before = await trainer.score(told.samples)
+        before = await trainer.score(train_batch.samples)
         report = await trainer.update(poisoned)
         assert report.metrics["train/skipped_steps"] == 1
-        after = await trainer.score(told.samples)
+        after = await trainer.score(train_batch.samples)
         assert all((a == b).all() for a, b in zip(before.old, after.old, strict=True))
-        await trainer.update(told)
-        moved = await trainer.score(told.samples)
+        await trainer.update(train_batch)
+        moved = await trainer.score(train_batch.samples)
         assert not all((a == b).all() for a, b in zip(before.old, moved.old, strict=True))
 
 
@@ -310,16 +317,19 @@ async def test_a_rank_that_fails_says_why(tmp_path):
 
 
 async def test_greedy_samples_are_refused_and_no_rank_is_lost(tmp_path):
-    told = batch()
+    train_batch = batch()
     greedy = replace(
-        told, samples=tuple(replace(sample, temperatures=0 * sample.temperatures) for sample in told.samples)
+        train_batch,
+        samples=tuple(
+            replace(sample, temperatures=0 * sample.temperatures) for sample in train_batch.samples
+        ),
     )
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
         with pytest.raises(ValueError, match="were sampled at temperature 0; sample training data above 0"):
             await trainer.update(greedy)
         with pytest.raises(ValueError, match="were sampled at temperature 0"):
             await trainer.score(greedy.samples)
-        assert (await trainer.update(told)).metrics["train/skipped_steps"] == 0
+        assert (await trainer.update(train_batch)).metrics["train/skipped_steps"] == 0
 
 
 async def test_nobody_scores_in_a_role_that_nobody_has(tmp_path):

@@ -12,7 +12,7 @@ PINNED_BYTES = 64
 
 
 @pytest.fixture(autouse=True)
-def small_rooms(monkeypatch):
+def small_pinned_buffers(monkeypatch):
     monkeypatch.setattr(offload, "PINNED_BYTES", PINNED_BYTES)
 
 
@@ -25,8 +25,8 @@ def held(tensors):
     return [tensor.untyped_storage().nbytes() for tensor in tensors]
 
 
-def rooms_of(sleeper):
-    return {id(room) for room in sleeper._pinned}
+def buffer_ids(sleeper):
+    return {id(buffer) for buffer in sleeper._pinned}
 
 
 def test_what_rests_holds_nothing_and_wakes_up_as_it_was():
@@ -35,9 +35,9 @@ def test_what_rests_holds_nothing_and_wakes_up_as_it_was():
     expected = [tensor.clone() for tensor in parts]
     sleeper = Offloaded(lambda: parts, lambda: gradients)
     assert held([*parts, *gradients]) == [0] * 8
-    rooms = rooms_of(sleeper)
+    ids = buffer_ids(sleeper)
     # One after the other, each once, and no gradients.
-    assert len(rooms) == -(-sum(4 * len(tensor) for tensor in tensors) // PINNED_BYTES)
+    assert len(ids) == -(-sum(4 * len(tensor) for tensor in tensors) // PINNED_BYTES)
     for change in (0.0, 1.0):
         with sleeper.onloaded():
             torch.testing.assert_close(parts, expected, atol=0, rtol=0)
@@ -46,7 +46,7 @@ def test_what_rests_holds_nothing_and_wakes_up_as_it_was():
             for tensor in (*tensors, *expected[:5]):
                 tensor.add_(change)
             expected[5:] = [expected[3][:50], expected[3][50:].view(5, 10)]
-    assert rooms_of(sleeper) == rooms
+    assert buffer_ids(sleeper) == ids
     with sleeper.onloaded():
         torch.testing.assert_close(parts, expected, atol=0, rtol=0)
 

@@ -85,11 +85,11 @@ def engine_of(kind: str) -> EmbeddedEngine:
     return EmbeddedEngine.from_model(model_of(kind), max_slots=2, max_context_len=64)
 
 
-class Kept:
+class RecordingSink:
     """A sink that keeps the buckets as they are. seen: told of every bucket, before it is kept or let go."""
 
-    def __init__(self, seen=lambda number: None, keeps: bool = True):
-        self.seen, self.keeps = seen, keeps
+    def __init__(self, on_bucket=lambda number: None, keeps: bool = True):
+        self.on_bucket, self.keeps = on_bucket, keeps
         self.number, self.buckets, self.checksum = 0, [], None
 
     @asynccontextmanager
@@ -98,7 +98,7 @@ class Kept:
         yield self
 
     async def put(self, bucket):
-        self.seen(self.number)
+        self.on_bucket(self.number)
         self.number += 1
         self.buckets += [bucket] if self.keeps else []
 
@@ -127,20 +127,22 @@ class Between:
 
 async def expect_serving(engine: Policy, trainer: RankTrainer, version: int) -> None:
     """What an engine believes of its own tokens is what the trainer believes of them."""
-    got = await engine.generate(PROMPT, Sampling(8, temperature=1.0, seed=version), session=f"v{version}")
-    assert set(got.versions.tolist()) == {version}
-    scores = await trainer.score((sample_of(got),))
-    np.testing.assert_allclose(scores.old[0][len(PROMPT) :], got.logprobs, atol=2e-4)
+    completion = await engine.generate(
+        PROMPT, Sampling(8, temperature=1.0, seed=version), session=f"v{version}"
+    )
+    assert set(completion.versions.tolist()) == {version}
+    scores = await trainer.score((sample_of(completion),))
+    np.testing.assert_allclose(scores.old[0][len(PROMPT) :], completion.logprobs, atol=2e-4)
 
 
-def sample_of(got) -> Sample:
-    ids = np.concatenate([np.array(PROMPT, np.int32), got.token_ids])
+def sample_of(completion) -> Sample:
+    ids = np.concatenate([np.array(PROMPT, np.int32), completion.token_ids])
     mask = np.arange(len(ids)) >= len(PROMPT)
     return Sample(
         token_ids=ids,
         author=mask.astype(np.int8),
         loss_mask=mask,
-        logprobs=np.concatenate([np.zeros(len(PROMPT), np.float32), got.logprobs]),
+        logprobs=np.concatenate([np.zeros(len(PROMPT), np.float32), completion.logprobs]),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turns=np.zeros(len(ids), np.int32),
         temperatures=np.ones(len(ids), np.float32),
@@ -158,17 +160,17 @@ def sample_of(got) -> Sample:
     ],
 )
 async def test_before_the_first_step_it_is_the_checkpoint_bit_for_bit(tmp_path, layout, kind):
-    sink = Kept()
+    sink = RecordingSink()
     with trainer_over(saved(tmp_path, kind), layout) as trainer:
         report = await trainer.publish(sink, version=1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     arrived = dict(pair for bucket in sink.buckets for pair in unpack(bucket))
-    wanted = dict(named_weights(model))
-    assert arrived.keys() == wanted.keys()
-    assert all(torch.equal(arrived[name], tensor) for name, tensor in wanted.items())
-    assert sink.checksum == checksum(wanted.items())
+    expected = dict(named_weights(model))
+    assert arrived.keys() == expected.keys()
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in expected.items())
+    assert sink.checksum == checksum(expected.items())
     assert [spec for bucket in sink.buckets for spec in bucket.tensors] == list(sink.manifest)
-    assert report.num_bytes == sum(tensor.nbytes for tensor in wanted.values())
+    assert report.num_bytes == sum(tensor.nbytes for tensor in expected.values())
     assert len(sink.buckets) > 10
 
 
@@ -208,18 +210,18 @@ async def test_what_breaks_on_the_way_leaves_the_old_version(tmp_path):
     with trainer_over(saved(tmp_path, "qwen3"), "TP2+SP") as trainer:
         await trainer.publish(engine.sink, version=1)
         await expect_serving(engine, trainer, 1)
-        for does, says in ((breaks, "no room"), (damages, "arrived damaged")):
-            with pytest.raises(EngineError, match=says):
+        for does, message in ((breaks, "no room"), (damages, "arrived damaged")):
+            with pytest.raises(EngineError, match=message):
                 await trainer.publish(Between(engine.sink, does), version=2)
             # Nobody is left in the middle of it: ranks that wait for long fail.
             assert not any(rank.num_pending for rank in trainer.ranks._ranks)
-            assert all(len(rooms(pid)) <= 3 for pid in trainer.ranks.pids)
+            assert all(len(mapped_buffers(pid)) <= 3 for pid in trainer.ranks.pids)
             await expect_serving(engine, trainer, 1)
         await trainer.update(batch())
         await trainer.publish(engine.sink, version=3)
         await expect_serving(engine, trainer, 3)
     await engine.close()
-    assert not rooms()
+    assert not mapped_buffers()
     assert "agentrl-bucket" not in "".join(os.readlink(path) for path in descriptors())
 
 
@@ -237,11 +239,11 @@ async def test_a_rank_that_is_killed_in_mid_publish_is_named(tmp_path, layout, r
         with pytest.raises(TrainerError, match=rf"rank {rank} .*was ended by SIGKILL"):
             await trainer.publish(Between(engine.sink, strikes), version=2)
         assert not any(Path(f"/proc/{pid}").exists() for pid in trainer.ranks.pids)
-    got = await engine.generate(PROMPT, Sampling(4), session="a")
-    assert (engine.version, set(got.versions.tolist())) == (1, {1})
+    completion = await engine.generate(PROMPT, Sampling(4), session="a")
+    assert (engine.version, set(completion.versions.tolist())) == (1, {1})
     await engine.close()
     assert shared_files() <= before
-    assert not rooms()
+    assert not mapped_buffers()
 
 
 def shared_files() -> set[str]:
@@ -254,7 +256,7 @@ def descriptors() -> list[Path]:
     return [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
 
 
-def rooms(pid: int | str = "self") -> set[str]:
+def mapped_buffers(pid: int | str = "self") -> set[str]:
     """The buckets that a process has mapped, by their inodes."""
     gc.collect()
     maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
@@ -263,25 +265,27 @@ def rooms(pid: int | str = "self") -> set[str]:
 
 @pytest.mark.full
 async def test_what_a_sink_keeps_stays_and_what_it_lets_go_is_filled_again(tmp_path):
-    found: dict[bool, set[str]] = {True: set(), False: set()}
+    buffers: dict[bool, set[str]] = {True: set(), False: set()}
     # No parameter is larger, so that any room is large enough.
     with trainer_over(saved(tmp_path, "qwen3"), "TP2+SP", bucket_bytes=32_000) as trainer:
-        keeping = Kept(lambda number: found[True].update(rooms()))
+        keeping = RecordingSink(lambda number: buffers[True].update(mapped_buffers()))
         await trainer.publish(keeping, version=1)
         await trainer.update(batch())
-        letting_go = Kept(lambda number: found[False].update(rooms() - found[True]), keeps=False)
+        letting_go = RecordingSink(
+            lambda number: buffers[False].update(mapped_buffers() - buffers[True]), keeps=False
+        )
         await trainer.publish(letting_go, version=2)
-    assert keeping.number == letting_go.number == len(found[True]) > 10
+    assert keeping.number == letting_go.number == len(buffers[True]) > 10
     # One that the driver looks at, one that is filled meanwhile.
-    assert len(found[False]) <= 2
+    assert len(buffers[False]) <= 2
     assert checksum_of(keeping.buckets) == keeping.checksum != letting_go.checksum
     keeping.buckets.clear()
-    assert not rooms()
+    assert not mapped_buffers()
 
 
 def resident_bytes(pid: int) -> int:
-    told = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return sum(1024 * int(found) for found in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", told))
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return sum(1024 * int(kilobytes) for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", status))
 
 
 @pytest.mark.parametrize("keeps", [pytest.param(True, marks=pytest.mark.full), False])
@@ -290,7 +294,7 @@ async def test_no_rank_holds_more_than_some_buckets_however_slow_the_sink(tmp_pa
     large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16}
     model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SIZES, **large}), dtype=torch.float32)
     model.save_pretrained(tmp_path / "model")
-    whole, bucket_bytes = sum(p.nbytes for p in model.parameters()), 1 << 20
+    model_bytes, bucket_bytes = sum(p.nbytes for p in model.parameters()), 1 << 20
     with trainer_over(tmp_path / "model", layout, bucket_bytes=bucket_bytes) as trainer:
         before = [resident_bytes(pid) for pid in trainer.ranks.pids]
         most = [0, 0]
@@ -300,8 +304,8 @@ async def test_no_rank_holds_more_than_some_buckets_however_slow_the_sink(tmp_pa
             time.sleep(0.05)
             most[:] = map(max, most, (resident_bytes(pid) for pid in trainer.ranks.pids))
 
-        await trainer.publish(Kept(look, keeps), version=1)
-    assert whole > 24 * bucket_bytes
+        await trainer.publish(RecordingSink(look, keeps), version=1)
+    assert model_bytes > 24 * bucket_bytes
     for grown in (now - then for now, then in zip(most, before, strict=True)):
         assert grown < 8 * bucket_bytes
 
@@ -342,8 +346,8 @@ async def test_a_real_server_serves_what_any_layout_publishes(tmp_path, sglang, 
             await trainer.update(batch())
             with pytest.raises(TrainerError, match=r"rank 1 .*was ended by SIGKILL"):
                 await trainer.publish(Between(rig.sink, strikes), version=3)
-            got = await policy.generate(PROMPT, Sampling(4), session="last")
-            assert set(got.versions.tolist()) == {2}
+            completion = await policy.generate(PROMPT, Sampling(4), session="last")
+            assert set(completion.versions.tolist()) == {2}
             assert (rig.sink.version, rig.lost) == (2, [])
             await policy.close()
     assert shared_files() <= before

@@ -17,7 +17,7 @@ masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, m
 
 def rows_of(drawn, max_tokens=20):
     samples = [sample(f"r{number}", [False, *mask]) for number, mask in enumerate(drawn)]
-    return micro_batches(samples, [one.loss_mask for one in samples], max_tokens)
+    return micro_batches(samples, [sample_.loss_mask for sample_ in samples], max_tokens)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -36,8 +36,8 @@ def test_every_predicted_token_is_predicted_by_one_rank_from_its_own_token(drawn
     for micro in rows_of(drawn):
         cuts = [Cut(multiple, multiple * shares, ranks, rank, least) for rank in range(ranks)]
         rows = [shard_of(micro, cut) for cut in cuts]
-        told = np.concatenate([row.chosen_n for row in rows])
-        assert sorted(told) == list(range(len(micro.targets_N)))
+        chosen = np.concatenate([row.chosen_n for row in rows])
+        assert sorted(chosen) == list(range(len(micro.targets_N)))
         for row in rows:
             assert len(row.input_ids_t) * ranks == row.bounds[-1] == cuts[0].padded_length(micro)
             assert row.bounds[-1] % (multiple * shares) == 0
@@ -63,10 +63,10 @@ def test_rows_are_filled_up_with_nothing(drawn, multiple):
 
 @given(masks, st.integers(1, 4))
 def test_replicas_share_all_samples(drawn, replicas):
-    told = [np.array([False, *mask]) for mask in drawn]
-    shares = shares_of(told, replicas, 8)
+    sample_masks = [np.array([False, *mask]) for mask in drawn]
+    shares = shares_of(sample_masks, replicas, 8)
     assert len(shares) == replicas
-    for number, mask in enumerate(told):
+    for number, mask in enumerate(sample_masks):
         assert sum(share[number] for share in shares).tolist() == mask.tolist()
         assert sum(bool(share[number].any()) for share in shares) == mask.any()
 
@@ -90,4 +90,4 @@ def test_a_long_sample_costs_more_than_its_tokens():
     assert cost_of(np.zeros(5, bool), 64) == 0
     # By tokens alone, three of the short ones would go to where the long one is.
     shares = shares_of([mask(600), *[mask(100)] * 12], 2, 1)
-    assert [sum(bool(one.any()) for one in share) for share in shares] == [1, 12]
+    assert [sum(bool(mask_.any()) for mask_ in share) for share in shares] == [1, 12]

@@ -17,19 +17,19 @@ from tests.trainer.megatron.models import CONFIGS, SIZES, model_of
 def test_there_and_back_is_the_same_bits(kind, ranks, dtype):
     model = model_of(kind).to(dtype)
     shape, state = shape_of(model.config), dict(model.named_parameters())
-    dims, seen = shape.dims(ranks), set()
+    dims, names = shape.dims(ranks), set()
     for placed in rules_of(shape.family, SIZES["num_hidden_layers"], tied=shape.tied):
-        wanted = [state[name].detach() for name in placed.hf]
-        shards = placed.rule.cut(placed.rule.join(wanted, dims), ranks)
+        expected = [state[name].detach() for name in placed.hf]
+        shards = placed.rule.cut(placed.rule.join(expected, dims), ranks)
         assert len({shard.shape for shard in shards}) == 1
         assert len(shards) == ranks
-        tensors = [torch.full_like(tensor, torch.nan) for tensor in wanted]
+        tensors = [torch.full_like(tensor, torch.nan) for tensor in expected]
         for number, shard in enumerate(shards):
             assert shard.dtype == dtype
             placed.rule.unshard(shard, Run(number, ranks), tensors, dims)
-        assert all(map(torch.equal, tensors, wanted)), placed.hf
-        seen |= set(placed.hf)
-    assert seen == state.keys()
+        assert all(map(torch.equal, tensors, expected)), placed.hf
+        names |= set(placed.hf)
+    assert names == state.keys()
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -40,24 +40,24 @@ def test_queries_keys_and_values_lie_group_by_group():
     # Two groups of two heads with one channel: the queries of a group, its key, its value.
     dims = Dims(query_groups=2, heads_per_group=2, kv_channels=1, padded_vocab=0)
     q, k, v = torch.tensor([1.0, 2, 3, 4]), torch.tensor([5.0, 6]), torch.tensor([7.0, 8])
-    whole = Qkv("x", "{}").join([q, k, v], dims)
-    assert whole.tolist() == [1, 2, 5, 7, 3, 4, 6, 8]
-    assert [shard.tolist() for shard in Qkv("x", "{}").cut(whole, 2)] == [[1, 2, 5, 7], [3, 4, 6, 8]]
+    joined = Qkv("x", "{}").join([q, k, v], dims)
+    assert joined.tolist() == [1, 2, 5, 7, 3, 4, 6, 8]
+    assert [shard.tolist() for shard in Qkv("x", "{}").cut(joined, 2)] == [[1, 2, 5, 7], [3, 4, 6, 8]]
 
 
 def test_each_rank_has_its_run_of_the_gate_and_of_the_other():
     dims = Dims(1, 1, 1, 0)
     rule = GateUp("x", ("gate", "up"))
-    whole = rule.join([torch.tensor([1.0, 2]), torch.tensor([3.0, 4])], dims)
-    assert [shard.tolist() for shard in rule.cut(whole, 2)] == [[1, 3], [2, 4]]
+    joined = rule.join([torch.tensor([1.0, 2]), torch.tensor([3.0, 4])], dims)
+    assert [shard.tolist() for shard in rule.cut(joined, 2)] == [[1, 3], [2, 4]]
 
 
 def test_a_vocabulary_is_filled_up_with_zeros_and_cut_back():
     dims = Dims(1, 1, 1, padded_vocab=4)
     rule = Vocabulary("x", "y")
-    whole = rule.join([numbered(3, 2)], dims)
-    assert whole[3].tolist() == [0, 0]
-    assert [len(shard) for shard in rule.cut(whole, 2)] == [2, 2]
+    joined = rule.join([numbered(3, 2)], dims)
+    assert joined[3].tolist() == [0, 0]
+    assert [len(shard) for shard in rule.cut(joined, 2)] == [2, 2]
     for ranks, rows in ((2, 4), (4, 8)):
         tensor = torch.zeros(3, 2)
         padded = Dims(1, 1, 1, padded_vocab=rows)

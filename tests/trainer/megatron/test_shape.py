@@ -16,7 +16,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         (GPT2Config(), "no table for models of type `gpt2`, only for llama, qwen2, qwen3, glm4"),
         (Qwen2Config(**SIZES, **SLIDING), "qwen2 has windows of attention"),
@@ -25,8 +25,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         (LlamaConfig(**SIZES, rope_parameters=YARN), r"scales its rotary positions .* \(`yarn`\)"),
     ],
 )
-def test_what_megatron_would_do_otherwise_is_refused(config, says):
-    with pytest.raises(ModelLoadError, match=says):
+def test_what_megatron_would_do_otherwise_is_refused(config, message):
+    with pytest.raises(ModelLoadError, match=message):
         shape_of(config)
 
 
@@ -39,7 +39,7 @@ def test_a_field_may_be_added_and_not_contradicted():
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"num_layers": 3}, "says num_layers = 3, the checkpoint has 4; leave it out"),
         ({"tensor_model_parallel_size": 2}, r"holds tensor_model_parallel_size; set it under \[megatron\]"),
@@ -58,8 +58,8 @@ def test_a_field_may_be_added_and_not_contradicted():
         ),
     ],
 )
-def test_a_field_that_contradicts_or_does_nothing_is_refused(fields, says):
-    with pytest.raises(ConfigError, match=f"megatron_config {says}"):
+def test_a_field_that_contradicts_or_does_nothing_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=f"megatron_config {message}"):
         check_layout(shape_of(Qwen3Config(**SIZES)), MegatronConfig(megatron_config=fields))
 
 
@@ -69,7 +69,7 @@ def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 3}, "= 3 must be a multiple of"),
         ({"sequence_parallel": True}, "needs tensor_model_parallel_size of at least 2"),
@@ -79,6 +79,6 @@ def test_the_vocabulary_is_filled_up_to_a_share_for_every_rank():
         ),
     ],
 )
-def test_a_layout_that_does_not_come_out_even_is_refused(settings, says):
-    with pytest.raises(ValidationError, match=says):
+def test_a_layout_that_does_not_come_out_even_is_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
         MegatronConfig(**settings)

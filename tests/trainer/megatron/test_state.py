@@ -22,7 +22,7 @@ from agentrl.trainer.plan import Done, Learning
 from agentrl.weights.codec import bytes_of
 from tests.trainer.megatron.equality import share_of
 from tests.trainer.megatron.models import model_of
-from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, Kept, learns, trainer_on
+from tests.trainer.megatron.test_megatron_trainer import LAYOUTS, RecordingSink, learns, trainer_on
 from tests.trainer.megatron.together import Ranks
 from tests.trainer.test_roles import with_returns
 from tests.trainer.tiny import batch, tokenizer
@@ -42,11 +42,11 @@ QUICK = ("DP2, a critic, bf16",)
 
 def steps(number: int):
     """Different ones, the second without a finite gradient."""
-    told = with_returns(batch(seed=number))
+    train_batch = with_returns(batch(seed=number))
     if number != 1:
-        return told
-    advantages = tuple(a * np.nan for a in told.credit.advantages)
-    return replace(told, credit=replace(told.credit, advantages=advantages))
+        return train_batch
+    advantages = tuple(a * np.nan for a in train_batch.credit.advantages)
+    return replace(train_batch, credit=replace(train_batch.credit, advantages=advantages))
 
 
 async def learn(trainer, numbers):
@@ -54,7 +54,7 @@ async def learn(trainer, numbers):
 
 
 async def published(trainer) -> dict[str, bytes]:
-    sink = Kept()
+    sink = RecordingSink()
     await trainer.publish(sink, version=1)
     return {name: bytes_of(tensor).tobytes() for name, tensor in sink.tensors.items()}
 
@@ -64,30 +64,30 @@ async def published(trainer) -> dict[str, bytes]:
 )
 async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
     state = str(tmp_path / "state")
-    with trainer_on(tmp_path, ref=False, **CASES[case]) as one:
-        await learn(one, range(3))
-        await one.save_state(state)
-        told = await learn(one, range(3, 6))
-        weights = await published(one)
+    with trainer_on(tmp_path, ref=False, **CASES[case]) as trainer:
+        await learn(trainer, range(3))
+        await trainer.save_state(state)
+        reports = await learn(trainer, range(3, 6))
+        weights = await published(trainer)
     with trainer_on(tmp_path, ref=False, **CASES[case]) as another:
         # It has a past of its own, which it forgets.
         await learn(another, [7])
         await another.load_state(state)
         again = await learn(another, range(3, 6))
         assert await published(another) == weights
-    assert again == told
-    assert told[-1]["train/skipped_steps"] == 1
-    assert told[-1]["train/lr"] < told[0]["train/lr"]
+    assert again == reports
+    assert reports[-1]["train/skipped_steps"] == 1
+    assert reports[-1]["train/lr"] < reports[0]["train/lr"]
 
 
 async def test_a_state_from_before_the_first_step(tmp_path):
-    with trainer_on(tmp_path, ref=False, ranks=1) as one:
-        await one.save_state(str(tmp_path / "state"))
-        told = await learn(one, [0])
+    with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
+        await trainer.save_state(str(tmp_path / "state"))
+        reports = await learn(trainer, [0])
     with trainer_on(tmp_path, ref=False, ranks=1) as another:
         await learn(another, [7])
         await another.load_state(str(tmp_path / "state"))
-        assert await learn(another, [0]) == told
+        assert await learn(another, [0]) == reports
 
 
 class CountsByGroup(torch.optim.AdamW):
@@ -129,39 +129,39 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
             saving.write(folder, learner)
             done, learner = learner.optimizer.done, begun()
             saving.read(folder, learner, done)
-        told = batch(seed=number)
-        learner.learn(share_of(layout, told.samples), told)
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in named(learner)}
+        train_batch = batch(seed=number)
+        learner.learn(share_of(layout, train_batch.samples), train_batch)
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in named_parameters(learner)}
 
 
-def named(learner):
-    return [(one.placed.megatron, one.parameter) for one in learner.passes.network.pieces()]
+def named_parameters(learner):
+    return [(piece.placed.megatron, piece.parameter) for piece in learner.passes.network.pieces()]
 
 
 def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
     layout = MegatronConfig(actor_num_gpus_per_node=1)
-    with Ranks(1) as alone:
-        (through,) = alone.run(after_a_break, layout, tmp_path, False)
-        (broken,) = alone.run(after_a_break, layout, tmp_path, True)
+    with Ranks(1) as ranks:
+        (through,) = ranks.run(after_a_break, layout, tmp_path, False)
+        (broken,) = ranks.run(after_a_break, layout, tmp_path, True)
     assert broken == through
 
 
 async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, monkeypatch):
     state = tmp_path / "state"
-    with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as one:
-        await one.save_state(str(state))
+    with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
+        await trainer.save_state(str(state))
         before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
-        await learn(one, [0])
-        os.kill(one.ranks.pids[1], signal.SIGSTOP)
+        await learn(trainer, [0])
+        os.kill(trainer.ranks.pids[1], signal.SIGSTOP)
 
         async def strike():
             while not (tmp_path / ".state.coming" / "policy" / "tensor-0").exists():
                 await asyncio.sleep(0.01)
-            os.kill(one.ranks.pids[1], signal.SIGKILL)
+            os.kill(trainer.ranks.pids[1], signal.SIGKILL)
 
         striking = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(strike()))
         with pytest.raises(TrainerError, match=r"rank 1 .* was ended by SIGKILL"):
-            await one.save_state(str(state))
+            await trainer.save_state(str(state))
         await striking
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 
@@ -184,14 +184,14 @@ def test_what_does_not_fit_is_told(tmp_path):
     state.mkdir()
     saved.write_summary(state, plan, 3, {"old": Done(3, 1)})
     assert saved.read_summary(state, plan) == (3, {"old": Done(3, 1)})
-    for says, other in (
+    for message, other in (
         ("was saved with tensor_model_parallel_size = 2, this trainer has 1", plan_of(tmp_path)),
         (
             "networks = policy, this trainer has critic and policy",
             plan_of(tmp_path, critic=True, **LAYOUTS["TP2"]),
         ),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             saved.read_summary(state, other)
     (state / saved.ABOUT).write_text("{}")
     with pytest.raises(ModelLoadError, match="not as a trainer writes it"):

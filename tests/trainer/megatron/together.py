@@ -45,7 +45,7 @@ class Ranks:
                 for process in self._pool._processes.values():
                     process.kill()
                 raise ended.exception()
-        return [one.result() for one in running]
+        return [future.result() for future in running]
 
 
 def _prepare() -> None:
