@@ -32,7 +32,7 @@ class RunData(NamedTuple):
     """The prompts of a run. source: of RL; None = a run without RL. held_out: of evaluations; None = no
     evaluations.
 
-    gives_prompts: whether they come from elsewhere than the environment.
+    gives_prompts: whether they come from another source than the environment.
     """
 
     source: DataSource | None
@@ -40,8 +40,8 @@ class RunData(NamedTuple):
     gives_prompts: bool
 
     @classmethod
-    def of(cls, config: RunConfig, env: AnyEnv, say: Callable[[str], None]) -> RunData:
-        """Open all of them. say: is told where nothing is held out.
+    def of(cls, config: RunConfig, env: AnyEnv, on_event: Callable[[str], None]) -> RunData:
+        """Open all sources. on_event: called with a sentence where no tasks are held out.
 
         Raises:
             UserError: there is no such source, split or file, a row is no prompt, or a warm start has no
@@ -57,7 +57,7 @@ class RunData(NamedTuple):
         source = training_source(config, env) if config.rollout.num_rollout else None
         held_out = held_out_tasks(config, env)
         if held_out is None:
-            say(NOTHING_HELD_OUT)
+            on_event(NOTHING_HELD_OUT)
         return cls(source, held_out, config.data.gives_prompts)
 
     def corpus(self, env: AnyEnv) -> Iterator[str]:
@@ -70,7 +70,7 @@ class RunData(NamedTuple):
 
 
 def training_source(config: RunConfig, env: AnyEnv) -> DataSource:
-    """Where RL draws its prompts: a source of one's own, files, or the environment's split.
+    """The source of RL's prompts: a custom one, files, or the environment's split.
 
     Raises:
         UserError: there is no such source, split or file, or a row is no prompt.
@@ -96,7 +96,7 @@ def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
 
     def length(task: Task) -> int:
         if isinstance(env, SingleTurnEnv):
-            # The tools of a row are on offer in its episode.
+            # The tools of a row are offered in its episode.
             env.task = task
         return len(renderer.render(task.prompt, env.tool_schemas))
 
@@ -106,33 +106,33 @@ def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
 def file_source(
     paths: Paths, choice: DataChoice, *, seed: int = 0, shuffle: bool = False, split: str
 ) -> DataSource:
-    """Files of prompts; several are drawn from in turns.
+    """A source over files of prompts; several are mixed by their weights.
 
     Raises:
-        UserError: one cannot be read.
+        UserError: a file cannot be read.
     """
     assert paths is not None
-    open_one = partial(FileSource, columns=choice.columns, seed=seed, shuffle=shuffle, split=split)
+    open_file = partial(FileSource, columns=choice.columns, seed=seed, shuffle=shuffle, split=split)
     weights = weights_of(paths)
     if not weights:
         raise ConfigError("prompt_data names no file; name one, or leave it out.")
-    sources = [open_one(path) for path in weights]
+    sources = [open_file(path) for path in weights]
     return sources[0] if len(sources) == 1 else Mixture(sources, [*weights.values()], seed=seed)
 
 
 def own_source(path: str, *, seed: int) -> DataSource:
-    """The source of prompts at `package.module:name`, which has been tried out.
+    """The source of prompts at `package.module:name`, which has been checked.
 
     Raises:
-        ConfigError: there is none, or it breaks a promise of sources.
+        ConfigError: it cannot be imported, or violates the contract of sources.
     """
-    found = _SOURCES.imported(path)
-    if not callable(found):
+    imported = _SOURCES.imported(path)
+    if not callable(imported):
         raise ConfigError(
-            f"{path} is a {type(found).__name__}; name a class, or a function that makes a source."
+            f"{path} is a {type(imported).__name__}; name a class, or a function that makes a source."
         )
     try:
-        return check_data_source(cast("Callable[..., object]", found), seed=seed)
+        return check_data_source(cast("Callable[..., object]", imported), seed=seed)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}.") from error
 
@@ -140,12 +140,12 @@ def own_source(path: str, *, seed: int) -> DataSource:
 def first_tasks(source: DataSource, n: int) -> list[Task]:
     """The first `n` prompts, at most those of one epoch; skipped ones are left out."""
     most = n if source.num_tasks is None else min(n, source.num_tasks)
-    found = (source.task(ordinal) for ordinal in range(most))
-    return [one for one in found if not isinstance(one, Skipped)]
+    tasks = (source.task(ordinal) for ordinal in range(most))
+    return [task for task in tasks if not isinstance(task, Skipped)]
 
 
 def held_out_tasks(config: RunConfig, env: AnyEnv) -> Sequence[Task] | None:
-    """What evaluations play; None where a run with prompts of its own has nothing that is held out.
+    """The tasks of evaluations; None where a run with prompts of its own has no held-out ones.
 
     Raises:
         UserError: there is no such split or file, or a row is no prompt.

@@ -1,4 +1,4 @@
-"""From a name to what an answer is worth."""
+"""From a name to the reward function of an answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = Names("reward", "package.module:function", ConfigError)
 
 
 def reward_function(name: str) -> AnswerReward:
-    """The reward of a name, or the function at `package.module:function`.
+    """The reward function with a name, or the one at `package.module:function`.
 
     Raises:
         ConfigError: there is none, or it does not take a task and an answer.
@@ -22,13 +22,13 @@ def reward_function(name: str) -> AnswerReward:
         return REWARDS[name]
     if ":" not in name:
         raise _NAMES.unknown(name, REWARDS)
-    found = _NAMES.imported(name)
-    if not callable(found) or isinstance(found, type):
-        raise ConfigError(f"{name} is a {type(found).__name__}; name a function of a task and an answer.")
+    function = _NAMES.imported(name)
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(f"{name} is a {type(function).__name__}; name a function of a task and an answer.")
     try:
-        inspect.signature(found).bind("task", "answer")
+        inspect.signature(function).bind("task", "answer")
     except TypeError as error:
         raise ConfigError(
             f"{name}: a reward is called with a task and an answer ({error}); mend it."
         ) from None
-    return cast(AnswerReward, found)
+    return cast(AnswerReward, function)

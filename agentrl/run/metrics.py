@@ -48,9 +48,9 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
 
 
 def skipped_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """How many prompts of the data were passed over, by reason; 0 for those that were too long."""
-    found = {TOO_LONG: 0, **counts}
-    return {f"rollout/skipped/{reason}": float(count) for reason, count in found.items()}
+    """Skipped prompts of the data by reason (count); always with the entry for those that are too long."""
+    by_reason = {TOO_LONG: 0, **counts}
+    return {f"rollout/skipped/{reason}": float(count) for reason, count in by_reason.items()}
 
 
 def cached_ratio(episodes: Sequence[Episode]) -> float:

@@ -41,8 +41,8 @@ def train(world, output_dir, name, **settings):
     """A run in one of `tests.flow.worlds`."""
     # A model that is opened has a shape of its own.
     tiny = {k: v for k, v in TINY.items() if k not in SHAPE or "hf_checkpoint" not in settings}
-    here = {"inline": True, "output_dir": str(output_dir), "name": name}
-    options = {**tiny, **here, "env": f"tests.flow.worlds:{world}"}
+    fixed = {"inline": True, "output_dir": str(output_dir), "name": name}
+    options = {**tiny, **fixed, "env": f"tests.flow.worlds:{world}"}
     return agentrl.train(quiet=True, **{**options, **settings})
 
 

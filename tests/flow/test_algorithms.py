@@ -12,21 +12,21 @@ from agentrl.observe import reconcile
 from tests.flow.runs import EPISODES_PER_STEP, TINY, WARM, metrics_of, train
 from tests.flow.worlds import Bandit
 
-ALONE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
+SINGLE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
 KINDS = {
-    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "use_tis": True, **ALONE},
+    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "use_tis": True, **SINGLE},
     "grpo": {"use_rollout_logprobs": False, "num_steps_per_rollout": 2},
     "dr_grpo": {"use_opsm": True, "opsm_delta": 0.05},
     "rloo": {"credit_level": "turn", "gamma": 0.9},
     "maxrl": {"use_mis": True, "mis_veto": 1e-4},
     "gspo": {"eps_clip_c": 3.0},
     "cispo": {"use_kl_loss": True, "kl_loss_coef": 0.01, "entropy_coef": 0.001},
-    "reinforce_plus_plus": {"gamma": 0.99, "discount_per": "turn", **ALONE},
+    "reinforce_plus_plus": {"gamma": 0.99, "discount_per": "turn", **SINGLE},
     "reinforce_plus_plus_baseline": {"use_icepop": True, "loss_weighting": "rollout"},
 }
 # With larger steps a run may fall back for one of them, and on some machines that is the last one.
 STEADY = {"num_rollout": 16, "lr": 1e-3}
-TOLD = {
+OWN_METRICS = {
     "ppo": {"value_loss", "value_explained_variance", "critic_lr", "ref_kl", "tis", "train_rollout_ess"},
     "grpo": {"train_rollout_kl", "train_rollout_max_ratio"},
     "dr_grpo": {"opsm_fraction"},
@@ -49,7 +49,7 @@ def test_an_agent_learns(tmp_path, name):
     rows = [row for row in metrics_of(result.folder) if "train/loss" in row]
     for row in rows:
         assert all(math.isfinite(value) for value in row.values())
-        assert {f"train/{metric}" for metric in TOLD.get(name, ())} <= set(row)
+        assert {f"train/{metric}" for metric in OWN_METRICS.get(name, ())} <= set(row)
         # On-policy, the engine and the trainer agree.
         assert row.get("train/train_rollout_ess", 1.0) == pytest.approx(1, abs=1e-3)
     assert reconcile(result.folder).problems == ()
@@ -65,10 +65,10 @@ def test_a_teacher_teaches_where_rewards_do_not(tmp_path):
         "advantage_estimator": "reinforce_plus_plus",
         "shuffle_rewards": True,
     }
-    alone = train("Bandit", tmp_path, "alone", **settings)
+    untaught = train("Bandit", tmp_path, "alone", **settings)
     load = {"use_opd": True, "opd_teacher_load": str(teacher.folder / "checkpoint"), "opd_kl_coef": 2.0}
     taught = train("Bandit", tmp_path, "taught", **settings, **load)
-    gained = {run.folder.name: run.reports["after RL"]["sampled"].mean for run in (alone, taught)}
+    gained = {run.folder.name: run.reports["after RL"]["sampled"].mean for run in (untaught, taught)}
     assert gained["alone"] < 0.55
     assert gained["taught"] > 0.7
 
@@ -104,7 +104,7 @@ def test_rewards_that_an_estimator_cannot_take_are_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"use_opd": True, "opd_teacher_load": "nowhere"}, "nowhere"),
         ({"use_kl_loss": True, "ref_load": "nowhere"}, "nowhere"),
@@ -112,7 +112,7 @@ def test_rewards_that_an_estimator_cannot_take_are_one_sentence(tmp_path):
         ({"custom_loss_function_path": "nowhere:nobody"}, "no loss `nowhere:nobody`"),
     ],
 )
-def test_what_is_not_there_is_told_before_anything_is_played(tmp_path, settings, says):
-    with pytest.raises(UserError, match=says):
+def test_what_is_not_there_is_told_before_anything_is_played(tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
         train("Bandit", tmp_path, "x", num_rollout=1, **settings)
     assert not (tmp_path / "x" / "metrics.jsonl").exists()

@@ -25,7 +25,7 @@ class Case(NamedTuple):
     """A command line, and what its one sentence must say."""
 
     arguments: tuple[str, ...]
-    says: tuple[str, ...]
+    fragments: tuple[str, ...]
     run_file: str = ""
 
 
@@ -101,8 +101,8 @@ def test_a_mistake_that_users_make_is_one_sentence(tmp_path, monkeypatch, capfd,
     prepare(tmp_path / "here", USUAL[name])
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("COLUMNS", "200")
-    said = complaint(capfd, *USUAL[name].arguments)
-    one_sentence(said, USUAL[name].says)
+    output = complaint(capfd, *USUAL[name].arguments)
+    check_sentence(output, USUAL[name].fragments)
 
 
 @pytest.mark.full
@@ -111,14 +111,14 @@ def test_a_real_process_ends_with_one_sentence_and_exit_code_2(ended, name):
     process = ended[name]
     assert process.returncode == 2, process.stderr
     assert "Traceback" not in process.stdout + process.stderr
-    one_sentence(process.stderr, USUAL[name].says)
+    check_sentence(process.stderr, USUAL[name].fragments)
 
 
-def one_sentence(stderr, says):
+def check_sentence(stderr, fragments):
     lines = stderr.strip().splitlines()
     assert len(lines) == 1, stderr
     assert lines[0].startswith("agentrl: ")
-    for part in says:
+    for part in fragments:
         assert part in lines[0]
 
 
@@ -150,7 +150,7 @@ def other_architecture(text):
     return json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}).encode()
 
 
-def without_one(data):
+def without_one_tensor(data):
     """A safetensors file in which one tensor has another name: it opens, but something is missing."""
     assert data.count(b"model.norm.weight") == 1
     return data.replace(b"model.norm.weight", b"model.morn.weight")
@@ -166,7 +166,7 @@ def other_layers(text):
         pytest.param({"weights": None}, id="no weights"),
         pytest.param({"weights": lambda data: data[: len(data) // 2]}, id="half the weights"),
         pytest.param({"weights": lambda data: b""}, id="empty weights"),
-        pytest.param({"weights": without_one}, id="one tensor missing"),
+        pytest.param({"weights": without_one_tensor}, id="one tensor missing"),
         pytest.param({"config": lambda data: b"not json"}, id="no json"),
         pytest.param({"config": lambda data: b"[]"}, id="a list"),
         pytest.param({"config": lambda data: b'{"model_type": "nobody-knows"}'}, id="unknown type"),
@@ -180,8 +180,8 @@ def other_layers(text):
 def test_a_broken_model_directory_is_one_sentence(tmp_path, changed, capfd):
     folder = torn(tmp_path / "model", **changed)
     capfd.readouterr()
-    says = complaint(capfd, "eval", "tests.flow.worlds:Bandit", "--model", str(folder), "--n=2", "--json")
-    assert "model" in says
+    output = complaint(capfd, "eval", "tests.flow.worlds:Bandit", "--model", str(folder), "--n=2", "--json")
+    assert "model" in output
 
 
 def test_the_same_model_directory_whole_is_no_bad_input(tmp_path, capfd):
@@ -195,15 +195,15 @@ def complaint(capfd, *arguments):
     """The one sentence that a command ends with."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    said = capfd.readouterr().err
-    assert ended.value.code == 2, said
-    assert "Traceback" not in said
-    one_sentence(said, ())
-    return said.strip()
+    output = capfd.readouterr().err
+    assert ended.value.code == 2, output
+    assert "Traceback" not in output
+    check_sentence(output, ())
+    return output.strip()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "fragment"),
     [
         (("train", "nowhere.toml"), "there is no run file nowhere.toml"),
         (("train", "--n-sample-per-prompt=4"), "--n-samples-per-prompt"),
@@ -242,11 +242,11 @@ def complaint(capfd, *arguments):
         (("train", BANDIT, *SMALL, "--dialect=chat", "--num-rollout=1"), "raise rollout_max_context_len"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capfd, arguments, says):
+def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capfd, arguments, fragment):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT)
     (tmp_path / "file").write_text("")
-    assert says in complaint(capfd, *arguments)
+    assert fragment in complaint(capfd, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -268,4 +268,4 @@ def test_a_world_in_the_current_folder_can_be_named(tmp_path):
     (tmp_path / "my_world.py").write_text("from tests.flow.worlds import Untyped as World\n")
     process = command(("train", "--env=my_world:World"), tmp_path)
     assert process.returncode == 2
-    one_sentence(process.stderr, ("no type hint",))
+    check_sentence(process.stderr, ("no type hint",))

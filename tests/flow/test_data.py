@@ -130,7 +130,7 @@ def test_an_evaluation_takes_prompts_too(lines, capfd):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"env": "SingleTurn-v0"}, "SingleTurn-v0 has no tasks of its own; give it some with prompt_data"),
         ({"prompt_data": "none.jsonl"}, "there is no file or folder none.jsonl"),
@@ -153,8 +153,8 @@ def test_an_evaluation_takes_prompts_too(lines, capfd):
         ),
     ],
 )
-def test_a_mistake_is_one_sentence(lines, settings, says):
+def test_a_mistake_is_one_sentence(lines, settings, message):
     with pytest.raises(UserError) as caught:
         agentrl.train(**{**SMALL, "env": "SingleTurn-v0", **settings})
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -37,8 +37,8 @@ def test_an_agent_learns_from_episodes_of_several_trajectories(tmp_path):
     for entry in journal_of(run.folder, "step_*"):
         first, *others = entry["episode"]["trajectories"]
         assert "reason" not in first
-        assert [(one["parent"], one["reason"]) for one in others] == [
+        assert [(trajectory["parent"], trajectory["reason"]) for trajectory in others] == [
             (index, "compacted") for index in range(len(others))
         ]
-        assert all(len(one["turns"]) == 1 for one in (first, *others))
+        assert all(len(trajectory["turns"]) == 1 for trajectory in (first, *others))
         assert len(tokens_of(entry)) == 2 * (1 + len(others))

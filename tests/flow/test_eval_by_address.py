@@ -50,27 +50,27 @@ def served(folder):
 
 
 def test_a_served_model_plays_as_it_does_in_the_process(folder):
-    here = evaluate("HopSearch-v0", folder, quiet=True, **PLAYED)
+    local = evaluate("HopSearch-v0", folder, quiet=True, **PLAYED)
     with served(folder) as url:
-        there = evaluate("HopSearch-v0", folder, quiet=True, engine="sglang", sglang_url=url, **PLAYED)
-    assert (there.n, there.mean, there.turns, there.policy_tokens) == (
-        here.n,
-        here.mean,
-        here.turns,
-        here.policy_tokens,
+        remote = evaluate("HopSearch-v0", folder, quiet=True, engine="sglang", sglang_url=url, **PLAYED)
+    assert (remote.n, remote.mean, remote.turns, remote.policy_tokens) == (
+        local.n,
+        local.mean,
+        local.turns,
+        local.policy_tokens,
     )
-    assert here.policy_tokens > 1
+    assert local.policy_tokens > 1
 
 
 def test_a_model_by_address_needs_no_weights_here(folder, tmp_path):
-    bare = tmp_path / "bare"
-    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    weightless = tmp_path / "bare"
+    shutil.copytree(folder, weightless, ignore=shutil.ignore_patterns("*.safetensors"))
     with served(folder) as url:
-        whole, without = (
+        with_weights, without = (
             evaluate("HopSearch-v0", str(model), quiet=True, engine="sglang", sglang_url=url, **PLAYED)
-            for model in (folder, bare)
+            for model in (folder, weightless)
         )
-    assert without.as_json() | {"seconds": 0} == whole.as_json() | {"seconds": 0}
+    assert without.as_json() | {"seconds": 0} == with_weights.as_json() | {"seconds": 0}
 
 
 def test_a_server_that_is_not_there_is_one_sentence(folder):

@@ -57,7 +57,7 @@ class Colours(SingleTurnEnv):
 
 
 @pytest.fixture
-async def seen():
+async def played():
     """An episode of the environment at a chat endpoint, and what the endpoint was asked."""
     server = ChatServer(lambda request: assistant("red"))
     async with server.serving(), ChatEndpoint(url=server.url).connected() as connection:
@@ -66,31 +66,31 @@ async def seen():
     return episode, server.requests
 
 
-async def test_an_endpoint_is_sent_the_image_as_a_data_url(seen):
-    episode, asked = seen
+async def test_an_endpoint_is_sent_the_image_as_a_data_url(played):
+    episode, requests = played
     assert episode.step_rewards == (1.0,)
-    ((shown,),) = [request["messages"] for request in asked]
-    words, picture = shown["content"]
+    ((message,),) = [request["messages"] for request in requests]
+    words, picture = message["content"]
     assert words == {"type": "text", "text": "What colour is this?"}
     kind, _, data = picture["image_url"]["url"].partition(",")
     assert (kind, base64.b64decode(data)) == ("data:image/png;base64", png(200))
 
 
-async def test_the_journal_keeps_it_and_words_are_words(seen, tmp_path):
+async def test_the_journal_keeps_it_and_words_are_words(played, tmp_path):
     async with Journal(tmp_path) as journal:
-        path = await journal.write_eval("x", 0, [Entry(seen[0], (), Outcome.EVALUATED)])
+        path = await journal.write_eval("x", 0, [Entry(played[0], (), Outcome.EVALUATED)])
     (entry,) = read_journal(path)
     (message,) = entry.episode.turns[0].observation
     assert message.content == (Text("What colour is this?"), PIXEL)
     assert (message.text, message.images[0].data) == ("What colour is this?", png(200))
 
 
-async def test_the_report_shows_it_and_fetches_nothing(seen):
-    page = Page(html := render_report(report(episodes=[ReportEpisode("eval", seen[0])])))
-    shown = [page.attributes[i]["src"] for i, tag in enumerate(page.tags) if tag == "img"]
-    assert shown == [PIXEL.url]
+async def test_the_report_shows_it_and_fetches_nothing(played):
+    page = Page(html := render_report(report(episodes=[ReportEpisode("eval", played[0])])))
+    sources = [page.attributes[i]["src"] for i, tag in enumerate(page.tags) if tag == "img"]
+    assert sources == [PIXEL.url]
     assert "img-src data:" in html
-    assert [passage.text for passage in transcript_entries(seen[0])] == [
+    assert [passage.text for passage in transcript_entries(played[0])] == [
         "What colour is this?[image: image/png]",
         "red",
     ]

@@ -44,7 +44,7 @@ def wait_for(process, condition):
         time.sleep(0.05)
 
 
-def whole(path):
+def parsed_lines(path):
     """The lines of a file, each of them JSON, the last one ended."""
     text = path.read_text()
     assert text.endswith("\n")
@@ -97,7 +97,7 @@ def test_every_line_on_disk_is_whole_and_the_books_are_sound(interrupted):
     for path in (folder / "trajectories").iterdir():
         assert path.stat().st_size == members.end_of_members(path)
         assert list(read_journal(path))
-    rows = whole(folder / "metrics.jsonl")
+    rows = parsed_lines(folder / "metrics.jsonl")
     books = reconcile(folder)
     assert books.problems == ()
     assert books.played == books.trained + sum(books.dropped.values())

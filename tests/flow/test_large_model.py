@@ -71,8 +71,8 @@ def started_with(model: Path, place: Path) -> tuple[int, int]:
             driver.kill()
     peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     # A run that was stopped saves its checkpoint: that is no copy to start from.
-    kept = [path for path in place.rglob("*") if path.is_file() and "checkpoint" not in path.parts]
-    return peak_kib * 1024, sum(path.stat().st_size for path in kept)
+    files = [path for path in place.rglob("*") if path.is_file() and "checkpoint" not in path.parts]
+    return peak_kib * 1024, sum(path.stat().st_size for path in files)
 
 
 def test_a_model_of_a_gibibyte_costs_the_driver_nothing_and_is_not_copied(tmp_path):

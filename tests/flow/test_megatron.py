@@ -66,7 +66,7 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"optimizer": "muon"}, "megatron has no muon: choose adamw, or trainer = torch"),
         (
@@ -81,8 +81,8 @@ def test_hop_search_is_learned_as_well_as_in_one_process(tmp_path):
         ({"actor_num_gpus_per_node": 3}, "actor_num_gpus_per_node = 3 must be a multiple"),
     ],
 )
-def test_what_megatron_does_not_do_is_told_before_anything_is_played(tmp_path, settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_what_megatron_does_not_do_is_told_before_anything_is_played(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
         train("Bandit", tmp_path, "x", num_rollout=1, **{**SETTINGS, **settings})
     assert not (tmp_path / "x" / "trajectories").exists()
 
@@ -95,7 +95,7 @@ def of_no_family(folder):
     save_model(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2)), tokenizer(), str(folder))
 
 
-def not_whole(folder):
+def without_a_tensor(folder):
     other_words(folder)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -107,18 +107,18 @@ def other_words(folder):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (few_heads, "does not divide the model's 1 heads of keys and values; lower it"),
         (of_no_family, "no table for models of type `gpt2`"),
-        (not_whole, "has no tensor model.norm.weight; is it a whole model"),
+        (without_a_tensor, "has no tensor model.norm.weight; is it a whole model"),
         (other_words, "has another vocabulary than the policy"),
     ],
 )
-def test_a_reference_that_no_rank_can_read_is_told_before_anything_is_played(tmp_path, make, says):
+def test_a_reference_that_no_rank_can_read_is_told_before_anything_is_played(tmp_path, make, message):
     make(tmp_path / "ref")
     judged = {"use_kl_loss": True, "ref_load": str(tmp_path / "ref")}
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         train("Bandit", tmp_path, "x", num_rollout=1, **SETTINGS, **judged)
     assert not (tmp_path / "x" / "trajectories").exists()
     assert not (tmp_path / "x" / "trainer" / "rank-0.log").exists()

@@ -90,7 +90,7 @@ def test_every_episode_is_in_the_journal_once_with_a_verdict_for_each_agent(two_
     for entry in entries_of(two_roles.folder):
         assert [verdict.agent for verdict in entry.verdicts] == ["solver", "critic"]
         # A solver that is cut off leaves the critic without a turn.
-        assert {one.agent for one in entry.episode.trajectories} >= {"solver"}
+        assert {trajectory.agent for trajectory in entry.episode.trajectories} >= {"solver"}
     assert any(len(entry.episode.trajectories) > 1 for entry in entries_of(two_roles.folder))
 
 

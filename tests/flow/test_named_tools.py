@@ -48,16 +48,16 @@ def test_a_run_with_named_tools_trains_evaluates_and_leaves_nothing(tmp_path):
     small = {**TINY, **warm, "num_rollout": 1, "eval_episodes": 8}
     run = agentrl.train(run_file, quiet=True, output_dir=str(tmp_path), name="named", **small)
     assert servers() == before
-    kept = load_config(run.folder / "config.toml", {})
-    assert kept.env.tools == ("mcp", "calculator")
-    assert kept.env == load_config(run_file, {}).env
+    saved = load_config(run.folder / "config.toml", {})
+    assert saved.env.tools == ("mcp", "calculator")
+    assert saved.env == load_config(run_file, {}).env
     report = agentrl.evaluate(
-        kept.env.env,
+        saved.env.env,
         str(run.folder / "checkpoint"),
         quiet=True,
         n=4,
         tools="mcp,calculator",
-        tool_kwargs=kept.env.tool_kwargs,
+        tool_kwargs=saved.env.tool_kwargs,
     )
     assert report.n == 4
     assert not report.failures

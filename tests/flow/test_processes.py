@@ -25,9 +25,9 @@ def test_a_run_learns_the_same_inline_and_in_processes(tmp_path):
     assert warm[0] == warm[1]
     # The engine's batches come together otherwise, which shows in a logprob's last digits.
     steps = [[row for row in metrics_of(folder) if "train/loss" in row] for folder in runs]
-    for here, there in zip(*steps, strict=True):
+    for inline, in_processes in zip(*steps, strict=True):
         for name in ("rollout/raw_reward", "train/loss", "train/grad_norm", "train/pg_clipfrac"):
-            assert here[name] == pytest.approx(there[name], rel=1e-3, abs=1e-5), name
+            assert inline[name] == pytest.approx(in_processes[name], rel=1e-3, abs=1e-5), name
     lags = [row["perf/event_loop_lag_max"] for row in metrics_of(runs[1]) if "train/loss" in row]
     assert len(lags) == 2
     assert all(lag >= 0 for lag in lags)

@@ -21,9 +21,9 @@ def judged(tmp_path_factory):
 
 def test_every_part_is_journalled_and_makes_the_total(judged):
     entries = [e for path in (judged / "trajectories").glob("step_*") for e in read_journal(path)]
-    whole = [entry for entry in entries if entry.verdict is not None]
-    assert len(whole) == 2 * EPISODES_PER_STEP
-    for entry in whole:
+    scored = [entry for entry in entries if entry.verdict is not None]
+    assert len(scored) == 2 * EPISODES_PER_STEP
+    for entry in scored:
         parts = entry.verdict.parts
         assert set(parts) >= {"env", "brief", "ahead"}
         assert entry.verdict.total == pytest.approx(

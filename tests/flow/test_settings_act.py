@@ -141,9 +141,9 @@ def observed(monkeypatch, folder: Path, settings: Mapping[str, object]) -> objec
     Shaky.chance.seed(0)
     monkeypatch.chdir(folder)
     shape = SHAPE if "hf_checkpoint" in settings else ()
-    given = {name: value for name, value in {**SMALL, **settings}.items() if name not in shape}
+    options = {name: value for name, value in {**SMALL, **settings}.items() if name not in shape}
     try:
-        run = agentrl.train(quiet=True, **given)
+        run = agentrl.train(quiet=True, **options)
     except AgentRLError as error:
         return str(error)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "tfevents" not in path.name)

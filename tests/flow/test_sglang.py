@@ -113,9 +113,9 @@ def test_a_server_that_is_killed_in_mid_rollout_costs_no_episode(tmp_path):
         waited(process, lambda: (folder / "metrics.jsonl").exists() and iterations_of(folder))
         victim = pids_at(int(re.search(r"port=(\d+)", log.read_text())[1]))
         assert len(victim) >= 3
-        seen = len(log.read_text())
+        offset = len(log.read_text())
         # It says how many requests it decodes, every so many steps: tokens have come.
-        waited(process, lambda: re.search(r"Decode batch, #running-req: [1-9]", log.read_text()[seen:]))
+        waited(process, lambda: re.search(r"Decode batch, #running-req: [1-9]", log.read_text()[offset:]))
         send_signal(victim, signal.SIGKILL)
         assert process.wait(300) == 0, (tmp_path / "out.txt").read_text()[-3000:]
     finally:

@@ -44,8 +44,8 @@ def sound(folder, steps):
         scored = bool(entry["verdicts"])
         assert "failure" not in entry["episode"] or not scored
         assert entry["outcome"] == "trained" or entry["reason"]
-    whole = books.trained + books.dropped.get("zero_std", 0)
-    assert whole == steps * EPISODES_PER_STEP
+    num_complete = books.trained + books.dropped.get("zero_std", 0)
+    assert num_complete == steps * EPISODES_PER_STEP
     return books
 
 

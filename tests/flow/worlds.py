@@ -21,20 +21,20 @@ class Bandit(ToolEnv):
 
     async def press(self, button: str) -> str:
         """Press a button."""
-        self.given = "gold" if button == "right" else "dust"
-        return self.given
+        self.result = "gold" if button == "right" else "dust"
+        return self.result
 
     tools = (press,)
 
     def __init__(self):
         super().__init__()
-        self.given = ""
+        self.result = ""
 
     def tasks(self, split):
         return [Task.ask(f"{split}{n}", f"press {n}", colour="red" if n % 2 else "blue") for n in range(8)]
 
     def reward(self, task, answer):
-        return float(answer == self.given == "gold")
+        return float(answer == self.result == "gold")
 
     def expert(self, task):
         yield say((yield call("press", button="right")))
@@ -67,8 +67,8 @@ class Sticky(Bandit):
         """Press a button."""
         if button != "right":
             await asyncio.sleep(3600)
-        self.given = "gold"
-        return self.given
+        self.result = "gold"
+        return self.result
 
     tools = (press,)
 
@@ -178,7 +178,7 @@ class Forgetful(Bandit):
         answered = await super().step(action)
         if answered.terminated:
             return answered
-        story = Message("user", self.given)
+        story = Message("user", self.result)
         return Step.restarted(story, reason=Restart.COMPACTED)
 
 

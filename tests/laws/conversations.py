@@ -61,7 +61,7 @@ ACTION = st.one_of(
 
 
 class Oracle(Env):
-    """Says what it was told to say, in order; then it is over."""
+    """Replies with given answers, in order; then the episode ends."""
 
     id = "Oracle-v0"
     dialect = DIALECT
@@ -92,7 +92,7 @@ class Oracle(Env):
 
 @dataclass
 class Conversation:
-    """What everyone is going to say, before anyone has said it."""
+    """A scripted conversation: the answers of the environment and the turns of the policy."""
 
     words: Words
     task: Task

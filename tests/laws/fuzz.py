@@ -57,13 +57,13 @@ SUBJECTS |= {f"tags are text, {kind}": inline(kind, special=False) for kind in K
 
 @dataclass
 class World(Env):
-    """Answers as its dice say, and keeps books of what it showed and heard."""
+    """Answers at random, and records its observations and the actions."""
 
     dice: random.Random
     limits: Limits
-    shown: list[tuple[Message, ...]] = field(default_factory=list)
+    observations: list[tuple[Message, ...]] = field(default_factory=list)
     offered: list[tuple[ToolSchema, ...]] = field(default_factory=list)
-    heard: list[Message] = field(default_factory=list)
+    actions: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -87,18 +87,18 @@ class World(Env):
         if self.dice.random() < 0.1:
             self._tools = self._tools[::-1] if self.dice.random() < 0.5 else TOOLS[:1]
         if self.dice.random() < 0.1:
-            told = (
+            rewritten = (
                 Message("user", f"{text_of(self.dice)}?"),
                 say(text_of(self.dice)),
                 Message("user", "So?"),
             )
-            history = History(told[: self.dice.choice((1, 3))], self.dice.choice(list(Restart)))
+            history = History(rewritten[: self.dice.choice((1, 3))], self.dice.choice(list(Restart)))
             self._note(history)
             return Step(history, None, False, False, {})
         answers = tuple(
-            Message("tool", text_of(self.dice), tool_call_id=one.id, name=one.name or "echo")
-            for one in action.tool_calls
-            if one.arguments is not None
+            Message("tool", text_of(self.dice), tool_call_id=tool_call.id, name=tool_call.name or "echo")
+            for tool_call in action.tool_calls
+            if tool_call.arguments is not None
         )
         if not answers or self.dice.random() < 0.1:
             answers += (Message("user", text_of(self.dice)),)
@@ -106,13 +106,13 @@ class World(Env):
         return Step.going(*answers)
 
     def _note(self, observation):
-        self.shown.append(observation)
+        self.observations.append(observation)
         self.offered.append(self._tools)
 
 
 @dataclass
 class Policy:
-    """Recites turns and keeps books of what it was shown; no two of its tokens have the same logprob.
+    """Recites turns and records its prompts; no two of its tokens have the same logprob.
 
     kinds: written as the dialect has it, cut into other tokens, broken markup, or any tokens at all.
     """
@@ -122,26 +122,26 @@ class Policy:
     version: int = 0
     kinds: list[str] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
-    said: list[Completion] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
 
     async def generate(self, prompt_ids, sampling, *, session):
         self.prompts.append(list(prompt_ids))
         self.kinds.append(self.dice.choices(("written", "cut", "broken", "any"), (4, 3, 3, 1))[0])
         ids = self.turn(self.kinds[-1])
-        whole = len(ids) <= sampling.max_new_tokens and self.dice.random() > 0.04
+        is_complete = len(ids) <= sampling.max_new_tokens and self.dice.random() > 0.04
         ids = ids[: sampling.max_new_tokens]
-        first = sum(len(one.token_ids) for one in self.said) + 1
+        first = sum(len(completion.token_ids) for completion in self.completions) + 1
         self.version += self.dice.randrange(2)
-        self.said.append(
+        self.completions.append(
             Completion(
                 np.array(ids, np.int32),
                 -np.arange(first, first + len(ids), dtype=np.float32) / 64,
                 np.full(len(ids), self.version, np.int32),
-                Finish.STOP if whole else Finish.LENGTH,
+                Finish.STOP if is_complete else Finish.LENGTH,
                 temperature=sampling.temperature,
             )
         )
-        return self.said[-1]
+        return self.completions[-1]
 
     async def close_session(self, session):
         del session
@@ -163,15 +163,15 @@ def text_of(dice: random.Random) -> str:
     return "".join(dice.choice(dice.choice(pool)) for _ in range(dice.randrange(7)))
 
 
-async def play_one(name: str, seed: int) -> Played:
+async def play_seed(name: str, seed: int) -> Played:
     """The conversation of a subject and a seed."""
     dice = random.Random(f"{name}/{seed}")
     subject = SUBJECTS[name]()
     stops = subject.stops(TOOLS)
     roles = dice.choice((("user",), ("system", "user")))
     task = Task("t", tuple(Message(role, f"{text_of(dice)}?") for role in roles))
-    room = len(subject.render(task.prompt, TOOLS)) + dice.choice((100, 10_000, 10_000))
-    world = World(dice, Limits(max_turns=8, max_tokens=room))
+    max_tokens = len(subject.render(task.prompt, TOOLS)) + dice.choice((100, 10_000, 10_000))
+    world = World(dice, Limits(max_turns=8, max_tokens=max_tokens))
     policy = Policy(lambda kind: _turn(dice, subject, stops.token_ids, kind), dice)
     agent = TokenAgent(policy, subject, SamplingSettings())
     episode = await play(world, agent, task, episode_id=f"{name}/{seed}")
@@ -193,7 +193,7 @@ def _turn(dice: random.Random, subject: Renderer, stops: tuple[int, ...], kind: 
 
 
 def _action(dice: random.Random) -> Message:
-    made = dice.choice(
+    message = dice.choice(
         (
             say(text_of(dice)),
             call("echo", text=text_of(dice)),
@@ -202,7 +202,11 @@ def _action(dice: random.Random) -> Message:
     )
     # No two thoughts alike, so that one that is found was not something else.
     thought = f"so {dice.randrange(10**9)} {text_of(dice)}".strip()
-    return made if dice.random() < 0.7 else Message(made.role, made.content, thought, made.tool_calls)
+    return (
+        message
+        if dice.random() < 0.7
+        else Message(message.role, message.content, thought, message.tool_calls)
+    )
 
 
 def _pieces(dice: random.Random, tokens, text: str) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.algorithms.samples import samples_of
 from agentrl.types import NO_VERSION, Author, Finish, History, Restart
-from tests.laws.fuzz import SUBJECTS, Played, play_one
+from tests.laws.fuzz import SUBJECTS, Played, play_seed
 
 THINKING = re.compile(r"(qwen3|glm-4.5|template, tagged calls), (byte-level|sentencepiece)")
 IN_TEST, IN_TEST_FULL = 3_000, 25_000
@@ -28,7 +28,7 @@ def check(played: Played) -> None:
 def check_prompts(played: Played) -> None:
     """What the model was shown is what its trajectory says, token for token."""
     prompts = iter(played.policy.prompts)
-    said = iter(played.policy.said)
+    completions = iter(played.policy.completions)
     for trajectory in played.episode.trajectories:
         prefix: list[int] = []
         for turn in trajectory.turns:
@@ -36,7 +36,7 @@ def check_prompts(played: Played) -> None:
             prefix += turn.tokens.world_ids.tolist()
             if sampled.finish is not Finish.LENGTH or len(sampled.token_ids):
                 assert next(prompts) == prefix
-                assert sampled is next(said)
+                assert sampled is next(completions)
             prefix += sampled.token_ids.tolist()
     assert next(prompts, None) is None
 
@@ -62,30 +62,32 @@ def check_samples(played: Played) -> None:
         for name in trained:
             trained[name] += getattr(sample, name)[sample.loss_mask].tolist()
     for name, values in trained.items():
-        assert values == [v for one in played.policy.said for v in getattr(one, name).tolist()], name
+        assert values == [
+            v for completion in played.policy.completions for v in getattr(completion, name).tolist()
+        ], name
 
 
 def check_words(played: Played) -> None:
     """What the world added is what a whole rendering of the conversation ends with."""
     messages: tuple = ()
     turns = played.episode.turns
-    starts = {id(one.turns[0]): one.reason for one in played.episode.trajectories}
-    for index, (turn, shown, tools) in enumerate(
-        zip(turns, played.world.shown, played.world.offered, strict=False)
+    starts = {id(trajectory.turns[0]): trajectory.reason for trajectory in played.episode.trajectories}
+    for index, (turn, observation, tools) in enumerate(
+        zip(turns, played.world.observations, played.world.offered, strict=False)
     ):
-        assert turn.observation == shown
+        assert turn.observation == observation
         restarts = id(turn) in starts
-        messages = tuple(shown) if isinstance(shown, History) else messages + shown
-        whole = played.renderer.render(messages, tools)
+        messages = tuple(observation) if isinstance(observation, History) else messages + observation
+        full_render = played.renderer.render(messages, tools)
         added = turn.tokens.world_ids.tolist()
-        room = played.episode.limits.max_tokens
+        max_tokens = played.episode.limits.max_tokens
         if restarts:
-            assert added == whole[:room]
+            assert added == full_render[:max_tokens]
         elif len(turn.tokens.completion.token_ids):
-            assert added == whole[-len(added) :]
+            assert added == full_render[-len(added) :]
         check_reasoning(played, index, starts.get(id(turn)), added)
         if index < len(played.policy.prompts):
-            check_nothing_stripped_stays(played, messages, played.policy.prompts[index], whole)
+            check_nothing_stripped_stays(played, messages, played.policy.prompts[index], full_render)
         check_reason(played, index, starts.get(id(turn)) if restarts and index else None)
         sampled = turn.tokens.completion.token_ids.tolist()
         if index < len(played.world.actions):
@@ -99,10 +101,10 @@ def check_reason(played: Played, index: int, reason: Restart | None) -> None:
     """A prefix ends exactly where its world or its tools say so, or its dialect cannot go on."""
     if not index:
         return
-    shown, offered = played.world.shown, played.world.offered
+    observations, offered = played.world.observations, played.world.offered
     in_tags = "tags are" in played.episode.id
-    if isinstance(shown[index], History):
-        assert reason is shown[index].reason
+    if isinstance(observations[index], History):
+        assert reason is observations[index].reason
     elif in_tags:
         assert reason is None
     elif offered[index] != offered[index - 1]:
@@ -113,30 +115,30 @@ def check_reason(played: Played, index: int, reason: Restart | None) -> None:
 
 def check_reasoning(played: Played, index: int, reason: Restart | None, added: list[int]) -> None:
     """Other tools in the middle of a chain of calls take no reasoning back."""
-    asked = [message.role for message in played.world.shown[index]]
+    roles = [message.role for message in played.world.observations[index]]
     faithful = THINKING.match(played.episode.id) and len(added) < played.episode.limits.max_tokens
-    if not faithful or reason is not Restart.TOOLS_CHANGED or set(asked) != {"tool"}:
+    if not faithful or reason is not Restart.TOOLS_CHANGED or set(roles) != {"tool"}:
         return
     thought = played.world.actions[index - 1].reasoning
     if thought is not None and "\ufffd" not in thought:
         assert thought in played.renderer.decode(added)
 
 
-def check_nothing_stripped_stays(played: Played, messages, prompt: list[int], whole: list[int]) -> None:
+def check_nothing_stripped_stays(played: Played, messages, prompt: list[int], full_render: list[int]) -> None:
     """Reasoning that the dialect takes back is in no prompt."""
     # Markup in a thought may have been read as something else.
     thoughts = [m.reasoning for m in messages if m.reasoning is not None and not set(m.reasoning) & set("<{")]
     if not thoughts or not THINKING.match(played.episode.id):
         return
-    prompt_text, whole_text = played.renderer.decode(prompt), played.renderer.decode(whole)
-    assert not [thought for thought in thoughts if thought in prompt_text and thought not in whole_text]
+    prompt_text, full_text = played.renderer.decode(prompt), played.renderer.decode(full_render)
+    assert not [thought for thought in thoughts if thought in prompt_text and thought not in full_text]
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
 async def test_the_token_laws_hold_in_random_conversations(name):
     turns, malformed, reasoned = [], [], []
     for seed in range(-(-IN_TEST // len(SUBJECTS))):
-        played = await play_one(name, seed)
+        played = await play_seed(name, seed)
         check(played)
         turns.append(len(played.episode.turns))
         reasoned += [turn.action.reasoning is not None for turn in played.episode.turns]
@@ -151,4 +153,4 @@ async def test_the_token_laws_hold_in_random_conversations(name):
 async def test_the_token_laws_hold_in_many_more_random_conversations(name):
     first = -(-IN_TEST // len(SUBJECTS))
     for seed in range(first, first + -(-IN_TEST_FULL // len(SUBJECTS))):
-        check(await play_one(name, seed))
+        check(await play_seed(name, seed))

@@ -55,7 +55,7 @@ class Bytes:
     def render(self, messages, tools):
         return [ord(letter) % VOCAB for message in messages for letter in message.content]
 
-    def extend(self, seen, observation, tools):
+    def extend(self, history, observation, tools):
         return self.render(observation, ())
 
     def parse(self, ids, tools, *, prompt_ids=()):
@@ -88,9 +88,11 @@ async def episodes(engine, temperature, *, count=8, seed=0):
 
 def samples(played, temperature):
     """Their samples, which know what they were sampled at."""
-    found = [sample for episode in played for sample in samples_of(episode)]
-    assert all((one.temperatures[one.loss_mask] == np.float32(temperature)).all() for one in found)
-    return found
+    samples_ = [sample for episode in played for sample in samples_of(episode)]
+    assert all(
+        (sample_.temperatures[sample_.loss_mask] == np.float32(temperature)).all() for sample_ in samples_
+    )
+    return samples_
 
 
 def reference(model, sample):

@@ -55,7 +55,7 @@ class Restless:
         pass
 
 
-def told(episode):
+def observations_of(episode):
     return [turn.observation[0].content for turn in episode.turns[1:]]
 
 
@@ -73,7 +73,7 @@ def test_siblings_who_do_the_same_see_the_same(siblings, seed):
     world = random.Random(seed)
     chance = [str(world.random()) for _ in range(5)]
     for (looks, _), episode, verdict in zip(siblings, group.episodes, group.verdicts, strict=True):
-        assert told(episode) == chance[:looks]
+        assert observations_of(episode) == chance[:looks]
         assert verdict.total == float(chance[looks])
         assert (episode.task, episode.seed) == (group.task, group.seed)
 
@@ -81,7 +81,7 @@ def test_siblings_who_do_the_same_see_the_same(siblings, seed):
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
 def test_another_seed_is_another_world_and_the_same_seed_the_same(seed, other):
     async def world(seed):
-        return told(await play(Weather(), Restless(3, ()), Task.ask("t", "?"), seed=seed))
+        return observations_of(await play(Weather(), Restless(3, ()), Task.ask("t", "?"), seed=seed))
 
     first = asyncio.run(world(seed))
     assert asyncio.run(world(seed)) == first

@@ -15,7 +15,7 @@ from agentrl.types import NO_VERSION, Author, Ending, Finish
 from tests.laws.conversations import DIALECT, TOOLS, WORDS, Conversation, conversations
 
 TEMPERATURE = 0.7
-MOST_IN_ONE_TURN = 40
+MAX_RESPONSE_LEN = 40
 
 
 class Played:
@@ -26,7 +26,7 @@ class Played:
         self.words = conversation.words
         self.env = conversation.env()
         self.policy = conversation.policy()
-        settings = SamplingSettings(temperature=TEMPERATURE, max_response_len=MOST_IN_ONE_TURN)
+        settings = SamplingSettings(temperature=TEMPERATURE, max_response_len=MAX_RESPONSE_LEN)
         agent = TokenAgent(self.policy, self.words.renderer, settings)
         self.episode = asyncio.run(play(self.env, agent, conversation.task))
         (self.sample,) = samples_of(self.episode)
@@ -66,9 +66,9 @@ def test_the_sample_is_what_the_model_saw_and_nothing_it_saw_is_missing(conversa
     for prompt, sampled in zip(played.policy.prompts, played.sampled, strict=True):
         assert ids[: len(prompt) + len(sampled)] == [*prompt, *sampled]
     if played.policy.prompts:
-        seen = len(played.policy.prompts[-1]) + len(played.sampled[-1])
+        num_tokens = len(played.policy.prompts[-1]) + len(played.sampled[-1])
         # Behind it only what the world said when there was no room for another turn.
-        assert not played.sample.loss_mask[seen:].any()
+        assert not played.sample.loss_mask[num_tokens:].any()
 
 
 @given(conversations())
@@ -105,14 +105,14 @@ def test_the_decoded_trajectory_is_what_was_shown(conversation):
     for index, turn in enumerate(played.trajectory.turns):
         disarm = MarkupEscaper(played.words.tokenizer, (f"<{DIALECT.result}>", f"</{DIALECT.result}>"))
         answers = [disarm(message.content) for message in turn.observation]
-        shown = "".join(f"<{DIALECT.result}> {answer}</{DIALECT.result}>" for answer in answers)
+        expected = "".join(f"<{DIALECT.result}> {answer}</{DIALECT.result}>" for answer in answers)
         if index == 0:
-            shown = first_prompt(played.words, turn.observation)
+            expected = first_prompt(played.words, turn.observation)
         decoded = text(turn.tokens.world_ids)
         if index < len(played.policy.prompts):
-            assert decoded == shown
+            assert decoded == expected
         else:
-            assert played.words.ids(shown)[: len(turn.tokens.world_ids)] == turn.tokens.world_ids.tolist()
+            assert played.words.ids(expected)[: len(turn.tokens.world_ids)] == turn.tokens.world_ids.tolist()
     observations = [turn.observation for turn in played.trajectory.turns]
     assert observations == [conversation.task.prompt, *played.env.answers[: len(observations) - 1]]
 
