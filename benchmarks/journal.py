@@ -59,23 +59,23 @@ def bench_journal(step: Step | None = None) -> dict[str, JSON]:
 
     Returns:
         summary: longest_stall_ms of the journal and of the baseline; medians of the seconds until all is on
-        disk, and of the bytes. rows: every repeat. settings: what was written, on what.
+        disk, and of the bytes. rows: every repeat. settings: of the entries and the machine.
     """
     step = step or Step()
     rows = asyncio.run(_measured(step))
     medians = {
-        side: {name: statistics.median(row[name] for row in found) for name in found[0]}
-        for side, found in rows.items()
+        side: {name: statistics.median(row[name] for row in side_rows) for name in side_rows[0]}
+        for side, side_rows in rows.items()
     }
-    longest = {side: max(row["stall_ms"] for row in found) for side, found in rows.items()}
+    longest = {side: max(row["stall_ms"] for row in side_rows) for side, side_rows in rows.items()}
     return {
         "summary": {
             "longest_stall_ms": longest[JOURNAL],
             "longest_stall_ms_baseline": longest[BASELINE],
-            "medians": {side: {**found} for side, found in medians.items()},
+            "medians": {side: {**values} for side, values in medians.items()},
             "compressed_to": medians[JOURNAL]["bytes"] / medians[BASELINE]["bytes"],
         },
-        "rows": {side: [{**row} for row in found] for side, found in rows.items()},
+        "rows": {side: [{**row} for row in side_rows] for side, side_rows in rows.items()},
         "settings": {**asdict(step), "baseline": BASELINE, **machine()},
     }
 
@@ -106,7 +106,7 @@ async def _row(
         began, cpu = time.perf_counter(), time.process_time()
         path = await write(folder, entries)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-        # The meter wakes up first, however late.
+        # The meter wakes up first, even if it is late.
         await asyncio.sleep(0.02)
         stall_s = meter.take()
     return {"stall_ms": 1000 * stall_s, "s": seconds, "cpu_s": cpu_s, "bytes": float(path.stat().st_size)}
@@ -121,7 +121,7 @@ async def _as_before(folder: Path, entries: Sequence[Entry]) -> Path:
     """The journal as it was before it had a thread."""
     path = folder / "step_000001.jsonl"
     plain = (_ENTRIES.dump_python(entry, exclude_defaults=True, warnings="none") for entry in entries)
-    lines = (json.dumps(one, ensure_ascii=False, allow_nan=False).encode() + b"\n" for one in plain)
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in plain)
     path.write_bytes(b"".join(lines))
     return path
 
@@ -130,8 +130,8 @@ def written_alike(step: Step, folder: Path) -> bool:
     """Whether both sides write the same entries."""
     entries = [_entry(np.random.default_rng(number), step, number) for number in range(step.episodes)]
     lines = asyncio.run(_as_before(folder, entries)).read_text(encoding="utf-8").split("\n")[:-1]
-    found = list(read_journal(asyncio.run(_journalled(folder, entries))))
-    return [_ENTRIES.dump_python(one, exclude_defaults=True) for one in found] == [
+    journalled = list(read_journal(asyncio.run(_journalled(folder, entries))))
+    return [_ENTRIES.dump_python(entry, exclude_defaults=True) for entry in journalled] == [
         _ENTRIES.dump_python(_ENTRIES.validate_json(line), exclude_defaults=True) for line in lines
     ]
 
@@ -141,8 +141,10 @@ def _entry(rng: np.random.Generator, step: Step, number: int) -> Entry:
     id = f"g{number // 16}-{number % 16}"
     task = Task.ask(f"t{number // 16}", _words(rng, 40, step.vocab), "answer")
     rewards = (None,) * (step.turns - 1) + (1.0,)
-    made = (Trajectory(turns),)
-    episode = Episode(id, "Bench-v0", task, 7, Limits(max_tokens=None), made, rewards, Ending.COMPLETED)
+    trajectories = (Trajectory(turns),)
+    episode = Episode(
+        id, "Bench-v0", task, 7, Limits(max_tokens=None), trajectories, rewards, Ending.COMPLETED
+    )
     return Entry(episode, (Verdict(id, "env", 1.0, {"env": 1.0}),), Outcome.TRAINED)
 
 
@@ -156,9 +158,11 @@ def _turn(rng: np.random.Generator, step: Step, place: int) -> Turn:
         Finish.STOP,
         2,
     )
-    said, heard = _words(rng, length, step.vocab), _words(rng, length, step.vocab)
+    action, observation = _words(rng, length, step.vocab), _words(rng, length, step.vocab)
     world = _ids(rng, length, step.vocab)
-    return Turn((Message("tool", heard),), Message("assistant", said), TurnTokens(world, completion), place)
+    return Turn(
+        (Message("tool", observation),), Message("assistant", action), TurnTokens(world, completion), place
+    )
 
 
 def _ids(rng: np.random.Generator, length: int, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -63,9 +63,9 @@ class EvalConfig(Section):
     def inactive(self) -> dict[str, str]:
         """Columns, which have no effect without files; settings of the engine, where an endpoint samples."""
         columns = () if self.data.prompt_data is not None else COLUMNS
-        found = super().inactive | dict.fromkeys(columns, "without prompt_data; add it")
+        inactive = super().inactive | dict.fromkeys(columns, "without prompt_data; add it")
         if self.openai.openai_url is None:
-            return found
+            return inactive
         unused = {*RenderingConfig.model_fields, *EngineConfig.model_fields, "num_threads"}
         unused -= _LOCAL_MODEL_SETTINGS
-        return found | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")
+        return inactive | dict.fromkeys(unused, "with openai_url, whose model it is; drop that")

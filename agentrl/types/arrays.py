@@ -37,15 +37,15 @@ def _shortest(values_T: npt.NDArray[np.float32]) -> list[float]:
     wide = values_T.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         places = 8 - np.floor(np.log10(np.abs(wide)))
-    known = (places >= 0) & (places < len(_POWERS))
-    powers = _POWERS[np.where(known, places, 0).astype(np.intp)]
+    is_exact = (places >= 0) & (places < len(_POWERS))
+    powers = _POWERS[np.where(is_exact, places, 0).astype(np.intp)]
     with np.errstate(over="ignore", invalid="ignore"):
         short = np.where(wide == 0, wide, np.rint(wide * powers) / powers)
-        known = (wide == 0) | known & (short.astype(np.float32) == values_T)
-    for place in np.flatnonzero(~known).tolist():
+        is_exact = (wide == 0) | is_exact & (short.astype(np.float32) == values_T)
+    for place in np.flatnonzero(~is_exact).tolist():
         short[place] = float(f"{wide[place]:.9g}")
-    found: list[float] = short.tolist()
-    return found
+    digits: list[float] = short.tolist()
+    return digits
 
 
 def _packed(values: npt.NDArray[np.generic]) -> dict[str, object]:
