@@ -93,21 +93,29 @@ __all__ = [
 register_all_with_gymnasium()
 
 
-def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
+def train(
+    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+) -> TrainResult:
     """Train an agent with the settings of a run file (TOML); `settings` override them by their leaf names.
 
         agentrl.train("examples/calculator/run.toml", seed=1)
         agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
 
+        agentrl.train("runs/first", resume=True)
+
     Ctrl-C stops it cleanly: the weights of the last finished step and the journal are complete.
+
+    Args:
+        run: the run file, or the folder of a run that goes on where it stopped.
+        resume: whether the run of a run file goes on, where its folder holds one.
 
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.
     """
     require("training", *TRAINING)
-    from agentrl.run import train as run
+    from agentrl.run import train as trained
 
-    return run(run_file, quiet=quiet, **settings)
+    return trained(run, resume=resume, quiet=quiet, **settings)
 
 
 def __getattr__(name: str) -> object:

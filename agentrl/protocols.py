@@ -6,7 +6,7 @@ their rooms and stand there: `agentrl.algorithms.advantages.AdvantageEstimator` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -326,8 +326,11 @@ class Trainer(Protocol):
     async def save(self, directory: str) -> None:
         """Write a Hugging Face model directory, atomically."""
 
-    async def save_state(self, directory: str) -> None:
-        """Write all that the trainer knows (weights, optimizers, steps) as a directory, atomically."""
+    async def save_state(self, directory: str) -> Awaitable[None]:
+        """Copy weights, optimizers and steps; what is returned ends when the copy is a directory, atomically.
+
+        Training may go on meanwhile.
+        """
 
     async def load_state(self, directory: str) -> None:
         """Go on from what a trainer with the same settings has saved."""

@@ -81,7 +81,7 @@ def _trained(arm: QuickstartRun) -> dict[str, JSON]:
     from agentrl.evaluation.model import evaluate
     from agentrl.run import train
 
-    result = train(arm.bench.run_file, quiet=True, **arm.settings)
+    result = train(arm.bench.run_file, quiet=True, resume=False, **arm.settings)
     checkpoints = {"trained": result.folder / "checkpoint"}
     if arm.kind == "rl":
         checkpoints["warm_start"] = result.folder / "checkpoint-warm-start"

@@ -129,6 +129,17 @@ class EvalSection(Section):
     """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
 
 
+class CheckpointSection(Section):
+    """What a run goes on from after an interruption (`agentrl train RUN --resume`)."""
+
+    save_interval: Count = 10
+    """RL iterations between checkpoints (count); one is also written when the run ends or is stopped."""
+    save_total_limit: Count = 2
+    """The newest checkpoints that are kept (count)."""
+    metric_for_best_model: str | None = None
+    """Metric of evaluations, such as eval/greedy, whose highest value keeps its checkpoint, too."""
+
+
 class RunConfig(Section):
     """The configuration of a run. It is written to config.toml; reading that back gives an equal object."""
 
@@ -144,6 +155,7 @@ class RunConfig(Section):
     megatron: MegatronConfig = MegatronConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
 
     @property
     def run_name(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.config import Section, by_section, merge, parse, read_toml, refuse_inactive
+from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 
@@ -27,6 +28,33 @@ def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> Ru
     config = parse(RunConfig, merge(RunConfig, values, by_section(RunConfig, settings)), source=source)
     refuse_inactive(config, settings, source=source)
     return config
+
+
+def load_run(run: str | Path | None, settings: Mapping[str, JSON]) -> RunConfig:
+    """The configuration of a run file, or of the folder of a run, with the flat settings laid over it.
+
+    Raises:
+        ConfigError: a setting is wrong; the folder holds no run.
+    """
+    path = None if run is None else Path(run)
+    if path is None or not path.is_dir():
+        return load_config(path, settings)
+    read_run(path)
+    # The folder may have been moved or renamed.
+    home: dict[str, JSON] = {"output_dir": str(path.absolute().parent), "name": path.absolute().name}
+    return load_config(path / "config.toml", {**settings, **home})
+
+
+def read_run(folder: Path) -> RunConfig:
+    """The configuration that a run wrote into its folder.
+
+    Raises:
+        ConfigError: there is none, or it is of another version.
+    """
+    path = folder / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"{folder} holds no run: there is no config.toml in it; name the folder of a run.")
+    return parse(RunConfig, read_toml(path), source=str(path))
 
 
 def listed_inactive(config: RunConfig) -> Iterator[str]:

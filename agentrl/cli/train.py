@@ -6,7 +6,7 @@ import rich_click as click
 
 import agentrl
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.load import load_config
+from agentrl.assembly.load import load_run
 from agentrl.assembly.ranks import launcher_env_of, run_launched_rank
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.extras import TRAINING, require
@@ -14,10 +14,15 @@ from agentrl.extras import TRAINING, require
 
 @config_flags(RunConfig)
 @click.command("train", cls=EngineFlags, context_settings={"show_default": False})
-@click.argument("run_file", required=False, type=click.Path(dir_okay=False))
+@click.argument("run", required=False, type=click.Path())
+@click.option(
+    "--resume", is_flag=True, help="Go on with the run of RUN where it stopped; begin it if it has not begun."
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
-def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None) -> None:
-    """Train an agent with the settings of RUN_FILE (TOML); every setting is also a flag, and flags win.
+def train_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool | None) -> None:
+    """Train an agent with the settings of RUN, a TOML file; every setting is also a flag, and flags win.
+
+    RUN may be the folder of a run that was stopped or killed: it goes on after its last checkpoint.
 
     Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
 
@@ -28,12 +33,12 @@ def train_command(run_file: str | None, quiet: bool, **flags: str | bool | None)
     """
     settings = flag_values(flags, RunConfig)
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
-    config = load_config(run_file, settings)
+    config = load_run(run, settings)
     require("training", *TRAINING)
     env = launcher_env_of(config)
     if env is not None and env.rank:
         run_launched_rank(env)
         return
-    result = agentrl.train(run_file, quiet=quiet, **settings)
+    result = agentrl.train(run, resume=resume, quiet=quiet, **settings)
     if quiet:
         click.echo(str(result.folder))

@@ -46,17 +46,24 @@ class JsonlTracker:
 
 
 class TensorBoardTracker:
-    """Event files for TensorBoard, written by its own package."""
+    """Event files for TensorBoard, written by its own package.
 
-    def __init__(self, folder: Path) -> None:
-        # Imported late: the import is slow, and TensorBoard may be switched off.
-        from tensorboard.compat.proto.event_pb2 import Event
+    resumed_from: the last step that counts of what is in the folder already.
+    """
+
+    def __init__(self, folder: Path, *, resumed_from: int | None = None) -> None:
+        # Imported late: it costs more than everything else here together, and may be switched off.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder))
         self._start_s = time.time()
+        if resumed_from is not None:
+            # TensorBoard then shows nothing that an earlier attempt logged from this step on.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=self._start_s, step=resumed_from + 1, session_log=start))
 
     def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
         """Write one event that holds every metric as a scalar.
@@ -78,6 +85,8 @@ class MetricLog:
     """Sends each step's metrics to every tracker. A failure causes one warning and removes the tracker.
 
     metrics.jsonl is always written; TensorBoard events go to tensorboard/ unless switched off.
+
+    resumed_from, elapsed_s: of a run that goes on: its last step, and the seconds that it had taken.
     """
 
     def __init__(
@@ -87,18 +96,25 @@ class MetricLog:
         use_tensorboard: bool = True,
         trackers: Mapping[str, Tracker] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        resumed_from: int | None = None,
+        elapsed_s: float = 0.0,
     ) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._clock = clock
-        self._started = clock()
+        self._started = clock() - elapsed_s
         self._trackers: dict[str, Tracker] = {"metrics.jsonl": JsonlTracker(run_dir / "metrics.jsonl")}
         if use_tensorboard:
-            self._open_tensorboard(run_dir / "tensorboard")
+            self._open_tensorboard(run_dir / "tensorboard", resumed_from)
         self._trackers.update(trackers or {})
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began (seconds)."""
+        return self._clock() - self._started
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
-        time_s = self._clock() - self._started
+        """Write the numbers of one step."""
+        time_s = self.elapsed_s
         for name, tracker in list(self._trackers.items()):
             with _RemoveOnError(name, self._trackers):
                 tracker.log(step, metrics, time_s=time_s)
@@ -118,9 +134,9 @@ class MetricLog:
     ) -> None:
         self.close()
 
-    def _open_tensorboard(self, folder: Path) -> None:
+    def _open_tensorboard(self, folder: Path, resumed_from: int | None) -> None:
         with _RemoveOnError("tensorboard", self._trackers):
-            self._trackers["tensorboard"] = TensorBoardTracker(folder)
+            self._trackers["tensorboard"] = TensorBoardTracker(folder, resumed_from=resumed_from)
 
 
 class _RemoveOnError:

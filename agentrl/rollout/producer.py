@@ -60,6 +60,11 @@ class Producer:
         """The policy version that is being served."""
         return self._version
 
+    def resume(self, num_done: int, *, version: int) -> None:
+        """Go on where so many batches are done, and none is in flight. Before the first `take`."""
+        self._num_done, self._version = num_done, version
+        self._num_started = num_done * self._batch_size
+
     def advance(self, num_done: int, *, version: int) -> None:
         """Record that `num_done` batches are done and `version` is served; older numbers have no effect.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,12 @@ from pathlib import Path
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.fleet import served_models
-from agentrl.assembly.load import listed_inactive, load_config
+from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.processes import Start, launched_processes
 from agentrl.evaluation.report import EvalReport
-from agentrl.run.folder import RunFolder
+from agentrl.run.parts import Records
+from agentrl.run.resuming import attempt_at, run_until_signal, start_of
 from agentrl.run.stages import Stage
 from agentrl.run.summary import show, write_page, write_summary
 from agentrl.run.training import TrainingRun
@@ -38,37 +38,42 @@ class TrainResult:
     stages: tuple[Stage, ...]
 
 
-def train(run_file: str | Path | None = None, *, quiet: bool = False, **settings: JSON) -> TrainResult:
+def train(
+    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+) -> TrainResult:
     """The implementation of `agentrl.train`, which checks first that all dependencies are installed."""
-    config = load_config(run_file, settings)
-    with launched_processes(config) as start:
-        folder = RunFolder.create(config)
-        console = RunConsole(quiet=quiet)
-        for warning in config.warnings:
+    start = start_of(run, settings, resume=resume)
+    config, folder = start.config, start.folder
+    console = RunConsole(quiet=quiet)
+    with launched_processes(config) as launch, attempt_at(start, console) as begun:
+        for warning in (*config.warnings, *start.warnings):
             console.line(f"Warning: {warning}")
         for line in listed_inactive(config):
             console.line(line)
         try:
-            run = asyncio.run(_stages(config, folder, console, start))
-        except KeyboardInterrupt:
-            console.line(f"Stopped. What was finished is in {folder.path}.")
+            finished = run_until_signal(
+                _stages(config, Records.opened(config, folder, console, begun), launch)
+            )
+        except (KeyboardInterrupt, SystemExit):
+            console.line(f"Stopped. `agentrl train {folder.path} --resume` goes on with it.")
             raise
-    write_summary(run)
-    write_page(run)
-    show(run)
+        write_summary(finished)
+        write_page(finished)
+    show(finished)
     reports = {
         milestone.name: {mode: evaluation.report for mode, evaluation in milestone.evaluations.items()}
-        for milestone in run.progress.milestones
+        for milestone in finished.progress.milestones
     }
-    return TrainResult(folder.path, config.env.env, reports, run.records.watch.stages)
+    return TrainResult(folder.path, config.env.env, reports, finished.records.watch.stages)
 
 
-async def _stages(config: RunConfig, folder: RunFolder, console: RunConsole, start: Start) -> TrainingRun:
+async def _stages(config: RunConfig, records: Records, launch: Start) -> TrainingRun:
+    folder = records.folder
     async with (
-        served_models(config.engine, folder.engine, console.line) as addresses,
-        start(folder.engine, folder.trainer) as processes,
+        served_models(config.engine, folder.engine, records.console.line) as addresses,
+        launch(folder.engine, folder.trainer) as processes,
     ):
-        run = await TrainingRun.build(config, folder, console, addresses, processes)
+        run = await TrainingRun.build(config, records, addresses, processes)
         await _play(run, config, addresses)
     return run
 
@@ -80,10 +85,11 @@ async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> No
     try:
         async with opened_opponents(chosen, env, addresses, setup) as opponents:
             run_with_opponents = run.against(opponents)
-            await run_with_opponents.evaluate("before")
-            if config.warm_start.warm_start_steps:
-                await run_with_opponents.warm_start()
-                await run_with_opponents.evaluate("after warm start")
+            if run.records.origin is None:
+                await run_with_opponents.evaluate("before")
+                if config.warm_start.warm_start_steps:
+                    await run_with_opponents.warm_start()
+                    await run_with_opponents.evaluate("after warm start")
             if config.rollout.num_rollout:
                 await run_with_opponents.reinforce()
                 await run_with_opponents.evaluate("after RL")

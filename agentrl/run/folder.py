@@ -17,6 +17,16 @@ class RunFolder:
     path: Path
 
     @classmethod
+    def of(cls, config: RunConfig) -> RunFolder:
+        """Where the run of this configuration is, or will be."""
+        return cls(Path(config.run.output_dir) / config.run_name)
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has measured anything here, or left weights."""
+        return (self.path / "metrics.jsonl").exists() or self.checkpoint.exists()
+
+    @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
         """Make the folder and write the resolved configuration into it.
 
@@ -26,10 +36,13 @@ class RunFolder:
             RunExistsError: the folder already holds a run.
             ConfigError: the folder cannot be made.
         """
-        path = Path(config.run.output_dir) / config.run_name
-        folder = cls(path)
-        if (path / "metrics.jsonl").exists() or folder.checkpoint.exists():
-            raise RunExistsError(f"{path} already holds a run; choose another --name, or remove that folder.")
+        folder = cls.of(config)
+        path = folder.path
+        if folder.holds_run:
+            raise RunExistsError(
+                f"{path} already holds a run; go on with it (`agentrl train {path} --resume`), choose "
+                "another --name, or remove that folder."
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,6 +62,16 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """A Hugging Face model directory."""
         return self.path / "checkpoint"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What the run goes on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def warm_start(self) -> Path:
+        """The Hugging Face model directory after the warm start."""
+        return self.path / "checkpoint-warm-start"
 
     @property
     def model(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import EnvFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.envs import Scorer
@@ -12,6 +13,7 @@ from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Journal, MetricLog
 from agentrl.protocols import Renderer, Trainer
+from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
 from agentrl.run.stages import Stopwatch
 from agentrl.view.console import RunConsole
@@ -32,26 +34,58 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The outputs of a run: console, metrics, journal, durations."""
+    """The outputs of a run: console, metrics, journal, durations, checkpoints.
+
+    attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it goes on
+    from; None = it begins.
+    """
 
     folder: RunFolder
     console: RunConsole
     metrics: MetricLog
     journal: Journal
     watch: Stopwatch
+    checkpoints: Checkpoints
+    attempt: int
+    origin: Checkpoint | None
+
+    @classmethod
+    def opened(cls, config: RunConfig, folder: RunFolder, console: RunConsole, begun: Begun) -> Records:
+        """The outputs in the folder of a run; they continue what is there."""
+        section, origin = config.checkpoint, begun.origin
+        metrics = MetricLog(
+            folder.path,
+            use_tensorboard=config.run.use_tensorboard,
+            resumed_from=None if origin is None else origin.state.step,
+            elapsed_s=0.0 if origin is None else origin.state.elapsed_s,
+        )
+        checkpoints = Checkpoints(
+            folder.checkpoints, section.save_total_limit, section.metric_for_best_model, console.line
+        )
+        journal = Journal(folder.path)
+        return cls(folder, console, metrics, journal, Stopwatch(), checkpoints, begun.attempt, origin)
 
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
     """The policy at one point of the run, scored on held-out tasks, by mode (sampled, greedy).
 
-    in_table: whether it is a row of the table, rather than a point in the middle of RL.
+    in_table: whether it is a row of the table, rather than a point in the middle of RL. files: its
+    journal, by mode.
     """
 
     name: str
     step: int
     in_table: bool
     evaluations: Mapping[str, Evaluation]
+    files: Mapping[str, str]
+
+    def saved(self) -> SavedMilestone:
+        """As a checkpoint keeps it."""
+        seconds = {mode: evaluation.report.seconds for mode, evaluation in self.evaluations.items()}
+        return SavedMilestone(
+            name=self.name, step=self.step, in_table=self.in_table, files=dict(self.files), seconds=seconds
+        )
 
 
 @dataclass(slots=True)
@@ -59,7 +93,8 @@ class Progress:
     """The state of a run.
 
     source: the initial weights of the next trainer. trainer: the current one. step: finished iterations of
-    RL (count). latest: the metrics of the last evaluation.
+    RL (count). latest: the metrics of the last evaluation. state: of the last step, for a checkpoint; None
+    while there is none. saved_step: the step of the last checkpoint.
     """
 
     source: ModelSource
@@ -67,3 +102,5 @@ class Progress:
     step: int = 0
     milestones: list[Milestone] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
+    state: RunState | None = None
+    saved_step: int | None = None

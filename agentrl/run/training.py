@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agentrl.algorithms.corrections import CorrectionWatch
@@ -15,27 +16,28 @@ from agentrl.assembly.model import model_source, threads_for
 from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.trainer import TrainerFactory
+from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.data import DataSource, PromptStream
-from agentrl.envs import BaseEnv, Scorer, tasks_of
+from agentrl.envs import AnyEnv, BaseEnv, Scorer, tasks_of
+from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent, check_opponents
-from agentrl.observe import Journal, MetricLog
+from agentrl.errors import TrainerError
 from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer
+from agentrl.run.checkpoints import RunState
 from agentrl.run.demonstrations import demonstrate
-from agentrl.run.folder import RunFolder
 from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
+from agentrl.run.history import record_sizes
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.metrics import skipped_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
-from agentrl.run.stages import Stopwatch
 from agentrl.run.warm_start import warm_start
 from agentrl.types import Limits
-from agentrl.view.console import RunConsole
 
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
 RL, EVALUATION = "RL", "evaluation"
@@ -63,12 +65,7 @@ class TrainingRun:
 
     @classmethod
     async def build(
-        cls,
-        config: RunConfig,
-        folder: RunFolder,
-        console: RunConsole,
-        addresses: Addresses,
-        processes: RunProcesses,
+        cls, config: RunConfig, records: Records, addresses: Addresses, processes: RunProcesses
     ) -> TrainingRun:
         """Build all parts. addresses: of the models that are served besides the policy.
 
@@ -76,30 +73,21 @@ class TrainingRun:
             UserError: the environment, its arguments or the model directory are wrong, or an engine does not
                 start.
         """
-        watch = Stopwatch()
-        with watch.stage(BUILD), console.stage(BUILD, 1):
+        console, origin = records.console, records.origin
+        with records.watch.stage(BUILD), console.stage(BUILD, 1):
             make_env = _env_factory(config, addresses)
             env = make_env()
             check_opponents(env, config.env.opponents)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
             data = RunData.of(config, env, console.line)
-            source = model_source(
-                config.model, env, dialect, seed=config.run.seed, folder=folder.model, corpus=data.corpus(env)
-            )
+            if origin is not None and data.source is not None:
+                data.source.check(origin.state.source)
+            source = _source(config, env, dialect, data, records)
             processes.trainers.prepare(source)
-            setup = EngineSetup(
-                folder.engine,
-                console.line,
-                # The dtype of published weights; with bf16, the dtype in the model's config.
-                dtype=None if config.trainer.bf16 else "float32",
-                process=processes.engine,
-                threads=threads_for(source.config, config.run.num_threads),
-            )
-            engine = await build_engine(source, config.engine, env.limits, setup)
+            engine = await _engine(config, source, env, records, processes)
         world = World(make_env, Scorer(env.rewards), build_renderer(source, dialect, config.rendering))
-        metrics = MetricLog(folder.path, use_tensorboard=config.run.use_tensorboard)
-        return cls(
+        run = cls(
             config=config,
             world=world,
             engine=engine,
@@ -108,9 +96,12 @@ class TrainingRun:
             trainers=processes.trainers,
             held_out=_held_out(data, config, world, engine),
             prompts=data.source and bounded(data.source, config, env, world.renderer),
-            records=Records(folder, console, metrics, Journal(folder.path), watch),
+            records=records,
             progress=Progress(replace(source, seed=None)),
         )
+        if origin is not None:
+            run._restore(origin.state)
+        return run
 
     def against(self, opponents: Mapping[str, Opponent]) -> TrainingRun:
         """The same run, in which these play the agents that are not trained."""
@@ -125,6 +116,7 @@ class TrainingRun:
             UserError: the journal could not be written.
         """
         await self.engine.close()
+        await self.records.checkpoints.written()
         if self.progress.trainer is not None:
             await self.progress.trainer.save(str(self.records.folder.checkpoint))
         self.records.metrics.close()
@@ -152,16 +144,22 @@ class TrainingRun:
                 progress=lambda report: bar.advance(1, loss=report.metrics["train/loss"]),
             )
         await trainer.publish(self.sink, version=0)
-        directory = records.folder.path / "checkpoint-warm-start"
+        directory = records.folder.warm_start
         await trainer.save(str(directory))
         progress.source = replace(progress.source, directory=directory)
 
     async def reinforce(self) -> None:
-        """The RL iterations; the producer is closed however they end."""
+        """The RL iterations; the producer is closed however they end, and what was finished is kept."""
         config, progress = self.config, self.progress
         trainer = progress.trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
+        origin = self.records.origin
+        if origin is not None:
+            await trainer.load_state(origin.trainer)
+            # At 0 the engine has opened the very weights.
+            if origin.state.version:
+                await trainer.publish(self.sink, version=origin.state.version)
         assert self.prompts is not None, "a run with RL has prompts"
-        stream = PromptStream(self.prompts)
+        stream = PromptStream(self.prompts, 0 if origin is None else origin.state.next_ordinal)
         producer = self._producer(stream)
         loop = Loop(
             producer=producer,
@@ -171,13 +169,32 @@ class TrainingRun:
             num_steps=config.rollout.num_steps_per_rollout,
             watch=CorrectionWatch(config.algorithm.correction),
         )
+        progress.state = await self._state(producer, stream)
+        if origin is None and config.warm_start.warm_start_steps:
+            await self._save()
         try:
             async with LagMeter() as lag:
                 await self._iterations(loop, lag, stream)
         finally:
-            entries = [*leftover_entries(await producer.close(), loop.in_progress)]
-            if entries:
-                await self.records.journal.write_step(progress.step + 1, entries)
+            await self._stop(loop)
+
+    async def _stop(self, loop: Loop) -> None:
+        """Keep what was finished: as a checkpoint, unless some of the next step was trained already."""
+        entries = [*leftover_entries(await loop.producer.close(), loop.in_progress)]
+        if entries:
+            await self.records.journal.write_step(self.progress.step + 1, entries)
+        if not loop.in_progress.trained:
+            # One that has died is what stopped the run.
+            with suppress(TrainerError):
+                await self._save()
+
+    async def _save(self) -> None:
+        """Write a checkpoint of the last finished step, unless it has one."""
+        progress = self.progress
+        if progress.trainer is None or progress.state is None or progress.saved_step == progress.state.step:
+            return
+        await self.records.checkpoints.save(progress.trainer, progress.state)
+        progress.saved_step = progress.state.step
 
     async def evaluate(self, name: str, *, in_table: bool = True) -> None:
         """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""
@@ -189,27 +206,46 @@ class TrainingRun:
             number = min(number, _UNTRAINED_EPISODES)
         with records.watch.stage(EVALUATION, 2 * number):
             evaluations = await self.held_out.evaluations(number)
-            progress.milestones.append(Milestone(name, progress.step, in_table, evaluations))
+            files: dict[str, str] = {}
             for mode, evaluation in evaluations.items():
                 # The name too: before and after a warm start are both step 0.
-                await records.journal.write_eval(f"{mode} {name}", progress.step, evaluation.entries())
+                path = await records.journal.write_eval(f"{mode} {name}", progress.step, evaluation.entries())
+                files[mode] = str(path.relative_to(records.folder.path))
+            progress.milestones.append(Milestone(name, progress.step, in_table, evaluations, files))
             progress.latest |= eval_metrics(evaluations)
         records.metrics.log(progress.step, progress.latest)
 
     async def _iterations(self, loop: Loop, lag: LagMeter, stream: PromptStream) -> None:
-        number = self.config.rollout.num_rollout
+        number, first = self.config.rollout.num_rollout, self.progress.step
         with self.records.console.stage(RL, number) as bar:
-            for step in range(number):
+            bar.advance(first)
+            if first:
+                await self._between(loop, stream)
+            for step in range(first, number):
                 lag.take()
                 with self.records.watch.stage(RL):
                     iteration = await loop.iterate(step)
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
                     iteration.metrics.update(skipped_metrics(stream.take_skipped()))
+                    # Until the journal has this step, no checkpoint may say that it has.
+                    self.progress.state = None
                     await self._record(iteration)
-                # The last evaluation is a row of the table; it follows the stage.
-                if (step + 1) % self.config.eval.eval_interval == 0 and step + 1 < number:
-                    await self.evaluate(f"iteration {step + 1}", in_table=False)
+                self.progress.state = await self._state(loop.producer, stream)
+                if step + 1 < number:
+                    await self._between(loop, stream)
                 bar.advance(1, **_progress_metrics(iteration, self.progress.latest))
+
+    async def _between(self, loop: Loop, stream: PromptStream) -> None:
+        """What is due after a step: an evaluation, unless the run has it already, and a checkpoint."""
+        step, progress = self.progress.step, self.progress
+        name = f"iteration {step}"
+        # The last one belongs to the table and is made when the stage has ended.
+        is_new = all(milestone.name != name for milestone in progress.milestones)
+        if step % self.config.eval.eval_interval == 0 and is_new:
+            await self.evaluate(name, in_table=False)
+            progress.state = await self._state(loop.producer, stream)
+        if step % self.config.checkpoint.save_interval == 0:
+            await self._save()
 
     def _producer(self, stream: PromptStream) -> Producer:
         rollout, seed, world = self.config.rollout, self.config.run.seed, self.world
@@ -224,7 +260,38 @@ class TrainingRun:
             shuffle_rewards=rollout.shuffle_rewards,
             opponents=world.opponents,
         )
-        return Producer(stream.next, player.play, batch_size=rollout.prompts)
+        producer = Producer(stream.next, player.play, batch_size=rollout.prompts)
+        if self.records.origin is not None:
+            producer.resume(self.progress.step, version=self.records.origin.state.version)
+        return producer
+
+    async def _state(self, producer: Producer, stream: PromptStream) -> RunState:
+        records, progress = self.records, self.progress
+        await records.journal.flush()
+        return RunState(
+            attempt=records.attempt,
+            step=progress.step,
+            version=producer.version,
+            source=stream.source.fingerprint,
+            next_ordinal=stream.next_ordinal,
+            elapsed_s=records.metrics.elapsed_s,
+            records=record_sizes(records.folder.path),
+            milestones=tuple(milestone.saved() for milestone in progress.milestones),
+            latest=progress.latest,
+        )
+
+    def _restore(self, state: RunState) -> None:
+        """Be as far as the checkpoint; its evaluations are read from the journal."""
+        progress, folder = self.progress, self.records.folder.path
+        progress.step = progress.saved_step = state.step
+        progress.latest = dict(state.latest)
+        if self.held_out is None:
+            return
+        for saved in state.milestones:
+            journal = {mode: folder / name for mode, name in saved.files.items()}
+            evaluations = self.held_out.restored(journal, saved.seconds)
+            milestone = Milestone(saved.name, saved.step, saved.in_table, evaluations, saved.files)
+            progress.milestones.append(milestone)
 
     async def _record(self, iteration: Iteration) -> None:
         records, step = self.records, iteration.step + 1
@@ -271,6 +338,32 @@ def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
         addresses=addresses,
         reward=config.env.reward,
     )
+
+
+def _source(config: RunConfig, env: AnyEnv, dialect: Dialect, data: RunData, records: Records) -> ModelSource:
+    """The model that RL begins with; when a run goes on, the one that it began with."""
+    folder, directory = records.folder, config.model.hf_checkpoint
+    if records.origin is not None and config.warm_start.warm_start_steps:
+        return open_source(folder.warm_start)
+    if records.origin is not None:
+        return open_source(directory or folder.model)
+    return model_source(
+        config.model, env, dialect, seed=config.run.seed, folder=folder.model, corpus=data.corpus(env)
+    )
+
+
+async def _engine(
+    config: RunConfig, source: ModelSource, env: BaseEnv, records: Records, processes: RunProcesses
+) -> Engine:
+    setup = EngineSetup(
+        records.folder.engine,
+        records.console.line,
+        # The dtype of published weights; with bf16, the dtype in the model's config.
+        dtype=None if config.trainer.bf16 else "float32",
+        process=processes.engine,
+        threads=threads_for(source.config, config.run.num_threads),
+    )
+    return await build_engine(source, config.engine, env.limits, setup)
 
 
 def _longest(env: BaseEnv, config: RunConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 R = TypeVar("R")
 
 BUCKET_BYTES = 64 << 20
+_POLL_S = 0.1
 
 
 class Ranks(Protocol):
@@ -159,13 +161,21 @@ class RankTrainer:
         """
         await self.ranks.run(self._save, Path(directory))
 
-    async def save_state(self, directory: str) -> None:
-        """Write the trainer's state, atomically: weights, optimizers, steps.
+    async def save_state(self, directory: str) -> asyncio.Task[None]:
+        """Copy weights, optimizers and steps; the task that is returned ends when the copy is on disk.
+
+        Training may go on as soon as this returns. The directory appears whole or not at all.
 
         Raises:
-            TrainerError: a rank failed.
+            OSError: the disk did not take it; the task raises it.
+            TrainerError: a rank failed; the task raises it, too.
         """
-        await self.ranks.run(self._save_state, Path(directory))
+        is_copied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._save_state(Path(directory), is_copied))
+        await asyncio.wait([task, is_copied], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task
 
     async def load_state(self, directory: str) -> None:
         """Restore the state that a trainer with the same layout has saved, bit for bit.
@@ -191,12 +201,25 @@ class RankTrainer:
         like = Path(self._plan.models["old"])
         write_directory(directory, self._buckets(), manifest=self._manifest, like=like)
 
-    def _save_state(self, directory: Path) -> None:
+    async def _save_state(self, directory: Path, is_copied: asyncio.Future[None]) -> None:
         with atomic_directory(directory) as partial:
             partial.mkdir()
-            replies = self.ranks.call("save", partial)
+            replies = await self.ranks.run(self.ranks.call, "save", partial)
+            is_copied.set_result(None)
+            await self._written()
             steps, done = cast(list[tuple[int, dict[ScoreRole, Done]]], replies)[0]
             saved.write_summary(partial, self._plan, steps, done)
+
+    async def _written(self) -> None:
+        """Wait until every rank has written its copy."""
+        waiting = True
+        while waiting:
+            await asyncio.sleep(_POLL_S)
+            replies = await self.ranks.run(self.ranks.call, "is_written")
+            for error in replies:
+                if isinstance(error, OSError):
+                    raise error
+            waiting = not all(replies)
 
     async def _scored(self, samples: Sequence[Sample], role: ScoreRole) -> tuple[FloatArray, ...]:
         replies = await self.ranks.run(self.ranks.call, "score", samples, role)

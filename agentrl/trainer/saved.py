@@ -11,7 +11,8 @@ with torch state.pt.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +52,29 @@ class SavedTrainer(Section):
     """Updates that the trainer made (count)."""
     done: dict[str, SavedDone]
     """The steps of each network's optimizer."""
+
+
+class StateWriter:
+    """A rank's thread that writes copies of its state, while the rank trains on."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "agentrl-state")
+        self._last: Future[None] | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Write in the thread, after the write before it. What `write` uses must not change meanwhile."""
+        self._last = self._thread.submit(write)
+
+    def is_done(self) -> bool | OSError:
+        """Whether all is written; the error of a disk that did not take it."""
+        if self._last is None or not self._last.done():
+            return self._last is None
+        last, self._last = self._last, None
+        error = last.exception()
+        if isinstance(error, OSError):
+            # It does not end the rank, whose training needs no disk.
+            return error
+        return last.result() is None
 
 
 def write_summary(folder: Path, plan: Plan, steps: int, done: Mapping[ScoreRole, Done]) -> None:

@@ -83,14 +83,16 @@ def _warm_start(job: Job) -> str:
     from agentrl.run import train
 
     own: dict[str, JSON] = {"name": job.name, "output_dir": job.bench.output_dir, "seed": job.seed}
-    return train(job.bench.run_file, quiet=True, num_rollout=0, **_QUIET, **own).env_id
+    return train(job.bench.run_file, quiet=True, resume=False, num_rollout=0, **_QUIET, **own).env_id
 
 
 async def _reinforce(job: Job) -> str:
     """RL without a warm start, with weights delayed by the arm's lag; returns the environment's id."""
     from agentrl.assembly.load import load_config
     from agentrl.assembly.processes import run_processes
+    from agentrl.run.checkpoints import Begun
     from agentrl.run.folder import RunFolder
+    from agentrl.run.parts import Records
     from agentrl.run.training import TrainingRun
     from agentrl.view.console import RunConsole
 
@@ -106,7 +108,8 @@ async def _reinforce(job: Job) -> str:
     config = load_config(job.bench.run_file, {**_QUIET, **settings})
     folder = RunFolder.create(config)
     async with run_processes(config, folder.engine, folder.trainer) as processes:
-        run = await TrainingRun.build(config, folder, RunConsole(quiet=True), {}, processes)
+        records = Records.opened(config, folder, RunConsole(quiet=True), Begun(1, None))
+        run = await TrainingRun.build(config, records, {}, processes)
         run = replace(run, sink=DelayedSink(run.sink, job.arm.lag))
         try:
             await run.reinforce()

@@ -111,6 +111,11 @@ CHANGES = {
     "eval_split": Change("other"),
     "eval_episodes": Change(3),
     "eval_temperature": Change(0.1),
+    "save_interval": Change(1),
+    "save_total_limit": Change(1, {"save_interval": 1}),
+    "metric_for_best_model": Change(
+        "eval/sampled", {"save_interval": 1, "eval_interval": 1, "num_rollout": 4, "save_total_limit": 1}
+    ),
 }
 
 

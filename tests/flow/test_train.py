@@ -239,6 +239,8 @@ def test_a_folder_that_holds_a_run_is_left_alone(learned, tmp_path):
     copy = tmp_path / "learned"
     shutil.copytree(learned.folder, copy)
     before = (copy / "metrics.jsonl").read_bytes()
-    with pytest.raises(agentrl.UserError, match="already holds a run; choose another --name"):
+    with pytest.raises(
+        agentrl.UserError, match=r"already holds a run; go on with it .*--resume`\), choose another --name"
+    ):
         train("Bandit", tmp_path, "learned")
     assert (copy / "metrics.jsonl").read_bytes() == before

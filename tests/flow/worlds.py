@@ -7,6 +7,7 @@ import random
 
 from agentrl import GroupReward, Limits, Message, Reward, Step, Task, ToolEnv, call, say
 from agentrl.data import DataSource
+from agentrl.errors import UserError
 from agentrl.tools import PythonTool
 from agentrl.types import Restart
 
@@ -117,6 +118,19 @@ class Talkative(Bandit):
     """Pays for length, so that groups of a model that has learned nothing differ, too."""
 
     rewards = (Reward(length),)
+
+
+class Struck(Talkative):
+    """Breaks the run itself in one of its resets, as nothing that belongs to an episode does."""
+
+    at: int | None = None
+    resets = 0
+
+    async def reset(self, task, *, seed):
+        Struck.resets += 1
+        if Struck.resets == self.at:
+            raise UserError("struck")
+        return await super().reset(task, seed=seed)
 
 
 class Slow(Bandit):

@@ -84,7 +84,7 @@ async def test_in_bf16_networks_that_rest_go_on_bit_for_bit_and_an_engine_serves
     state = str(tmp_path / "state")
     with trainer_on(tmp_path, **layout) as first:
         await learn(first, range(3))
-        await first.save_state(state)
+        await (await first.save_state(state))
         told = await learn(first, range(3, 6))
         weights = await published(first)
     with trainer_on(tmp_path, **layout) as second:

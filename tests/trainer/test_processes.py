@@ -116,8 +116,10 @@ async def test_a_saved_state_goes_on_bit_for_bit(model, tmp_path, optimizer):
 
     trainer = await RankTrainer.started(InlineRank(), plan)
     await steps(trainer, 2)
-    await trainer.save_state(str(tmp_path / "state"))
+    writing = await trainer.save_state(str(tmp_path / "state"))
+    # It trains on while its state is written.
     expected = await steps(trainer, 2)
+    await writing
     another = await RankTrainer.started(InlineRank(), plan)
     # It has a past of its own, which it forgets.
     await steps(another, 1)

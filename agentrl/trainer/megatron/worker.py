@@ -32,7 +32,7 @@ from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.plan import Done, StepSums, scored_tokens
-from agentrl.trainer.saved import FOLDERS
+from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class MegatronWorker:
     def __init__(self, plan: MegatronPlan) -> None:
         self._plan = plan
         self._step = 0
+        self._writer = StateWriter()
         self._local_ranks: LocalRanks | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
@@ -104,11 +105,26 @@ class MegatronWorker:
             return (yield from gathered(network, manifest, self._local_ranks))
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
-        """Write this rank's part of the trainer's state; returns the updates, and each optimizer's steps."""
+        """Copy this rank's part of the state, and begin to write the copy: see `is_written`.
+
+        Returns:
+            the updates, and what the optimizers did.
+        """
+        files: list[saving.FileCopy] = []
         for role, learner in self._learners.items():
             with self._onloaded(role):
-                saving.write(folder / FOLDERS[role], learner)
+                files += saving.copies(folder / FOLDERS[role], learner)
+
+        def write() -> None:
+            for file in files:
+                file.write()
+
+        self._writer.start(write)
         return self._step, {role: learner.optimizer.done for role, learner in self._learners.items()}
+
+    def is_written(self) -> bool | OSError:
+        """Whether the copies that `save` made are on disk, or why they cannot be written."""
+        return self._writer.is_done()
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
         """Restore what `save` has written."""

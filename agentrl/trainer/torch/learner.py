@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypedDict
+from typing import TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from agentrl.trainer.torch.optimizers import Optimizer
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import TrainBatch
 
+T = TypeVar("T")
 Forward = Callable[[PreTrainedModel, MicroBatch], TokenOutputs]
 
 
@@ -101,3 +102,12 @@ class Learner:
                 total = sums if total is None else total + sums
         values = [] if total is None else total.tolist()
         return dict(zip(names, values, strict=True))
+
+
+def copied(value: T) -> T:
+    """The same containers with copies of their tensors, on the CPU."""
+    if isinstance(value, Tensor):
+        return cast(T, value.detach().to("cpu", copy=True))
+    if isinstance(value, dict):
+        return cast(T, {key: copied(below) for key, below in value.items()})
+    return cast(T, [copied(below) for below in value]) if isinstance(value, list) else value

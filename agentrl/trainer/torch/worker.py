@@ -18,10 +18,10 @@ from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
 from agentrl.trainer.plan import Done, Learning, StepSums, scored_tokens
-from agentrl.trainer.saved import FOLDERS
+from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, values_of
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
-from agentrl.trainer.torch.learner import Learner
+from agentrl.trainer.torch.learner import Learner, copied
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
@@ -63,6 +63,7 @@ class TorchWorker:
         self._auxiliary = auxiliary
         self._step = 0
         self._pool: BufferPool | None = None
+        self._writer = StateWriter()
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
@@ -110,11 +111,28 @@ class TorchWorker:
         return sum_digests(digests)
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
-        """Write weights and optimizers; returns the updates, and each optimizer's steps."""
-        for role, learner in self._learners().items():
-            (folder / FOLDERS[role]).mkdir()
-            torch.save(learner.state(), folder / FOLDERS[role] / _STATE)
+        """Copy weights and optimizers, and begin to write the copies: see `is_written`.
+
+        Returns:
+            the updates, and what each optimizer did.
+        """
+        copies = {FOLDERS[role]: copied(learner.state()) for role, learner in self._learners().items()}
+
+        def write() -> None:
+            for name, state in copies.items():
+                (folder / name).mkdir()
+                try:
+                    torch.save(state, folder / name / _STATE)
+                except RuntimeError as error:
+                    # What torch makes of a disk that is full.
+                    raise OSError(str(error)) from error
+
+        self._writer.start(write)
         return self._step, {role: learner.done for role, learner in self._learners().items()}
+
+    def is_written(self) -> bool | OSError:
+        """Whether the copies that `save` made are on disk, or why they cannot be written."""
+        return self._writer.is_done()
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
         """Restore what `save` has written.

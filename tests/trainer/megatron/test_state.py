@@ -66,8 +66,10 @@ async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
     state = str(tmp_path / "state")
     with trainer_on(tmp_path, ref=False, **CASES[case]) as trainer:
         await learn(trainer, range(3))
-        await trainer.save_state(state)
+        writing = await trainer.save_state(state)
+        # It trains on while its state is written.
         reports = await learn(trainer, range(3, 6))
+        await writing
         weights = await published(trainer)
     with trainer_on(tmp_path, ref=False, **CASES[case]) as another:
         # It has a past of its own, which it forgets.
@@ -82,7 +84,7 @@ async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
 
 async def test_a_state_from_before_the_first_step(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
-        await trainer.save_state(str(tmp_path / "state"))
+        await (await trainer.save_state(str(tmp_path / "state")))
         reports = await learn(trainer, [0])
     with trainer_on(tmp_path, ref=False, ranks=1) as another:
         await learn(another, [7])
@@ -126,7 +128,8 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
     learner = begun()
     for number in range(3):
         if breaks and number == 2:
-            saving.write(folder, learner)
+            for file in saving.copies(folder, learner):
+                file.write()
             done, learner = learner.optimizer.done, begun()
             saving.read(folder, learner, done)
         train_batch = batch(seed=number)
@@ -149,7 +152,7 @@ def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
 async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, monkeypatch):
     state = tmp_path / "state"
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
-        await trainer.save_state(str(state))
+        await (await trainer.save_state(str(state)))
         before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
         await learn(trainer, [0])
         os.kill(trainer.ranks.pids[1], signal.SIGSTOP)
@@ -161,7 +164,7 @@ async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, m
 
         striking = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(strike()))
         with pytest.raises(TrainerError, match=r"rank 1 .* was ended by SIGKILL"):
-            await trainer.save_state(str(state))
+            await (await trainer.save_state(str(state)))
         await striking
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 

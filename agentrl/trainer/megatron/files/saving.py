@@ -11,9 +11,10 @@ part, since Megatron's own loading of them fails with torch's AdamW.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,21 +33,35 @@ from agentrl.weights.codec import bytes_of
 from agentrl.weights.streamed import SafetensorsFile
 
 
+class FileCopy(NamedTuple):
+    """What a file will hold: copies of tensors, by name."""
+
+    path: Path
+    tensors: Sequence[tuple[str, Tensor]]
+
+    def write(self) -> None:
+        """Write the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        manifest = manifest_of(self.tensors)
+        with SafetensorsFile(self.path, manifest) as file:
+            for spec, (_, tensor) in zip(manifest, self.tensors, strict=True):
+                file.put(spec, bytes_of(tensor))
+
+
 @torch.no_grad()
-def write(folder: Path, learner: MegatronLearner) -> None:
-    """Write this rank's files, except those that another replica writes."""
+def copies(folder: Path, learner: MegatronLearner) -> list[FileCopy]:
+    """Copies of what this rank's files hold, except those that another replica writes."""
     network = learner.passes.network
     first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    if first_replica:
-        _write_shards(_rank_folder(folder), network)
+    files = list(_shard_copies(_rank_folder(folder), network)) if first_replica else []
     if first_replica or network.layout.shares_the_optimizer:
-        path = _path(folder, dist.get_rank())
-        path.parent.mkdir(parents=True, exist_ok=True)
         named = [item for part in learner.optimizer.parts() for item in _named_tensors(part)]
-        manifest = manifest_of(named)
-        with SafetensorsFile(path, manifest) as file:
-            for spec, (_, tensor) in zip(manifest, named, strict=True):
-                file.put(spec, bytes_of(tensor))
+        files.append(FileCopy(_path(folder, dist.get_rank()), _copied(named)))
+    return files
 
 
 @torch.no_grad()
@@ -69,14 +84,13 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
                 _fill(tensor, opened.get_tensor(name), path)
 
 
-def _write_shards(folder: Path, network: Network) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _shard_copies(folder: Path, network: Network) -> Iterator[FileCopy]:
     for name, group in groupby(_shards(network), lambda shard: _file_of(shard[0])):
-        named = [(placed.megatron, tensor) for placed, tensor in group]
-        manifest = manifest_of(named)
-        with SafetensorsFile(folder / name, manifest) as file:
-            for spec, (_, shard) in zip(manifest, named, strict=True):
-                file.put(spec, bytes_of(shard))
+        yield FileCopy(folder / name, _copied((placed.megatron, tensor) for placed, tensor in group))
+
+
+def _copied(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    return [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in named]
 
 
 def _rank_folder(folder: Path) -> Path:

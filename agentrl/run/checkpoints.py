@@ -1,0 +1,252 @@
+"""The checkpoints of a run: everything that it takes to go on, whole or not there, with checksums.
+
+    checkpoints/step_000020/
+      state.json           how far the run was: `RunState`
+      trainer/             weights, optimizers, steps (`agentrl.trainer.saved`)
+      checksums.json       size and xxh3 of every other file; written last
+
+A checkpoint is written while the next steps run, and renamed when all of it is on disk: a run that
+is killed while it writes still has the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import xxhash
+from pydantic import Field, TypeAdapter, ValidationError
+
+from agentrl.config import Section
+from agentrl.errors import ConfigError
+from agentrl.protocols import Trainer
+
+STATE, TRAINER, CHECKSUMS = "state.json", "trainer", "checksums.json"
+_STEP = re.compile(r"step_(\d{6,})")
+_READ_BYTES = 4 << 20
+
+
+class SavedMilestone(Section):
+    """A held-out evaluation that stands in the journal. files: its journal, and its seconds, by mode."""
+
+    name: str
+    step: int
+    in_table: bool
+    files: dict[str, str]
+    seconds: dict[str, float]
+
+
+class RunState(Section):
+    """How far a run has come at the end of a step; weights and optimizers are beside it."""
+
+    format: Literal[1] = 1
+    """Of this file; another one would be read otherwise."""
+    attempt: int
+    """The attempt that wrote it, from 1 (count)."""
+    step: int
+    """Iterations of RL that are done (count)."""
+    version: int
+    """Version of the weights that serve."""
+    source: str
+    """Fingerprint of the data source."""
+    next_ordinal: int
+    """The first prompt of the data source that no group was started on."""
+    elapsed_s: float
+    """What the run has taken so far, over all attempts (seconds)."""
+    records: dict[str, int]
+    """Size of the journal's files and of metrics.jsonl (bytes), by path: the rest is of later steps."""
+    milestones: tuple[SavedMilestone, ...] = ()
+    """The evaluations up to now."""
+    latest: dict[str, float] = Field(default_factory=dict)
+    """Metrics of the last of them."""
+
+
+class FileSum(NamedTuple):
+    """Size (bytes) and xxh3 of a file."""
+
+    size: int
+    xxh3: str
+
+
+_SUMS = TypeAdapter(dict[str, FileSum])
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that is whole."""
+
+    path: Path
+    state: RunState
+
+    @property
+    def trainer(self) -> str:
+        """What the trainer saved."""
+        return str(self.path / TRAINER)
+
+
+class Begun(NamedTuple):
+    """A process that works on a run: its number, from 1, and the checkpoint that it goes on from."""
+
+    attempt: int
+    origin: Checkpoint | None
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """The checkpoints in a folder.
+
+    keep: how many of the newest stay (count). best: the metric of evaluations whose highest value keeps its
+    checkpoint, too. on_event: gets a sentence where one could not be written.
+    """
+
+    folder: Path
+    keep: int
+    best: str | None = None
+    on_event: Callable[[str], None] = lambda _: None
+    _writing: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def save(self, trainer: Trainer, state: RunState) -> None:
+        """Copy what the trainer knows, and write it beside what comes next; `written` waits for that.
+
+        Waits for the checkpoint before this one. One that cannot be written is reported, and the run goes on.
+
+        Raises:
+            TrainerError: a process of the trainer failed.
+        """
+        await self.written()
+        coming = self.folder / f".step_{state.step:06d}.coming"
+        try:
+            shutil.rmtree(coming, ignore_errors=True)
+            coming.mkdir(parents=True)
+            copied = await trainer.save_state(str(coming / TRAINER))
+        except OSError as error:
+            self._report(state, error)
+            return
+
+        async def write() -> None:
+            try:
+                await copied
+                await asyncio.to_thread(self._seal, coming, state)
+            except OSError as error:
+                shutil.rmtree(coming, ignore_errors=True)
+                self._report(state, error)
+
+        self._writing = asyncio.create_task(write())
+
+    async def written(self) -> None:
+        """Wait until the last checkpoint is on disk.
+
+        Raises:
+            TrainerError: a process of the trainer failed.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; each that is not is reported.
+
+        Raises:
+            ConfigError: it is of another version of agentrl.
+        """
+        for path in reversed(self._paths()):
+            problem = _damage(path)
+            if problem is None:
+                return Checkpoint(path, _read_state(path / STATE))
+            self.on_event(f"Warning: {path} is damaged ({problem}); the checkpoint before it is used.")
+        return None
+
+    def _seal(self, coming: Path, state: RunState) -> None:
+        """Runs in a thread: complete the folder, have it on disk, put it in its place, remove old ones."""
+        (coming / STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
+        sums = {str(path.relative_to(coming)): _sum_of(path) for path in _files(coming)}
+        (coming / CHECKSUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
+        for path in (*_files(coming), *filter(Path.is_dir, coming.rglob("*")), coming):
+            _sync(path)
+        target = self.folder / f"step_{state.step:06d}"
+        # Only a damaged one has the same step: a run goes on from the newest that is whole.
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(coming, target)
+        _sync(self.folder)
+        self._prune()
+
+    def _prune(self) -> None:
+        paths = self._paths()
+        kept = set(paths[-self.keep :])
+        if self.best is not None:
+            scored = {path: _read_state(path / STATE).latest.get(self.best) for path in paths}
+            values = {path: value for path, value in scored.items() if value is not None}
+            # Of equal ones the oldest, so that it does not move with every save.
+            kept |= {max(values, key=values.__getitem__)} if values else set()
+        for path in paths:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _paths(self) -> list[Path]:
+        """The folders of checkpoints, oldest first."""
+        found = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+    def _report(self, state: RunState, error: OSError) -> None:
+        earlier = self._paths()
+        kept = f"{earlier[-1].name} is still there" if earlier else "there is none before it"
+        self.on_event(
+            f"Warning: the checkpoint of step {state.step} could not be written "
+            f"({error.strerror or error}); {kept}, and the run goes on. Free space in {self.folder}."
+        )
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint; None = it is whole."""
+    try:
+        sums = _SUMS.validate_json((path / CHECKSUMS).read_bytes())
+    except (OSError, ValidationError):
+        return f"{CHECKSUMS} is missing or torn"
+    for name, expected in sums.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != expected.size or _sum_of(file) != expected:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _read_state(path: Path) -> RunState:
+    try:
+        return RunState.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ConfigError(
+            f"{path} is of another version of agentrl ({where}: {problem['msg']}); go on with that version, "
+            "or start a new run from the model in checkpoint/."
+        ) from None
+
+
+def _sum_of(path: Path) -> FileSum:
+    hashed, size = xxhash.xxh3_64(), 0
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            hashed.update(part)
+            size += len(part)
+    return FileSum(size, hashed.hexdigest())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,157 @@
+"""The attempts of a run, and what a restart undid.
+
+    attempts.jsonl                    a line when an attempt begins, and one when it ends
+    rolled_back/attempt_1/            what attempt 1 recorded after the checkpoint that attempt 2 went on from
+      trajectories/step_000013.jsonl
+      metrics.jsonl
+
+So `trajectories/` and `metrics.jsonl` hold the lineage of the present weights alone. While a process works on
+a run, it has locked `run.lock`: there is one at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from pydantic import Field
+
+from agentrl.config import Section
+from agentrl.errors import UserError
+from agentrl.observe import lines
+from agentrl.types import JSON
+
+METRICS, JOURNAL, ATTEMPTS, ROLLED_BACK = "metrics.jsonl", "trajectories", "attempts.jsonl", "rolled_back"
+LOCK = "run.lock"
+Ending = Literal["finished", "interrupted", "terminated", "failed"]
+
+
+class Attempt(Section):
+    """One process that worked on a run.
+
+    resumed_from: the step that it went on from; None = it began anew. ended: None = it runs, or was killed.
+    changes: settings that were changed for it, each as `old -> new`.
+    """
+
+    number: int
+    pid: int
+    began: datetime
+    resumed_from: int | None = None
+    ended: Ending | None = None
+    changes: dict[str, str] = Field(default_factory=dict)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the one process that works on the run.
+
+    Raises:
+        UserError: another process does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"another process works on {folder}{_owner(file)}; wait for its end, or stop it first."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works on the run now."""
+    try:
+        with (folder / LOCK).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def attempts(folder: Path) -> list[Attempt]:
+    """All attempts, in order; none of a run that never began."""
+    found: dict[int, dict[str, JSON]] = {}
+    path = folder / ATTEMPTS
+    for line in lines.read(path) if path.exists() else ():
+        facts = cast(dict[str, JSON], line)
+        found.setdefault(cast(int, facts["number"]), {}).update(facts)
+    return [Attempt.model_validate(facts) for facts in found.values()]
+
+
+def begin_attempt(folder: Path, *, resumed_from: int | None, changes: Mapping[str, str]) -> int:
+    """Note that this process begins; returns the number of the attempt, from 1."""
+    number = len(attempts(folder)) + 1
+    attempt = Attempt(
+        number=number,
+        pid=os.getpid(),
+        began=datetime.now(UTC),
+        resumed_from=resumed_from,
+        changes=dict(changes),
+    )
+    _note(folder, cast(dict[str, JSON], attempt.model_dump(mode="json", exclude_defaults=True)))
+    return number
+
+
+def end_attempt(folder: Path, number: int, ending: Ending) -> None:
+    """Note how an attempt ended."""
+    _note(folder, {"number": number, "ended": ending})
+
+
+def record_sizes(folder: Path) -> dict[str, int]:
+    """Size of every file that the run records into (bytes), by its path in the folder."""
+    return {str(path.relative_to(folder)): path.stat().st_size for path in _records(folder)}
+
+
+def roll_back(folder: Path, kept: Mapping[str, int], *, attempt: int) -> None:
+    """Move what was recorded beyond the sizes in `kept` to the folder of the attempt that recorded it.
+
+    Call it before the next attempt begins. Killed and called again, it completes what it had begun:
+    nothing is lost, and nothing is there twice.
+    """
+    undone = folder / ROLLED_BACK / f"attempt_{attempt}"
+    for path in _records(folder):
+        name = str(path.relative_to(folder))
+        target = undone / name
+        if name not in kept:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+        elif path.stat().st_size > kept[name]:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy_tail(path, kept[name], target)
+            os.truncate(path, kept[name])
+
+
+def _copy_tail(path: Path, size: int, target: Path) -> None:
+    """Killed before the cut that follows, it makes the same copy again."""
+    coming = target.with_name(f".{target.name}.coming")
+    with path.open("rb") as file, coming.open("wb") as copy:
+        file.seek(size)
+        shutil.copyfileobj(file, copy)
+    os.replace(coming, target)
+
+
+def _records(folder: Path) -> list[Path]:
+    found = sorted((folder / JOURNAL).glob("*.jsonl*"))
+    return [*found, *(path for path in [folder / METRICS] if path.exists())]
+
+
+def _note(folder: Path, facts: Mapping[str, JSON]) -> None:
+    lines.append(folder / ATTEMPTS, [lines.to_line(dict(facts))])
+
+
+def _owner(file: IO[str]) -> str:
+    file.seek(0)
+    pid = file.read().strip()
+    return f" (process {pid})" if pid else ""

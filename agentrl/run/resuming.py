@@ -1,0 +1,189 @@
+"""How a run begins, or goes on: its configuration, its folder, its attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.load import load_run, read_run
+from agentrl.config import Section, effective_values, write_toml
+from agentrl.errors import ConfigError
+from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
+from agentrl.run.folder import RunFolder
+from agentrl.run.history import Ending, attempts, begin_attempt, end_attempt, locked, roll_back
+from agentrl.types import JSON
+from agentrl.view.console import RunConsole
+
+T = TypeVar("T")
+
+TERMINATED = 143
+"""Exit code after SIGTERM: 128 + 15."""
+
+MAY_CHANGE = frozenset(
+    {
+        *(
+            "num_rollout",
+            "eval_interval",
+            "eval_episodes",
+            "use_tensorboard",
+            "num_threads",
+            "inline",
+            "prompt_data",
+        ),
+        *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
+        *("lr", "min_lr", "lr_decay_iters", "critic_lr", "max_episode_retries"),
+        *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
+        *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
+    }
+)
+"""Settings that may be others when a run goes on: how long it takes, what it reports, where it is served."""
+_CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr"})
+_PLACE = ("output_dir", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A run that is about to begin, or to go on. changes: settings that are not what they were."""
+
+    config: RunConfig
+    folder: RunFolder
+    resumes: bool
+    changes: Mapping[str, str]
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Sentences about changes that have a price."""
+        for name in sorted(_CHANGES_LEARNING & self.changes.keys()):
+            yield f"{name} changes from here on ({self.changes[name]})."
+        if "num_rollout" in self.changes and self.config.trainer.lr_decay_style != "constant":
+            yield (
+                f"num_rollout changes ({self.changes['num_rollout']}), and with it the decay of the learning "
+                "rate; set lr_decay_iters to keep it."
+            )
+
+
+def start_of(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool) -> RunStart:
+    """What `agentrl train RUN` begins or goes on with.
+
+    With `resume`, the run of a run file goes on where its folder holds one, and begins otherwise.
+
+    Args:
+        run: a run file, or the folder of a run, which goes on.
+
+    Raises:
+        ConfigError: a setting is wrong, or must not change when a run goes on; a folder holds no run.
+        RunExistsError: the folder holds a run, and `resume` is not given.
+    """
+    config = load_run(run, settings)
+    is_folder = run is not None and Path(run).is_dir()
+    folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
+    if is_folder or (resume and folder.holds_run):
+        return RunStart(config, folder, True, _changes(read_run(folder.path), config, folder.path))
+    return RunStart(config, RunFolder.create(config), False, {})
+
+
+@contextmanager
+def attempt_at(start: RunStart, console: RunConsole) -> Iterator[Begun]:
+    """Work on a run as its only process, and note how it ended.
+
+    What the last attempt recorded after its newest checkpoint is rolled back.
+
+    Raises:
+        UserError: another process works on the run.
+    """
+    folder = start.folder.path
+    with locked(folder):
+        origin = _rolled_back(start, console) if start.resumes else None
+        step = None if origin is None else origin.state.step
+        number = begin_attempt(folder, resumed_from=step, changes=start.changes)
+        ending: Ending = "failed"
+        try:
+            yield Begun(number, origin)
+            ending = "finished"
+        except KeyboardInterrupt:
+            ending = "interrupted"
+            raise
+        except SystemExit:
+            ending = "terminated"
+            raise
+        finally:
+            end_attempt(folder, number, ending)
+
+
+def run_until_signal(main: Coroutine[None, None, T]) -> T:
+    """`asyncio.run`, in which SIGTERM stops the run as Ctrl-C does.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+        SystemExit: SIGTERM; its code is 143.
+    """
+    was_terminated = False
+
+    async def runs() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None, "it runs in a task"
+
+        def terminate() -> None:
+            nonlocal was_terminated
+            was_terminated = True
+            task.cancel()
+
+        # Signals reach the main thread alone.
+        with suppress(RuntimeError, ValueError, NotImplementedError):
+            loop.add_signal_handler(signal.SIGTERM, terminate)
+        return await main
+
+    try:
+        return asyncio.run(runs())
+    except asyncio.CancelledError:
+        if was_terminated:
+            sys.exit(TERMINATED)
+        raise
+
+
+def _rolled_back(start: RunStart, console: RunConsole) -> Checkpoint | None:
+    """The newest checkpoint, after which nothing is recorded any more; None = there is none."""
+    folder = start.folder.path
+    checkpoint = Checkpoints(start.folder.checkpoints, keep=1, on_event=console.line).newest()
+    kept = {} if checkpoint is None else checkpoint.state.records
+    roll_back(folder, kept, attempt=max(1, len(attempts(folder))))
+    write_toml(start.config, start.folder.config)
+    if checkpoint is None:
+        console.line(f"{folder} has no checkpoint yet: it begins again.")
+    else:
+        console.line(f"{folder} goes on after step {checkpoint.state.step}.")
+    return checkpoint
+
+
+def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str]:
+    """The settings that are not what they were, each as `old -> new`.
+
+    Raises:
+        ConfigError: one of them decides what the run has learned from.
+    """
+    old, new = _flat(before), _flat(after)
+    names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in _PLACE]
+    if refused := sorted(set(names) - MAY_CHANGE):
+        name = refused[0]
+        raise ConfigError(
+            f"{folder} was begun with {name} = {_value(old, name)}, and that cannot become "
+            f"{_value(new, name)} when it goes on; leave {name} out, or begin a new run with "
+            f"--hf-checkpoint {folder / 'checkpoint'}."
+        )
+    return {name: f"{_value(old, name)} -> {_value(new, name)}" for name in names}
+
+
+def _value(values: Mapping[str, JSON], name: str) -> JSON:
+    return values.get(name, "its default")
+
+
+def _flat(config: Section) -> dict[str, JSON]:
+    """The settings that act, by name; a table counts as one."""
+    return {name: value for section in effective_values(config).values() for name, value in section.items()}

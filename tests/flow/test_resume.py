@@ -1,0 +1,245 @@
+"""A run that was stopped goes on from its last checkpoint, and ends as if it had never been stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl.errors import ConfigError, UserError
+from agentrl.observe import reconcile
+from agentrl.run.history import attempts, locked
+from tests.flow.runs import HEARING, TINY, metrics_of, train
+from tests.flow.worlds import Struck
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    **TINY,
+    "num_rollout": 5,
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
+    "eval_interval": 2,
+    "eval_episodes": 4,
+    "save_interval": 2,
+    "use_tensorboard": False,
+}
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / "checkpoint" / "model.safetensors").read_bytes()
+
+
+def facts_of(folder: Path) -> list[dict[str, float]]:
+    """The metrics, without those of the clock."""
+    return [
+        {k: v for k, v in row.items() if k != "time_s" and not k.startswith("perf/") and "latency" not in k}
+        for row in metrics_of(folder)
+    ]
+
+
+def same(one: Path, other: Path) -> None:
+    assert weights_of(one) == weights_of(other)
+    assert facts_of(one) == facts_of(other)
+    assert reconcile(one) == reconcile(other)
+    assert reconcile(one).problems == ()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody stopped."""
+    Struck.at = None
+    return train("Struck", tmp_path_factory.mktemp("whole"), "x", **SMALL).folder
+
+
+@pytest.mark.parametrize("reset", [28, 36, 60, 68])
+def test_a_run_that_broke_off_ends_as_if_it_had_not(whole, tmp_path, reset):
+    Struck.at, Struck.resets = reset, 0
+    with pytest.raises(UserError, match="struck"):
+        train("Struck", tmp_path, "x", **SMALL)
+    Struck.at = None
+    folder = tmp_path / "x"
+    (first,) = attempts(folder)
+    assert first.ended == "failed"
+    assert agentrl.train(folder, quiet=True).folder == folder
+    same(folder, whole)
+    second = attempts(folder)[1]
+    assert second.ended == "finished"
+    assert second.resumed_from is not None
+    assert second.resumed_from > 0
+
+
+def test_a_run_without_a_checkpoint_begins_again(whole, tmp_path):
+    Struck.at, Struck.resets = 6, 0
+    with pytest.raises(UserError, match="struck"):
+        train("Struck", tmp_path, "x", **SMALL)
+    Struck.at = None
+    train("Struck", tmp_path, "x", resume=True, **SMALL)
+    same(tmp_path / "x", whole)
+    assert attempts(tmp_path / "x")[1].resumed_from is None
+
+
+def test_what_a_restart_undid_is_kept_beside_the_lineage(whole, tmp_path):
+    Struck.at, Struck.resets = 60, 0
+    with pytest.raises(UserError, match="struck"):
+        train(
+            "Struck",
+            tmp_path,
+            "x",
+            save_interval=100,
+            **{k: v for k, v in SMALL.items() if k != "save_interval"},
+        )
+    Struck.at = None
+    folder = tmp_path / "x"
+    # As kill -9 leaves it: without the checkpoint that the stop itself wrote.
+    for path in (folder / "checkpoints").iterdir():
+        path.rename(folder / f"gone-{path.name}")
+    before = {row["step"] for row in metrics_of(folder)}
+    agentrl.train(folder, quiet=True)
+    same(folder, whole)
+    undone = folder / "rolled_back" / "attempt_1"
+    rows = [json.loads(line) for line in (undone / "metrics.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} == before
+    assert any((undone / "trajectories").iterdir())
+
+
+def test_a_finished_run_goes_on_with_more_iterations(whole, tmp_path):
+    Struck.at = None
+    short = {**SMALL, "num_rollout": 3}
+    train("Struck", tmp_path, "x", **short)
+    agentrl.train(tmp_path / "x", quiet=True, num_rollout=5)
+    # The evaluation after the third was the last one, and is undone.
+    same(tmp_path / "x", whole)
+    assert attempts(tmp_path / "x")[1].changes == {"num_rollout": "3 -> 5"}
+
+
+def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path, capsys):
+    Struck.at = None
+    train("Struck", tmp_path, "x", **SMALL)
+    folder = tmp_path / "x"
+    newest = max((folder / "checkpoints").iterdir())
+    state = next((newest / "trainer").rglob("state.pt"))
+    with state.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"torn")
+    agentrl.train(folder)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "is damaged (trainer/policy/state.pt is not as it was written); the checkpoint before it is used"
+        in said
+    )
+    same(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"n_samples_per_prompt": 8}, "was begun with n_samples_per_prompt = 4, and that cannot become 8"),
+        ({"seed": 3}, "was begun with seed = 0, and that cannot become 3"),
+        ({"eps_clip": 0.1}, "was begun with eps_clip = its default, and that cannot become 0.1"),
+    ],
+)
+def test_a_setting_that_decides_what_is_learned_stays(whole, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        agentrl.train(whole, quiet=True, **settings)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no run: there is no config\.toml in it"):
+        agentrl.train(tmp_path, quiet=True)
+
+
+def test_two_processes_cannot_work_on_one_run(whole):
+    with (
+        locked(whole),
+        pytest.raises(UserError, match=rf"another process works on .* \(process {os.getpid()}\)"),
+    ):
+        agentrl.train(whole, quiet=True)
+
+
+def started(folder: Path, *flags: str, world: str = "Slow", **settings: object) -> subprocess.Popen[str]:
+    options = {**SMALL, "env": f"tests.flow.worlds:{world}", "output_dir": folder, "name": "x", **settings}
+    words = [
+        f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "use_tensorboard"
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-c", HEARING, "train", *words, "--no-use-tensorboard", "--inline", *flags]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):
+    process = started(tmp_path, num_rollout=100_000, save_interval=100_000, eval_interval=100_000)
+    metrics, deadline = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 180
+    while not (metrics.exists() and "rollout/raw_reward" in metrics.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert "--resume` goes on with it" in " ".join(out.split())
+    assert "Traceback" not in out
+    (attempt,) = attempts(tmp_path / "x")
+    assert attempt.ended == "terminated"
+    saved = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
+    assert len(saved) == 1
+    assert int(saved[0].removeprefix("step_")) >= 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(tmp_path, ranks):
+    """Also while a checkpoint is written; the trainer in this process, or in two processes of Megatron."""
+    layout = {"trainer": "megatron", "actor_num_gpus_per_node": 2} if ranks else {}
+    longer = {
+        **layout,
+        "num_rollout": 30,
+        "save_interval": 1,
+        "n_samples_per_prompt": 8,
+        "world": "Talkative",
+    }
+    process = started(tmp_path / "whole", **longer)
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out
+    chance, folder, strikes, in_writing = random.Random(ranks), tmp_path / "struck" / "x", 0, 0
+    while True:
+        process = started(tmp_path / "struck", "--resume", **longer)
+        if strikes < 12:
+            strikes += _kill(process, folder, after_steps=chance.randrange(2), in_writing=strikes % 2 == 0)
+            in_writing += any((folder / "checkpoints").glob(".*.coming"))
+            continue
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, out
+        break
+    assert in_writing > 0
+    assert [attempt.ended for attempt in attempts(folder)] == [None] * 12 + ["finished"]
+    same(folder, tmp_path / "whole" / "x")
+
+
+def _kill(process: subprocess.Popen[str], folder: Path, *, after_steps: int, in_writing: bool) -> int:
+    """Kill a run some steps after its last checkpoint, or while it writes one; 1."""
+    saved = _newest(folder)
+    deadline = time.monotonic() + 300
+    while _newest(folder) < saved + after_steps or not (
+        (folder / "attempts.jsonl").exists()
+        and (not in_writing or any((folder / "checkpoints").glob(".*.coming")))
+    ):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    return 1
+
+
+def _newest(folder: Path) -> int:
+    return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*")), default=0)
