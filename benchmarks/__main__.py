@@ -157,6 +157,20 @@ def search_command(as_json: bool) -> None:
     _print(bench_search(), as_json)
 
 
+@cli.command("data")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option("--rows", default=10_000_000, show_default=True, help="Rows of each file.")
+@click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement.")
+def data_command(as_json: bool, rows: int, repeats: int) -> None:
+    """How soon large files of prompts give a first batch, and the memory that takes.
+
+    It writes about 4 GB into a temporary folder.
+    """
+    from benchmarks.data import Settings, bench_data
+
+    _print(bench_data(Settings(rows), repeats=repeats, on_event=partial(click.echo, err=True)), as_json)
+
+
 def _print(result: dict[str, JSON], as_json: bool) -> None:
     click.echo(json.dumps(result) if as_json else json.dumps(result["summary"], indent=2))
 
