@@ -188,10 +188,9 @@ async def test_a_file_that_is_broken_in_the_middle_is_not_written_over(tmp_path)
         path = await journal.write_step(0, [trained("a")])
     broken = path.read_bytes() + b"no gzip, and none of ours"
     path.write_bytes(broken)
-    journal = Journal(tmp_path)
-    await journal.write_step(0, [trained("b")])
     with pytest.raises(UserError, match=r"is broken from byte .*1 episodes are not in the journal"):
-        await journal.close()
+        async with Journal(tmp_path) as journal:
+            await journal.write_step(0, [trained("b")])
     assert path.read_bytes() == broken
 
 
