@@ -29,8 +29,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterable, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -152,8 +152,7 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
         self.kind = kind
 
 
-@asynccontextmanager
-async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
+class stage:  # noqa: N801 - reads as the block that it is: `async with stage("step", 3.0):`
     """Run code of users under a deadline and convert its exceptions to StageErrors of stage `name`.
 
     A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside
@@ -162,17 +161,46 @@ async def stage(name: str, timeout_s: float | None) -> AsyncIterator[None]:
     Raises:
         StageError: the body overran `timeout_s` seconds, or raised.
     """
-    # Only the context manager can distinguish this deadline from a TimeoutError of the body.
-    deadline = asyncio.timeout(timeout_s)
-    try:
-        async with deadline:
-            yield
-    except (StageError, UserError):
-        raise
-    except Exception as error:
-        if deadline.expired():
-            raise StageError(name, "timeout", f"took longer than {timeout_s:g} s") from error
-        raise StageError(name, "error", f"{type(error).__name__}: {error}") from error
+
+    __slots__ = ("_deadline", "_name", "_start", "_timeout_s")
+
+    def __init__(self, name: str, timeout_s: float | None) -> None:
+        self._name, self._timeout_s = name, timeout_s
+        self._deadline: asyncio.Timeout | None = None
+        self._start: asyncio.Handle | None = None
+
+    async def __aenter__(self) -> None:
+        if self._timeout_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._deadline = asyncio.timeout(None)
+        await self._deadline.__aenter__()
+        # The timer starts when the body first waits: most stages end before that, and need none. Thousands of
+        # timers at once are a heap that every new one is sorted into.
+        self._start = loop.call_soon(self._deadline.reschedule, loop.time() + self._timeout_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_late = await self._ended(kind, error, trace)
+        if isinstance(error, StageError | UserError) or (not is_late and not isinstance(error, Exception)):
+            return
+        if is_late:
+            raise StageError(self._name, "timeout", f"took longer than {self._timeout_s:g} s") from error
+        raise StageError(self._name, "error", f"{type(error).__name__}: {error}") from error
+
+    async def _ended(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Whether the deadline ended the body; a TimeoutError of the body's own is none of ours."""
+        if self._deadline is None or self._start is None:
+            return False
+        self._start.cancel()
+        try:
+            await self._deadline.__aexit__(kind, error, trace)
+        except TimeoutError:
+            return True
+        return isinstance(error, Exception) and self._deadline.expired()
 
 
 async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:

@@ -121,6 +121,15 @@ def stall_command(as_json: bool) -> None:
     _print(bench_stall(), as_json)
 
 
+@cli.command("generator")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def generator_command(as_json: bool) -> None:
+    """Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing."""
+    from benchmarks.generator import bench_generator
+
+    _print(bench_generator(), as_json)
+
+
 @cli.command("journal")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def journal_command(as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -116,3 +117,33 @@ async def test_a_body_in_time_raises_nothing():
 def test_did_you_mean_names_the_nearest_or_nothing():
     assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == " Did you mean `learning_rate`?"
     assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
+
+
+async def test_a_deadline_counts_from_the_beginning_of_its_block_whenever_the_block_first_waits():
+    async def late():
+        async with stage("step", 0.1):
+            time.sleep(0.08)
+            await asyncio.sleep(FOREVER_S)
+
+    began = time.perf_counter()
+    assert await failure_of(late()) == ("step", "timeout")
+    assert time.perf_counter() - began < FOREVER_S
+
+
+async def test_a_block_that_never_waits_leaves_no_timer_behind():
+    for _ in range(100):
+        async with stage("step", 1000.0):
+            pass
+    await asyncio.sleep(0)
+    assert not asyncio.get_running_loop()._scheduled
+
+
+async def test_a_deadline_that_strikes_in_an_inner_stage_leaves_no_cancellation_behind():
+    async def inner():
+        async with stage("episode", FOREVER_S), stage("step", 0.01):
+            await asyncio.sleep(FOREVER_S)
+
+    assert await failure_of(inner()) == ("step", "timeout")
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

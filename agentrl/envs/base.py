@@ -50,8 +50,20 @@ class BaseEnv(ABC):
     rewards: Sequence[Reward | GroupReward] = ()
 
     def __init__(self) -> None:
-        self.rng = random.Random(0)
+        self._rng: random.Random | None = None
+        self._rng_seed = 0
         self.counts: Counter[str] = Counter()
+
+    @property
+    def rng(self) -> random.Random:
+        """The episode's own random generator: made when it is first used, for many worlds never use it."""
+        if self._rng is None:
+            self._rng = random.Random(self._rng_seed)
+        return self._rng
+
+    @rng.setter
+    def rng(self, rng: random.Random) -> None:
+        self._rng = rng
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
@@ -83,7 +95,7 @@ class BaseEnv(ABC):
 
     def seed_rng(self, seed: int) -> None:
         """Give the episode its own random generator."""
-        self.rng = random.Random(seed)
+        self._rng, self._rng_seed = None, seed
 
 
 class Env(BaseEnv):

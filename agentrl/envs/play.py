@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeGuard, cast
 
@@ -108,8 +108,8 @@ async def play(
         broken = await game.close()
     # A world that failed often cannot be closed either: the first failure is reported.
     failure = failure or broken
-    episode = game.episode(task, seed, Ending.FAILED if failure else ending, failure)
-    return replace(episode, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return game.episode(task, seed, Ending.FAILED if failure else ending, failure, seconds)
 
 
 class Frozen:
@@ -179,7 +179,9 @@ class _Game:
             observations = step.observations
         return Ending.TRUNCATED
 
-    def episode(self, task: Task, seed: int, ending: Ending, failure: Failure | None) -> Episode:
+    def episode(
+        self, task: Task, seed: int, ending: Ending, failure: Failure | None, seconds: float
+    ) -> Episode:
         """The record as an Episode."""
         world, record = self.world, self.record
         frozen = tuple(name for name, agent in self.players.items() if isinstance(agent, Frozen))
@@ -198,6 +200,7 @@ class _Game:
             usage=record.usage,
             agents=tuple(self.players),
             frozen_agents=frozen,
+            seconds=seconds,
         )
 
     async def close(self) -> Failure | None:

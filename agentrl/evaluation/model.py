@@ -9,6 +9,7 @@ from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.data import file_source, first_tasks
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
+from agentrl.collector import rare_collections
 from agentrl.config import by_section, parse, refuse_inactive
 from agentrl.envs import AnyEnv, Scorer, tasks_of
 from agentrl.errors import ConfigError
@@ -41,7 +42,8 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
             "Name one model to score: a directory (--model), or an endpoint (--openai-url, --openai-model)."
         )
     folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
-    evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
+    with rare_collections():
+        evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
     if folder is not None:
         asyncio.run(folder.write(evaluation))
     return evaluation.report

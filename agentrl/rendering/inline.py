@@ -17,11 +17,10 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.cached import cached_if_short
 from agentrl.rendering.messages import MarkupEscaper, plain_text
 from agentrl.rendering.template_facts import Chat, ChatTemplate
 from agentrl.types import Message, Observation
-
-_CACHED_TEXTS = 16_384
 
 
 class InlineRenderer:
@@ -37,7 +36,7 @@ class InlineRenderer:
         # Tags are parsed as tags also where they are no single tokens.
         self._escape = MarkupEscaper(tokenizer, (opening(tags.result), closing(tags.result)))
         # Prompts and results recur: siblings share prompts, searches return the same documents.
-        self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
+        self._encode = cached_if_short(self._encode_once)
         self._stops = lru_cache(64)(self._find_stops)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:

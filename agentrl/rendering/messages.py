@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -26,11 +27,13 @@ class MarkupEscaper:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, more: Iterable[str] = ()) -> None:
         # Some tokenizers have tokens for runs of blanks and line ends, which are no markup.
         tokens = {t for t in (*tokenizer.get_added_vocab(), *more) if len(t) > 1 and t.strip()}
-        any_of = "|".join(map(re.escape, sorted(tokens)))
-        # A lookahead for the few first letters of markup comes first, so that hundreds of tokens are tried
-        # only there. Nothing is consumed, since tokens may overlap.
-        letters = "".join(re.escape(letter) for letter in sorted({token[0] for token in tokens}))
-        self._markup = re.compile(f"(?=[{letters}])(?=(?:{any_of}))") if tokens else None
+        rests: defaultdict[str, list[str]] = defaultdict(list)
+        for token in sorted(tokens):
+            rests[token[0]].append(re.escape(token[1:]))
+        # Only the first letter is consumed, since tokens may overlap. There are few of these, and a search
+        # finds the next one many times as fast as it tries tokens.
+        any_of = [f"{re.escape(letter)}(?={'|'.join(rest)})" for letter, rest in rests.items()]
+        self._markup = re.compile("|".join(any_of)) if tokens else None
 
     def __call__(self, text: str) -> str:
         """The text with escaped markup; unchanged where it holds none."""

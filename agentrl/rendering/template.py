@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.cached import cached_if_short
 from agentrl.rendering.messages import MarkupEscaper, as_chat, read_call, tools_as_chat, unreadable_call
 from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
 from agentrl.tools.json_text import read_json
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
 
 _THINK, _THINK_END = "<think>", "</think>"
-_CACHED_TEXTS = 16_384
 
 
 class TemplateRenderer:
@@ -41,7 +41,7 @@ class TemplateRenderer:
         self._ends = {vocabulary[self._facts.close], vocabulary[self._facts.call_close]}
         self._escape = MarkupEscaper(tokenizer)
         self._keeps_reasoning = lru_cache(64)(self._probe_reasoning)
-        self._encode = lru_cache(_CACHED_TEXTS)(self._encode_once)
+        self._encode = cached_if_short(self._encode_once)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The token that ends a turn, and the end-of-text token."""

@@ -12,6 +12,7 @@ from agentrl.assembly.fleet import served_models
 from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.processes import Start, launched_processes
+from agentrl.collector import rare_collections
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.parts import Records
 from agentrl.run.resuming import attempt_at, run_until_signal, start_of
@@ -51,9 +52,10 @@ def train(
         for line in listed_inactive(config):
             console.line(line)
         try:
-            finished = run_until_signal(
-                _stages(config, Records.opened(config, folder, console, begun), launch)
-            )
+            with rare_collections():
+                finished = run_until_signal(
+                    _stages(config, Records.opened(config, folder, console, begun), launch)
+                )
         except (KeyboardInterrupt, SystemExit):
             console.line(f"Stopped. `agentrl train {folder.path} --resume` goes on with it.")
             raise

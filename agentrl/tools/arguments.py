@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jsonschema.exceptions import ValidationError, best_match
@@ -18,6 +18,7 @@ from pydantic import ValidationError as BuildError
 
 from agentrl.errors import ToolRejected, did_you_mean
 from agentrl.protocols import ToolSchema
+from agentrl.tools.plain import PlainParameters
 from agentrl.types import JSON
 
 ArgumentPolicy = Literal["strict", "coerce"]
@@ -46,6 +47,10 @@ class Reader:
     schema: ToolSchema
     validator: Validator
     builders: Mapping[str, TypeAdapter[object]]
+    _plain: PlainParameters | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", PlainParameters.of(self.schema.parameters))
 
     def read(self, arguments: Mapping[str, JSON], policy: ArgumentPolicy = "strict") -> Reading:
         """Check arguments and build those that the function takes; `coerce` converts values that do not fit.
@@ -56,7 +61,7 @@ class Reader:
             ArgumentsRejected: they do not fit; the sentence names the parameter.
         """
         values = dict(arguments)
-        fits, converted = self.validator.is_valid(values), False
+        fits, converted = self._fits(values), False
         if not fits and policy == "coerce":
             values, converted = coerced(values, self.schema.parameters, self.validator), True
             fits = self.validator.is_valid(values)
@@ -66,6 +71,9 @@ class Reader:
         if not self.builders:
             return Reading(values, converted)
         return Reading({key: self._built(key, value) for key, value in values.items()}, converted)
+
+    def _fits(self, values: Mapping[str, JSON]) -> bool:
+        return (self._plain is not None and self._plain.surely_fit(values)) or self.validator.is_valid(values)
 
     def _built(self, key: str, value: JSON) -> object:
         if key not in self.builders:

@@ -1,0 +1,163 @@
+"""An engine and a world that cost nothing, so that what plays episodes is all that is left to measure.
+
+The engine answers at once with tokens that were written beforehand; the world's tool answers at once, or
+after a wait. Between question and answer every other episode gets its turn, as with a real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentrl.data.source import Prompt
+from agentrl.envs import Env, Scorer, ToolEnv
+from agentrl.envs.dialect import Tags
+from agentrl.protocols import Renderer, Sampling
+from agentrl.rendering.fresh_tokenizer import train_tokenizer
+from agentrl.rendering.inline import InlineRenderer
+from agentrl.rollout.agent import SamplingSettings, TokenAgent
+from agentrl.rollout.group import GroupOutcome, GroupPlayer
+from agentrl.tools import inline, tool
+from agentrl.types import Completion, Ending, Finish, Limits, Task
+
+_LIMITS = Limits(max_turns=4096, max_tokens=None, max_tool_chars=None)
+_WORDS = (
+    *("river", "stone", "tower", "bridge", "harbour", "market", "garden"),
+    *("winter", "summer", "castle", "forest", "valley", "window", "silver"),
+)
+
+
+@dataclass(slots=True)
+class InstantEngine:
+    """Says `calls` times what calls the tool, then the answer, in every session.
+
+    parked: an event that every turn but a session's first waits for; None = nothing waits.
+    num_asked, num_seen: turns, and the prompt tokens of all of them (count).
+    """
+
+    call: list[int]
+    answer: list[int]
+    calls: int
+    version: int = 0
+    parked: asyncio.Event | None = None
+    num_asked: int = 0
+    num_seen: int = 0
+    num_turns: dict[str, int] = field(default_factory=dict)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """The next turn of a session."""
+        del sampling
+        self.num_asked += 1
+        self.num_seen += len(prompt_ids)
+        turn = self.num_turns.get(session, 0)
+        self.num_turns[session] = turn + 1
+        if turn and self.parked is not None:
+            await self.parked.wait()
+        await asyncio.sleep(0)
+        said = self.call if turn < self.calls else self.answer
+        tokens = np.array(said, np.int32)
+        logprobs = np.full(len(said), -0.5, np.float32)
+        return Completion(tokens, logprobs, np.zeros(len(said), np.int32), Finish.STOP, said[-1])
+
+    async def close_session(self, session: str) -> None:
+        """Forget it."""
+        self.num_turns.pop(session, None)
+
+
+class Library(ToolEnv):
+    """One tool that answers with `payload` characters, after `wait_s` where that is above 0."""
+
+    id = "Library-v0"
+    limits = _LIMITS
+
+    def __init__(self, texts: Sequence[str], wait_s: float = 0.0) -> None:
+        self._texts, self._wait_s, self._asked = texts, wait_s, 0
+        self.tools = (self.look_after_a_wait,) if wait_s else (self.look,)
+        super().__init__()
+
+    @tool(name="look", inline=True)
+    def look(self, where: str) -> str:
+        """Look somewhere."""
+        del where
+        return self._found()
+
+    @tool(name="look")
+    async def look_after_a_wait(self, where: str) -> str:
+        """Look somewhere."""
+        await asyncio.sleep(self._wait_s)
+        del where
+        return self._found()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task."""
+        return [Task.ask(split, "What is behind the tower at the end of the market?", answer="silver")]
+
+    @inline
+    def reward(self, task: Task, answer: str) -> float:
+        """Whether it is the answer."""
+        return float(answer == task.answer)
+
+    def _found(self) -> str:
+        # No text of one episode is that of its siblings, or of its next turn.
+        self._asked += 1
+        return self._texts[(self.rng.getrandbits(16) + self._asked) % len(self._texts)]
+
+
+class Player:
+    """Plays groups of `size` in a `Library`.
+
+    payload: characters of each answer of the tool. calls: before the final answer.
+    """
+
+    def __init__(self, *, payload: int = 40, calls: int = 3, wait_s: float = 0.0, size: int = 8) -> None:
+        self.size = size
+        self.texts = texts_of(payload)
+        self._tokenizer = train_tokenizer(
+            [*_WORDS, "What is behind the tower at the end of the market?"],
+            special_tokens=["<look>", "</look>", "<answer>", "</answer>", "<result>", "</result>"],
+            vocab_size=512,
+        )
+        renderer: Renderer = InlineRenderer(self._tokenizer, Tags())
+        call, answer = self.encode("<look> tower</look>"), self.encode("<answer> silver</answer>")
+        self.engine = InstantEngine(call, answer, calls)
+        self._player = GroupPlayer(
+            make_env=lambda: self._env(wait_s),
+            make_agent=lambda: TokenAgent(self.engine, renderer, SamplingSettings(max_response_len=64)),
+            scorer=Scorer(),
+            size=self.size,
+            retries=0,
+            seed=0,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, by the tokenizer alone."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    async def play(self, episodes: int) -> list[GroupOutcome]:
+        """That many episodes at once; every one is checked."""
+        task = Task.ask("t", "What is behind the tower at the end of the market?", answer="silver")
+        prompts = [Prompt(index, task, index) for index in range(episodes // self.size)]
+        outcomes = await asyncio.gather(*(self._player.play(prompt, 0) for prompt in prompts))
+        turns = self.engine.calls + 1
+        for episode in (one for outcome in outcomes for one in outcome.episodes):
+            if episode.ending is not Ending.COMPLETED or len(episode.turns) != turns:
+                raise AssertionError(f"episode {episode.id} was not played as it should be: {episode}")
+        return list(outcomes)
+
+    def _env(self, wait_s: float) -> Env:
+        return Library(self.texts, wait_s)
+
+
+def texts_of(payload: int) -> list[str]:
+    """Texts of so many characters, words of a seeded generator: thousands of short ones, few long ones."""
+    rng = np.random.default_rng(payload)
+    number = max(8, min(4096, 8_000_000 // payload))
+    return [_text(rng, payload) for _ in range(number)]
+
+
+def _text(rng: np.random.Generator, payload: int) -> str:
+    words = rng.choice(_WORDS, payload // 4)
+    return " ".join(words.tolist())[:payload]

@@ -1,0 +1,12 @@
+import gc
+
+from agentrl.collector import rare_collections
+
+
+def test_inside_there_are_few_collections_and_afterwards_as_many_as_before():
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with rare_collections():
+        assert gc.get_threshold() > before
+        assert gc.get_freeze_count() > frozen
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
