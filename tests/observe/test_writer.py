@@ -107,15 +107,18 @@ async def test_several_tasks_may_write_at_a_time(tmp_path):
     assert books.problems == ()
 
 
-async def test_the_loop_goes_on_while_large_episodes_are_written(tmp_path):
-    # Half a second of serialisation at least, in one episode.
+async def test_the_loop_goes_on_while_a_large_episode_is_written(tmp_path):
     entry = trained("g0", large("g0", 1_000_000))
-    async with Journal(tmp_path) as journal, LagMeter() as lag:
+    visits = 0
+    async with Journal(tmp_path) as journal:
         path = await journal.write_step(0, [entry])
-        await journal.flush()
-        longest_s = lag.take()
+        writing = asyncio.create_task(journal.flush())
+        while not writing.done():
+            visits += 1
+            await asyncio.sleep(0.001)
     assert ids_of(path) == ["g0"]
-    assert longest_s < 0.4
+    # Made in one piece, it would leave room for one or two.
+    assert visits > 5
 
 
 FULL = """
