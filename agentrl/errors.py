@@ -152,7 +152,7 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
         self.kind = kind
 
 
-class stage:  # noqa: N801 - reads as the block that it is: `async with stage("step", 3.0):`
+def stage(name: str, timeout_s: float | None) -> Stage:
     """Run code of users under a deadline and convert its exceptions to StageErrors of stage `name`.
 
     A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside
@@ -161,6 +161,11 @@ class stage:  # noqa: N801 - reads as the block that it is: `async with stage("s
     Raises:
         StageError: the body overran `timeout_s` seconds, or raised.
     """
+    return Stage(name, timeout_s)
+
+
+class Stage:
+    """The block of `async with stage(...)`."""
 
     __slots__ = ("_deadline", "_name", "_start", "_timeout_s")
 
