@@ -62,15 +62,15 @@ def bench_data(
         on_event("writing the files")
         files = _written(Path(folder), settings)
         rows = [_measured(name, path, settings, repeats, on_event) for name, path in files.items()]
-    told: dict[str, JSON] = {str(row["name"]): row["line"] for row in rows}
+    summary: dict[str, JSON] = {str(row["name"]): row["line"] for row in rows}
     listed: list[JSON] = [*rows]
-    about: dict[str, JSON] = {
+    shape: dict[str, JSON] = {
         **asdict(settings),
         "repeats": repeats,
         "batch": BATCH,
         "pyarrow": pa.__version__,
     }
-    return {"summary": told, "rows": listed, "settings": {**about, **machine()}}
+    return {"summary": summary, "rows": listed, "settings": {**shape, **machine()}}
 
 
 def _written(folder: Path, settings: Settings) -> dict[str, Path]:
@@ -92,8 +92,8 @@ def _tables(settings: Settings) -> Iterator[pa.Table]:
     for start in range(0, settings.rows, _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, settings.rows))
         drawn = [rng.choices(words, k=8) for _ in numbers]
-        asked = [f"{' '.join(few)}: what is {n} + {n}?" for few, n in zip(drawn, numbers, strict=True)]
-        yield pa.table({"question": asked, "answer": [str(2 * n) for n in numbers]})
+        questions = [f"{' '.join(few)}: what is {n} + {n}?" for few, n in zip(drawn, numbers, strict=True)]
+        yield pa.table({"question": questions, "answer": [str(2 * n) for n in numbers]})
 
 
 def _measured(

@@ -60,9 +60,9 @@ def measure(side: str, path: str, drawn: int, anywhere: int, seed: int) -> dict[
     at_first = _most_memory() - before
     slowest = 0.0
     for _ in range(drawn):
-        asked = time.perf_counter()
+        began = time.perf_counter()
         reader.draw()
-        slowest = max(slowest, time.perf_counter() - asked)
+        slowest = max(slowest, time.perf_counter() - began)
     ended = time.perf_counter()
     rng = random.Random(seed)
     for _ in range(anywhere):

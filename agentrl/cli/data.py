@@ -51,7 +51,9 @@ def check_command(
     FILE may be `path@[0:100]`. Exit code 2: a row is no prompt.
     """
     choice = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").data
-    report = report_on(path, choice.columns, split=split, measure=_measure(tokenizer, dialect), watch=_shown)
+    report = report_on(
+        path, choice.columns, split=split, measure=_measure(tokenizer, dialect), watch=_with_progress_bar
+    )
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:
@@ -69,7 +71,7 @@ def _measure(tokenizer: str | None, dialect: str) -> Measure:
     return tokenizer_measure(tokenizer, dialect)
 
 
-def _shown(numbers: Iterable[int], total: int) -> Iterable[int]:
+def _with_progress_bar(numbers: Iterable[int], total: int) -> Iterable[int]:
     # On stderr: stdout is for the report.
     console = Console(stderr=True)
     return track(numbers, "reading", total, console=console, transient=True, disable=not console.is_terminal)

@@ -34,11 +34,11 @@ def check_data_source(make: Callable[..., object], *, seed: int = 0) -> DataSour
         raise ValueError(
             "two sources that were made alike have two fingerprints; make it of the content alone"
         )
-    asked = (*range(_FIRST), _FAR)
-    first = {ordinal: source.prompt(ordinal) for ordinal in asked}
+    ordinals = (*range(_FIRST), _FAR)
+    first = {ordinal: source.prompt(ordinal) for ordinal in ordinals}
     for ordinal, found in first.items():
         _check_prompt(found, ordinal)
-    for ordinal in reversed(asked):
+    for ordinal in reversed(ordinals):
         for one in (source, other):
             if one.prompt(ordinal) != first[ordinal]:
                 raise ValueError(

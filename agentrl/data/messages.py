@@ -51,17 +51,17 @@ def _message(given: JSON, number: int) -> Message:
     for name, value in texts.items():
         if not isinstance(value, str | None):
             raise ValueError(f"has a message {number} whose `{name}` is no string")
-    told = cast("Mapping[str, str | None]", texts)
+    fields = cast("Mapping[str, str | None]", texts)
     calls = given.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise ValueError(f"has a message {number} whose `tool_calls` is no list of calls of the assistant")
     return Message(
         cast("Role", role),
         _content(given.get("content"), number),
-        told["reasoning"] or told["reasoning_content"],
+        fields["reasoning"] or fields["reasoning_content"],
         tuple(_call(one, number) for one in calls),
-        told["tool_call_id"],
-        told["name"],
+        fields["tool_call_id"],
+        fields["name"],
     )
 
 

@@ -16,7 +16,7 @@ from agentrl.errors import DataError
 from agentrl.types import JSON, Task
 
 _SHOWN = 3
-_MOST_TOLD = 20
+_MAX_PROBLEMS = 20
 
 
 class Watch(Protocol):
@@ -107,7 +107,7 @@ def report_on(
             task = source.task_of_row(number)
         except DataError as error:
             bad += 1
-            problems += [str(error)] if bad <= _MOST_TOLD else []
+            problems += [str(error)] if bad <= _MAX_PROBLEMS else []
             continue
         lengths.append(measure.length(task))
         turns[len(task.prompt)] += 1

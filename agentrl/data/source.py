@@ -13,7 +13,7 @@ from agentrl.types import Task
 TOO_LONG = "prompt_too_long"
 """The reason of a prompt that has more tokens than `rollout_max_prompt_len`."""
 
-_MOST_SKIPPED_IN_A_ROW = 10_000
+_MAX_SKIPPED_IN_A_ROW = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class PromptStream:
             ConfigError: ten thousand in a row were skipped.
             DataError: a row of a file is no prompt.
         """
-        for _ in range(_MOST_SKIPPED_IN_A_ROW):
+        for _ in range(_MAX_SKIPPED_IN_A_ROW):
             found = self.source.prompt(self.next_ordinal)
             self.next_ordinal += 1
             if isinstance(found, Prompt):
@@ -122,7 +122,7 @@ class PromptStream:
             self._skipped[found.reason] += 1
             last = found
         raise ConfigError(
-            f"{_MOST_SKIPPED_IN_A_ROW:,} prompts in a row were skipped (last: {last.reason}, {last.detail}); "
+            f"{_MAX_SKIPPED_IN_A_ROW:,} prompts in a row were skipped (last: {last.reason}, {last.detail}); "
             "raise rollout_max_prompt_len, or give other prompts."
         )
 

@@ -11,7 +11,7 @@ from agentrl.data.source import DataSource
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
-_MOST_HASHED = 10_000
+_MAX_HASHED = 10_000
 
 
 class TaskSource(DataSource):
@@ -34,7 +34,7 @@ class TaskSource(DataSource):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the tasks; of ten thousand where there are more."""
-        step = -(-len(self._tasks) // _MOST_HASHED)
+        step = -(-len(self._tasks) // _MAX_HASHED)
         digest = hashlib.blake2b(f"{len(self._tasks)} {self._shuffle}".encode(), digest_size=16)
         for place in range(0, len(self._tasks), step):
             digest.update(repr(self._tasks[place]).encode("utf-8", "surrogatepass"))

@@ -23,7 +23,9 @@ from agentrl.types import Task
 AnswerReward = Callable[[Task, str], Grade | Awaitable[Grade]]
 """The reward of an answer to a task, sync or async."""
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?\.?\d+(?:[eE][-+]?\d{1,3})?")
+_NUMBER = re.compile(
+    r"(?:(?<![\w.])[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII
+)
 _CHOICE = re.compile(r"[\s(\[*]*([A-Za-z0-9])(?![A-Za-z0-9])")
 
 

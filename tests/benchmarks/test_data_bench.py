@@ -12,8 +12,8 @@ SMALL = Settings(rows=3000, drawn=50, anywhere=3)
 
 
 def test_every_file_is_read_by_both_sides(tmp_path):
-    told = []
-    result = bench_data(SMALL, repeats=2, on_event=told.append)
+    events = []
+    result = bench_data(SMALL, repeats=2, on_event=events.append)
     assert json.loads(json.dumps(result)) == result
     assert [row["name"] for row in result["rows"]] == [*GROUPS, LINES] == [*result["summary"]]
     for row in result["rows"]:
@@ -24,7 +24,7 @@ def test_every_file_is_read_by_both_sides(tmp_path):
             assert row[side]["first_batch_s"]["median"] >= row[side]["open_s"]["median"] > 0
             assert row[side]["memory_mb"]["median"] >= row[side]["memory_at_first_batch_mb"]["median"] >= 0
     assert result["settings"]["rows"] == 3000
-    assert len(told) == 1 + 2 * 4
+    assert len(events) == 1 + 2 * 4
 
 
 def test_both_sides_draw_every_row(tmp_path):
