@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
+from agentrl.algorithms.filters import GroupFilter
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 from agentrl.types import (
@@ -83,6 +85,27 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
         raise ValueError("advantages depend on the order of samples or groups; go by `Tokens.rollout_ids`")
     far = _EstimatorBatch.of(*_parts(spread=1e4))
     _check_arrays(far(estimator), far.tokens)
+
+
+def check_group_filter(group_filter: GroupFilter) -> None:
+    """Check that a dynamic sampling filter satisfies its contract: use it in the tests of your own.
+
+    It is run on groups of different sizes, with equal and unequal rewards. It must return one word, the
+    reason why a group is dropped, or None, and the same in a second call.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The filter's own errors are not
+            caught.
+    """
+    groups, _, _ = _parts(spread=1.0)
+    for group in groups:
+        reason = group_filter(group)
+        if reason is not None and not (isinstance(reason, str) and re.fullmatch(r"\w+", reason)):
+            raise ValueError(
+                f"a filter returns one word, why a group is dropped, or None to keep it, not {reason!r}"
+            )
+        if group_filter(group) != reason:
+            raise ValueError("a second call decided otherwise; a filter must not draw random numbers")
 
 
 def _check_arrays(advantages: Advantages, tokens: Tokens) -> None:

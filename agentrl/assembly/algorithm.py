@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar, cast
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.contract import check_estimator
+from agentrl.algorithms.contract import check_estimator, check_group_filter
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.estimators import (
     Adjusted,
@@ -18,7 +18,7 @@ from agentrl.algorithms.estimators import (
     ReinforcePlusPlus,
     TurnRelative,
 )
-from agentrl.algorithms.filters import has_signal
+from agentrl.algorithms.filters import GroupFilter, has_signal
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
 from agentrl.errors import ConfigError
@@ -29,6 +29,7 @@ from agentrl.types import Group, ScoreRole
 T = TypeVar("T")
 _ESTIMATORS = Names("estimator", "package.module:name", ConfigError)
 _LOSSES = Names("loss", "package.module:name", ConfigError)
+_FILTERS = Names("filter", "package.module:name", ConfigError)
 
 
 def _never(_: Group) -> bool:
@@ -102,6 +103,17 @@ def build_loss(config: AlgorithmConfig) -> Loss:
         kl=_kl_term(config),
         opsm_delta=config.opsm.delta if config.correction == "opsm" else None,
     )
+
+
+def build_group_filter(path: str | None) -> GroupFilter | None:
+    """The dynamic sampling filter at an import path, which has been checked.
+
+    Raises:
+        ConfigError: it cannot be imported, or violates its contract.
+    """
+    if path is None:
+        return None
+    return _checked(path, cast(GroupFilter, _callable(_FILTERS, path)), check_group_filter)
 
 
 def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from agentrl.config import Section
 
 Count = Annotated[int, Field(ge=1)]
+ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
 
 
 class RolloutConfig(Section):
@@ -40,6 +42,20 @@ class RolloutConfig(Section):
     """Control experiment: every episode gets the reward of a random sibling, so nothing can be learned."""
     max_episode_retries: Annotated[int, Field(ge=0)] = 2
     """How often a failed episode is played again before its group is dropped (count)."""
+
+    dynamic_sampling_filter_path: ImportPath | None = None
+    """Function that drops a group, so that another one is played for it (package.module:name), such as
+    agentrl.algorithms.filters:zero_std; left out, every complete group is in the batch."""
+    max_num_gen_batches: Count = 10
+    """Batches of groups that are played for one batch of groups that the filter keeps, before the run stops
+    with a sentence (count)."""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """The limit of a filter, without one."""
+        if self.dynamic_sampling_filter_path is not None:
+            return {}
+        return {"max_num_gen_batches": "without dynamic_sampling_filter_path; add it"}
 
     @property
     def prompts(self) -> int:

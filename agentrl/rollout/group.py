@@ -7,22 +7,32 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from agentrl.algorithms.filters import GroupFilter
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, Scorer, play
 from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked, failed
-from agentrl.errors import StageError, all_of
+from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
 from agentrl.types import Episode, Group, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """A complete group, or None where it could not be filled; and every episode that failed."""
+    """A complete group, or None where it could not be filled; and every episode that failed.
+
+    reason: why the filter dropped the complete group.
+    """
 
     group: Group | None
     failed: tuple[Episode, ...]
     finished: tuple[Episode, ...]
+    reason: str = ""
+
+    @property
+    def kept(self) -> Group | None:
+        """The group, unless the filter dropped it."""
+        return None if self.reason else self.group
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
@@ -38,6 +48,7 @@ class GroupPlayer:
     new sampling seed. Where a reward over the whole group fails, the group is lost.
 
     make_agent: makes an agent of the trained policy. opponents: they play the agents that are not trained.
+    drops: the dynamic sampling filter: why a complete group is dropped and replaced, None = it is kept.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -48,12 +59,16 @@ class GroupPlayer:
     seed: int
     shuffle_rewards: bool = False
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
+    drops: GroupFilter | None = None
 
     async def play(self, prompt: Prompt, version: int) -> GroupOutcome:
         """Play a group; `version` is the policy's when it starts.
 
         Waits for: all siblings. Unblocked by: the siblings' ends, each bounded by its deadlines. On
         cancellation: every sibling is cancelled and its environment closed.
+
+        Raises:
+            UserError: the filter failed.
         """
         attempts_of = await all_of([self._sibling(prompt, k) for k in range(self.size)])
         lost = tuple(m.episode for attempts in attempts_of for m in attempts if not m.is_usable)
@@ -68,7 +83,18 @@ class GroupPlayer:
         if self.shuffle_rewards:
             verdicts = _shuffled(verdicts, random.Random(f"{self.seed}/{prompt.index}"))
         group = Group(f"g{prompt.index}", prompt.task, prompt.seed, finished, tuple(verdicts), version)
-        return GroupOutcome(group, lost, finished)
+        return GroupOutcome(group, lost, finished, await self._drop_reason(group))
+
+    async def _drop_reason(self, group: Group) -> str:
+        if self.drops is None:
+            return ""
+        try:
+            async with stage("filter", None):
+                return self.drops(group) or ""
+        except StageError as error:
+            raise UserError(
+                f"the dynamic sampling filter failed on group {group.id} ({error.detail}); mend it."
+            ) from error
 
     async def _sibling(self, prompt: Prompt, k: int) -> list[Marked]:
         attempts: list[Marked] = []

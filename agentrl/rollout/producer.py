@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from agentrl.data import Prompt
-from agentrl.errors import WorldBrokenError
+from agentrl.errors import UserError, WorldBrokenError
 from agentrl.rollout.group import GroupOutcome
 
 
@@ -42,12 +42,16 @@ class Producer:
         batch_size: int,
         max_staleness: int = 0,
         max_broken: int = 3,
+        max_num_gen_batches: int = 10,
     ) -> None:
         self._next_prompt = next_prompt
         self._play_group = play_group
         self._batch_size = batch_size
         self._max_staleness = max_staleness
         self._max_broken = max_broken
+        self._max_played = max_num_gen_batches * batch_size
+        self._num_dropped = 0
+        self._is_closed = False
         self._version = 0
         self._num_done = 0
         self._num_started = 0
@@ -74,9 +78,20 @@ class Producer:
         self._version = max(self._version, version)
 
     async def take(self) -> list[GroupOutcome]:
-        """The next batch: `batch_size` complete groups, and the broken ones between them."""
+        """The next batch: `batch_size` kept groups, and the broken and dropped ones between them.
+
+        A group that the filter drops is replaced as soon as it has ended. So which prompts a batch takes
+        depends on the groups, and not on which of them is faster.
+
+        Raises:
+            WorldBrokenError: `max_broken` groups in a row could not be played.
+            UserError: `max_num_gen_batches` batches were played, and the filter did not keep one.
+        """
+        self._num_dropped = 0
         self._admit()
-        while sum(outcome.group is not None for outcome in self._untaken) < self._batch_size:
+        while sum(outcome.kept is not None for outcome in self._untaken) < self._batch_size:
+            if not self._in_flight:
+                raise UserError(self._no_signal())
             outcome = await self._in_flight[0]
             self._in_flight.popleft()
             self._untaken.append(outcome)
@@ -92,6 +107,7 @@ class Producer:
 
         Returns the groups that had ended and that no `take` has returned.
         """
+        self._is_closed = True
         for task in self._in_flight:
             task.cancel()
         ended = await asyncio.gather(*self._in_flight, return_exceptions=True)
@@ -107,8 +123,25 @@ class Producer:
             self._start()
 
     def _start(self) -> None:
-        coroutine = self._play_group(self._next_prompt(), version=self._version)
-        self._in_flight.append(asyncio.create_task(coroutine))
+        self._in_flight.append(asyncio.create_task(self._played(self._next_prompt())))
+
+    async def _played(self, prompt: Prompt) -> GroupOutcome:
+        outcome = await self._play_group(prompt, version=self._version)
+        if outcome.reason and not self._is_closed:
+            self._num_dropped += 1
+            if self._num_dropped + self._batch_size <= self._max_played:
+                self._start()
+        return outcome
+
+    def _no_signal(self) -> str:
+        reasons = Counter(outcome.reason for outcome in self._untaken if outcome.reason)
+        num_kept = sum(outcome.kept is not None for outcome in self._untaken)
+        counts = ", ".join(f"{reason}: {number}" for reason, number in sorted(reasons.items()))
+        return (
+            f"{len(self._untaken)} groups were played for a batch of {self._batch_size}, and the filter kept "
+            f"{num_kept} ({counts}); take tasks that are neither too hard nor too easy, raise "
+            "n_samples_per_prompt, or raise max_num_gen_batches."
+        )
 
     def _replace(self, outcome: GroupOutcome) -> None:
         self._num_broken_in_a_row += 1

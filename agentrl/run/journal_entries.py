@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agentrl.algorithms.filters import has_signal
+from agentrl.algorithms.filters import ZERO_STD, has_signal
 from agentrl.observe import Entry, Outcome
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Episode, Group
 
-NO_SIGNAL = "zero_std"
 BROKEN_GROUP = "group_incomplete"
 NO_GRADIENT = "zero_advantage"
 STOPPED = "run_stopped"
@@ -25,7 +24,7 @@ def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
             for episode in outcome.finished:
                 yield Entry(episode, (), Outcome.DROPPED, BROKEN_GROUP)
         else:
-            yield from _group(outcome.group, outcome.group.id in trained)
+            yield from _group(outcome.group, outcome.group.id in trained, outcome.reason)
 
 
 def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgress) -> Iterator[Entry]:
@@ -42,8 +41,8 @@ def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgr
             yield Entry(episode, (), Outcome.DROPPED, STOPPED)
 
 
-def _group(group: Group, trained: bool) -> Iterator[Entry]:
-    reason = NO_GRADIENT if has_signal(group) else NO_SIGNAL
+def _group(group: Group, trained: bool, dropped: str = "") -> Iterator[Entry]:
+    reason = dropped or (NO_GRADIENT if has_signal(group) else ZERO_STD)
     for episode in group.episodes:
         if trained:
             yield Entry(episode, group.verdicts_of(episode), Outcome.TRAINED)

@@ -77,7 +77,7 @@ class Loop:
         started = self.clock()
         outcomes = self.in_progress.outcomes = await self.producer.take()
         played = self.clock()
-        groups = [outcome.group for outcome in outcomes if outcome.group is not None]
+        groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
         batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
         # The complete batch before the first update: the old policy is the one before all its steps.
         scores = await self._scores(batch)

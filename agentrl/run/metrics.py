@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agentrl.algorithms.filters import has_signal
@@ -25,7 +26,8 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
     reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the engine
-    had computed for the turn before.
+    had computed for the turn before. dynamic_filter/drop_REASON counts groups that the filter dropped; they
+    are in all other metrics, so that these are of the policy and not of the filter.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -44,6 +46,8 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= _by_agent(verdicts)
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
+    dropped = Counter(outcome.reason for outcome in outcomes if outcome.reason)
+    metrics |= {f"rollout/dynamic_filter/drop_{name}": float(n) for name, n in dropped.items()}
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
 
 

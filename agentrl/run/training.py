@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agentrl.algorithms.corrections import CorrectionWatch
+from agentrl.algorithms.filters import GroupFilter
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.algorithm import Algorithm, build_algorithm
+from agentrl.assembly.algorithm import Algorithm, build_algorithm, build_group_filter
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, bounded
 from agentrl.assembly.env import EnvFactory, env_factory
@@ -57,6 +58,7 @@ class TrainingRun:
     engine: Engine
     sink: WeightSink
     algorithm: Algorithm
+    drops: GroupFilter | None
     trainers: TrainerFactory
     held_out: HeldOut | None
     prompts: DataSource | None
@@ -80,6 +82,7 @@ class TrainingRun:
             check_opponents(env, config.env.opponents)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
+            drops = build_group_filter(config.rollout.dynamic_sampling_filter_path)
             data = RunData.of(config, env, console.line)
             if origin is not None and data.source is not None:
                 data.source.check(origin.state.source)
@@ -93,6 +96,7 @@ class TrainingRun:
             engine=engine,
             sink=engine.sink,
             algorithm=algorithm,
+            drops=drops,
             trainers=processes.trainers,
             held_out=_held_out(data, config, world, engine),
             prompts=data.source and bounded(data.source, config, env, world.renderer),
@@ -259,8 +263,14 @@ class TrainingRun:
             seed=seed,
             shuffle_rewards=rollout.shuffle_rewards,
             opponents=world.opponents,
+            drops=self.drops,
         )
-        producer = Producer(stream.next, player.play, batch_size=rollout.prompts)
+        producer = Producer(
+            stream.next,
+            player.play,
+            batch_size=rollout.prompts,
+            max_num_gen_batches=rollout.max_num_gen_batches,
+        )
         if self.records.origin is not None:
             producer.resume(self.progress.step, version=self.records.origin.state.version)
         return producer

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms.advantages import Advantages
-from agentrl.algorithms.contract import check_estimator
+from agentrl.algorithms.contract import check_estimator, check_group_filter
 from agentrl.algorithms.estimators import Gae, GroupRelative
+from agentrl.algorithms.filters import has_signal, zero_std
 
 
 @dataclass
@@ -93,3 +94,22 @@ def test_advantages_are_flat(shape):
 def test_returns_are_as_many_as_advantages():
     with pytest.raises(ValueError, match="must be flat and of one length"):
         Advantages(np.zeros(2), np.zeros(3))
+
+
+def test_a_filter_that_satisfies_the_contract_passes():
+    check_group_filter(zero_std)
+    check_group_filter(lambda group: None)
+
+
+@pytest.mark.parametrize(
+    ("group_filter", "sentence"),
+    [
+        (has_signal, "one word, why a group is dropped, or None to keep it, not True"),
+        (lambda group: "too easy", "one word"),
+        (lambda group: "", "one word"),
+        (lambda group, calls=[]: calls.append(1) or ("odd" if len(calls) % 2 else None), "decided otherwise"),
+    ],
+)
+def test_a_filter_that_violates_the_contract_is_named(group_filter, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_group_filter(group_filter)

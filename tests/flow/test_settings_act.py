@@ -90,6 +90,14 @@ CHANGES = {
     "rollout_max_context_len": Change(32),
     "max_turns": Change(1),
     "shuffle_rewards": Change(True),
+    "dynamic_sampling_filter_path": Change("tests.flow.worlds:drop_even_seeds"),
+    "max_num_gen_batches": Change(
+        1,
+        {
+            "dynamic_sampling_filter_path": "tests.flow.worlds:drop_even_seeds",
+            "num_rollout": 6,
+        },
+    ),
     "max_episode_retries": Change(0, {"env": "tests.flow.worlds:Shaky", "num_rollout": 6}),
     "trainer": Change("megatron"),
     "optimizer": Change("muon"),

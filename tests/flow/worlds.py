@@ -120,6 +120,33 @@ class Talkative(Bandit):
     rewards = (Reward(length),)
 
 
+def drop_even_seeds(group):
+    """A dynamic sampling filter that depends on nothing that is sampled."""
+    return None if group.seed % 2 else "even"
+
+
+def drop_all(group):
+    """A filter that keeps nothing."""
+    return "hopeless"
+
+
+def drop_with_an_error(group):
+    """A filter that fails on groups that are played, and not on those that it is checked with."""
+    if group.id.startswith("g") and group.episodes[0].env_id.endswith("Scarce"):
+        raise KeyError("no such key")
+
+
+def length_where_it_pays(episode):
+    """`length`, in half of all worlds."""
+    return length(episode) if episode.seed % 2 else 0.0
+
+
+class Scarce(Talkative):
+    """Pays in half of its worlds, so that half of all groups have no signal."""
+
+    rewards = (Reward(length_where_it_pays),)
+
+
 class Struck(Talkative):
     """Breaks the run itself in one of its resets, as nothing that belongs to an episode does."""
 

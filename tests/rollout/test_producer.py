@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl import Limits
 from agentrl.data import Prompt
-from agentrl.errors import WorldBrokenError
+from agentrl.errors import UserError, WorldBrokenError
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.types import Ending, Episode, Failure, Group
@@ -26,10 +26,11 @@ def broken(index):
 
 @dataclass
 class Rollouts:
-    """Groups that take `ticks[i]` turns of the event loop; those in `bad` cannot be filled."""
+    """Groups that take `ticks[i]` turns of the event loop; `bad` cannot be filled, a filter drops `dropped`."""
 
     ticks: list[int]
     bad: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
     started: dict[int, int] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
     prompts: int = 0
@@ -49,7 +50,7 @@ class Rollouts:
         if prompt.index in self.bad:
             return broken(prompt.index)
         group = Group(f"g{prompt.index}", ASK, 0, (), (), version)
-        return GroupOutcome(group, (), ())
+        return GroupOutcome(group, (), (), "equal" if prompt.index in self.dropped else "")
 
     def producer(self, batch_size, **options):
         return Producer(self.prompt, self.play, batch_size=batch_size, **options)
@@ -98,6 +99,41 @@ def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, st
         assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
 
     asyncio.run(run())
+
+
+@given(st.integers(1, 4), TICKS, st.sets(st.integers(0, 25)), st.sets(st.integers(0, 25)))
+def test_dropped_groups_are_replaced_and_which_are_taken_does_not_depend_on_who_is_faster(
+    batch_size, ticks, bad, dropped
+):
+    async def run():
+        rollouts = Rollouts(ticks, bad, dropped)
+        producer = rollouts.producer(batch_size, max_broken=10_000, max_num_gen_batches=100)
+        first = 0
+        for step in range(4):
+            outcomes = await producer.take()
+            assert sum(outcome.kept is not None for outcome in outcomes) == batch_size
+            # As if one group were played after the other.
+            expected, last = 0, first
+            while expected < batch_size:
+                expected += last not in bad and last not in dropped
+                last += 1
+            assert [index_of(outcome) for outcome in outcomes] == list(range(first, last))
+            assert rollouts.prompts == last
+            first = last
+            producer.advance(step + 1, version=step + 1)
+        await producer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("limit", "num_played"), [(1, 3), (2, 6), (5, 15)])
+async def test_a_run_without_signal_ends_with_a_sentence(limit, num_played):
+    rollouts = Rollouts([2], dropped=set(range(1, 1000)))
+    producer = rollouts.producer(3, max_num_gen_batches=limit)
+    sentence = rf"{num_played} groups were played for a batch of 3, and the filter kept 1 \(equal: {num_played - 1}\)"
+    with pytest.raises(UserError, match=sentence):
+        await producer.take()
+    assert len(await producer.close()) == num_played
 
 
 @given(st.integers(1, 4), STALENESS)
