@@ -12,6 +12,7 @@ from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
+from agentrl.cli.runs import runs
 from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
 from agentrl.cli.tools import tools
@@ -40,6 +41,7 @@ for command in (
     data,
     envs,
     plot_command,
+    runs,
     serve_command,
     serve_search_command,
     tools,

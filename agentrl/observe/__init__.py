@@ -1,11 +1,20 @@
 """The records of a run: metrics of every step and every episode, as JSON lines."""
 
-from agentrl.observe.journal import Entry, Outcome, Reconciliation, read_journal, reconcile
+from agentrl.observe.journal import (
+    Entry,
+    EpisodeOutcome,
+    Outcome,
+    Reconciliation,
+    read_journal,
+    read_outcomes,
+    reconcile,
+)
 from agentrl.observe.metrics import JsonlTracker, MetricLog, Record, TensorBoardTracker, Tracker, read_metrics
 from agentrl.observe.writer import Journal
 
 __all__ = [
     "Entry",
+    "EpisodeOutcome",
     "Journal",
     "JsonlTracker",
     "MetricLog",
@@ -16,5 +25,6 @@ __all__ = [
     "Tracker",
     "read_journal",
     "read_metrics",
+    "read_outcomes",
     "reconcile",
 ]

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -102,6 +102,27 @@ def read_journal(path: Path) -> Iterator[Entry]:
             raise ValueError(f"{path.name} holds no entry of a journal: {place}: {problem['msg']}") from None
 
 
+class EpisodeOutcome(NamedTuple):
+    """An entry without its episode: the episode's id, its outcome, and the reason of a dropped one."""
+
+    id: str
+    outcome: str
+    reason: str
+
+
+def read_outcomes(path: Path) -> Iterator[EpisodeOutcome]:
+    """The outcomes of one file, in order: many times as fast as `read_journal`.
+
+    Raises:
+        ValueError: the file is broken before its last member.
+    """
+    for line in members.read(path):
+        entry = cast(dict[str, Mapping[str, str] | str], line)
+        episode = entry["episode"]
+        assert isinstance(episode, Mapping)
+        yield EpisodeOutcome(episode["id"], str(entry["outcome"]), str(entry.get("reason", "")))
+
+
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
     """The counts of a journal: played = trained + the sum of dropped. problems: empty if consistent."""
@@ -125,7 +146,7 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
     trained = evaluated = 0
     for path in sorted((run_dir / "trajectories").glob(f"*{SUFFIX}")):
         is_eval = path.name.startswith("eval_")
-        rows = [_row(line) for line in members.read(path)]
+        rows = list(read_outcomes(path))
         evaluated += len(rows) if is_eval else 0
         ids = Counter(id for id, _, _ in rows)
         problems += [f"{path.name} holds episode {id} {n} times." for id, n in ids.items() if n > 1]
@@ -141,10 +162,3 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
     if played is not None and played != len(training_ids):
         problems.append(f"the run played {played} episodes, its journal holds {len(training_ids)}.")
     return Reconciliation(len(training_ids), trained, dict(dropped), evaluated, tuple(problems))
-
-
-def _row(line: object) -> tuple[str, str, str]:
-    entry = cast(dict[str, Mapping[str, str] | str], line)
-    episode = entry["episode"]
-    assert isinstance(episode, Mapping)
-    return episode["id"], str(entry["outcome"]), str(entry.get("reason", ""))

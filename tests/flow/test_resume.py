@@ -16,6 +16,7 @@ import pytest
 import agentrl
 from agentrl.errors import ConfigError, UserError
 from agentrl.observe import reconcile
+from agentrl.run.audit import Audit, audit
 from agentrl.run.history import attempts, locked
 from tests.flow.runs import HEARING, TINY, metrics_of, train
 from tests.flow.worlds import Struck
@@ -45,11 +46,19 @@ def facts_of(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+def accounted(folder: Path) -> Audit:
+    """The audit of a run, which found nothing wrong."""
+    found = audit(folder)
+    assert found.problems == ()
+    assert found.started == found.trained + sum(found.dropped.values()) + found.skipped
+    return found
+
+
 def same(one: Path, other: Path) -> None:
     assert weights_of(one) == weights_of(other)
     assert facts_of(one) == facts_of(other)
     assert reconcile(one) == reconcile(other)
-    assert reconcile(one).problems == ()
+    assert accounted(one).started == accounted(other).started
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +117,8 @@ def test_what_a_restart_undid_is_kept_beside_the_lineage(whole, tmp_path):
     rows = [json.loads(line) for line in (undone / "metrics.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows} == before
     assert any((undone / "trajectories").iterdir())
+    assert set(accounted(folder).rolled_back) == {"attempt_1"}
+    assert accounted(folder).rolled_back["attempt_1"] >= 3 * 8
 
 
 def test_a_finished_run_goes_on_with_more_iterations(whole, tmp_path):

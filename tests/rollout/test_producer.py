@@ -26,7 +26,7 @@ def broken(index):
 
 @dataclass
 class Rollouts:
-    """Groups that take `ticks[i]` turns of the event loop; `bad` cannot be filled, a filter drops `dropped`."""
+    """Groups that take `ticks[i]` turns of the event loop. `bad` ones fail, a filter drops the `dropped`."""
 
     ticks: list[int]
     bad: set[int] = field(default_factory=set)
@@ -130,7 +130,7 @@ def test_dropped_groups_are_replaced_and_which_are_taken_does_not_depend_on_who_
 async def test_a_run_without_signal_ends_with_a_sentence(limit, num_played):
     rollouts = Rollouts([2], dropped=set(range(1, 1000)))
     producer = rollouts.producer(3, max_num_gen_batches=limit)
-    sentence = rf"{num_played} groups were played for a batch of 3, and the filter kept 1 \(equal: {num_played - 1}\)"
+    sentence = rf"{num_played} groups were played for a batch of 3, .* kept 1 \(equal: {num_played - 1}\)"
     with pytest.raises(UserError, match=sentence):
         await producer.take()
     assert len(await producer.close()) == num_played

@@ -1,0 +1,45 @@
+"""The audit finds a prompt that is missing, or that was trained in part."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.observe import Entry, Journal, Outcome
+from agentrl.run.audit import audit
+from agentrl.types import Verdict
+from tests.run.test_journal_entries import episode
+
+
+async def written(folder, fates):
+    """A journal of one step. fates: outcome and reason of each episode, by id."""
+    journal = Journal(folder)
+    entries = []
+    for id, reason in fates.items():
+        outcome = Outcome.DROPPED if reason else Outcome.TRAINED
+        entries.append(Entry(episode(id), (Verdict(id, "env", 1.0, {}),), outcome, reason))
+    await journal.write_step(1, entries)
+    await journal.flush()
+    return folder
+
+
+WHOLE = {"g0-0": "", "g0-1": "", "g1-0": "zero_std", "g1-1": "zero_std", "g2-0": "group_incomplete"}
+
+
+async def test_every_prompt_is_accounted_for(tmp_path):
+    found = audit(await written(tmp_path, WHOLE))
+    assert found.problems == ()
+    assert (found.started, found.trained) == (3, 1)
+    assert found.dropped == {"zero_std": 1, "group_incomplete": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"g4-0": ""}, "1 prompts were started and stand nowhere (the first: [3])"),
+        ({"g0-1": "zero_std"}, "prompt 0 was trained in part."),
+        ({"x": ""}, "episode x belongs to no prompt."),
+    ],
+)
+async def test_what_is_missing_is_named(tmp_path, change, sentence):
+    found = audit(await written(tmp_path, {**WHOLE, **change}))
+    assert any(sentence in problem for problem in found.problems), found.problems
