@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from agentrl.data import Columns, FileSource, PromptStream
@@ -36,16 +37,15 @@ def ours(path: str, seed: int) -> Reader:
 
 
 def whole(path: str, seed: int) -> Reader:
-    """All of it in memory, and the numbers of its rows in a shuffled list."""
+    """All of it in memory, and the numbers of its rows in a shuffled array."""
     table = pq.read_table(path, columns=list(COLUMNS.names))
-    order = list(range(len(table)))
-    random.Random(seed).shuffle(order)
-    places = cycle(order)
+    order = np.random.default_rng(seed).permutation(len(table))
+    ordinals = cycle(range(len(table)))
 
     def row(number: int) -> object:
-        return table.slice(order[number], 1).to_pylist()
+        return table.slice(int(order[number]), 1).to_pylist()
 
-    return Reader(lambda: row(next(places)), row, len(table))
+    return Reader(lambda: row(next(ordinals)), row, len(table))
 
 
 def measure(side: str, path: str, drawn: int, anywhere: int, seed: int) -> dict[str, float]:
