@@ -1,4 +1,4 @@
-"""One process of the benchmark of data: `python -m benchmarks.data_reader SIDE FILE DRAWN ANYWHERE SEED`."""
+"""A process of the benchmark of data: `python -m benchmarks.data_reader SIDE FILE DRAWN ANYWHERE SEED`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 
 from agentrl.data import Columns, FileSource, PromptStream
 
-OURS, WHOLE = "ours", "whole read"
+OURS, FULL_READ = "ours", "whole read"
 BATCH = 32
 COLUMNS = Columns("question", "answer")
 
 
-class Reader:
-    """Draws prompts in turn, and by their number."""
+class PromptSampler:
+    """Draws prompts in sequence (`draw`) and by number (`draw_at`). count: prompts of an epoch."""
 
     def __init__(self, draw: Callable[[], object], draw_at: Callable[[int], object], count: int) -> None:
         self.draw = draw
@@ -29,15 +29,15 @@ class Reader:
         self.count = count
 
 
-def ours(path: str, seed: int) -> Reader:
-    """As a run does it."""
+def ours(path: str, seed: int) -> PromptSampler:
+    """The sampler of a run: `FileSource` and `PromptStream`."""
     source = FileSource(path, COLUMNS, seed=seed)
     stream = PromptStream(source)
-    return Reader(stream.next, source.prompt, source.num_tasks)
+    return PromptSampler(stream.next, source.prompt, source.num_tasks)
 
 
-def whole(path: str, seed: int) -> Reader:
-    """All of it in memory, and the numbers of its rows in a shuffled array."""
+def full_read(path: str, seed: int) -> PromptSampler:
+    """The baseline: all rows in memory, and their numbers in a shuffled array."""
     table = pq.read_table(path, columns=list(COLUMNS.names))
     order = np.random.default_rng(seed).permutation(len(table))
     ordinals = cycle(range(len(table)))
@@ -45,28 +45,28 @@ def whole(path: str, seed: int) -> Reader:
     def row(number: int) -> object:
         return table.slice(int(order[number]), 1).to_pylist()
 
-    return Reader(lambda: row(next(ordinals)), row, len(table))
+    return PromptSampler(lambda: row(next(ordinals)), row, len(table))
 
 
 def measure(side: str, path: str, drawn: int, anywhere: int, seed: int) -> dict[str, float]:
     """Seconds to open and to the first batch, memory above that of the imports (MB), prompts a second."""
-    before = _most_memory()
+    before = _peak_memory()
     started = time.perf_counter()
-    reader = (ours if side == OURS else whole)(path, seed)
+    sampler = (ours if side == OURS else full_read)(path, seed)
     opened = time.perf_counter()
     for _ in range(BATCH):
-        reader.draw()
+        sampler.draw()
     first = time.perf_counter()
-    at_first = _most_memory() - before
+    at_first = _peak_memory() - before
     slowest = 0.0
     for _ in range(drawn):
         began = time.perf_counter()
-        reader.draw()
+        sampler.draw()
         slowest = max(slowest, time.perf_counter() - began)
     ended = time.perf_counter()
     rng = random.Random(seed)
     for _ in range(anywhere):
-        reader.draw_at(rng.randrange(reader.count))
+        sampler.draw_at(rng.randrange(sampler.count))
     return {
         "open_s": opened - started,
         "first_batch_s": first - started,
@@ -74,17 +74,17 @@ def measure(side: str, path: str, drawn: int, anywhere: int, seed: int) -> dict[
         "prompts_per_s": drawn / (ended - first),
         "slowest_prompt_s": slowest,
         "anywhere_per_s": anywhere / (time.perf_counter() - ended),
-        "memory_mb": (_most_memory() - before) / 1e6,
+        "memory_mb": (_peak_memory() - before) / 1e6,
     }
 
 
-def _most_memory() -> float:
-    """The most memory that the process has had so far (bytes)."""
+def _peak_memory() -> float:
+    """The peak memory of the process so far (bytes)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure once and print it as JSON."""
+    """Measure once and print the figures as JSON."""
     side, path, *numbers = arguments
     drawn, anywhere, seed = map(int, numbers)
     print(json.dumps(measure(side, path, drawn, anywhere, seed)))

@@ -1,14 +1,14 @@
-"""What playing costs beside the model: turns a CPU-second of thousands of episodes, on an instant engine.
+"""Overhead of the rollout: turns a CPU-second of thousands of episodes, on an instant engine.
 
-All that a run does for an episode is done (groups, seeds, environment, tool with its checks, deadlines,
-prefix, renderer with a real tokenizer, record, verdict); the engine and the tool's function cost nothing.
+Every part of an episode runs (groups, seeds, environment, tool with its checks, deadlines, prefix, renderer
+with a real tokenizer, record, verdict); the engine and the tool's function cost nothing.
 
     turns      128, 1,024 and 10,000 episodes at once: three calls of a tool and an answer. The baseline is
                the same under the thresholds of Python's own garbage collector
-    payloads   answers of 5,000, 23,000 and 1,400,000 characters, against their tokenizer called bare
-    long       conversations of 256 turns. These, and the largest payloads, are there to hurt
-    waiting    256 episodes with a tool of 50 ms, against the same with an instant one, on the wall
-    idle       the memory of an episode that waits for the engine's second turn
+    payloads   answers of 5,000, 23,000 and 1,400,000 characters, against the tokenizer only
+    long       conversations of 256 turns; these and the largest payloads are the worst cases
+    waiting    256 episodes with a tool of 50 ms, against the same with an instant tool, in wall time
+    idle       the memory of an episode that waits for the second turn of the engine
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _TURNS = _CALLS + 1
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """What is played. Frozen.
+    """The workload. Frozen.
 
-    sizes: episodes at once, and how often one after another. payloads: characters, and episodes at once.
-    long: calls in a long conversation, and episodes at once. waiting: episodes at once. idle: episodes.
+    sizes: concurrent episodes, and repetitions of them. payloads: characters, and concurrent episodes.
+    long: calls in a long conversation, and concurrent episodes. waiting, idle: concurrent episodes.
     """
 
     sizes: tuple[tuple[int, int], ...] = ((128, 16), (1024, 4), (10_000, 1))
@@ -49,8 +49,8 @@ class Generator:
     repeats: int = 5
 
 
-class Measured(NamedTuple):
-    """A side in figures: the median, the spread (max - min, over the median) and every repeat."""
+class Figures(NamedTuple):
+    """The figures of a side: the median, the spread (max - min, over the median) and every repeat."""
 
     median: float
     spread: float
@@ -58,26 +58,26 @@ class Measured(NamedTuple):
 
 
 def bench_generator(settings: Generator | None = None) -> dict[str, JSON]:
-    """All sections, one after another.
+    """Run all sections sequentially.
 
     Returns:
         summary: medians and ratios. sections: by section and side, the median, its spread and every repeat.
-        settings: what was played, on what.
+        settings: the workload and the machine.
     """
     settings = settings or Generator()
     turns, payloads = _turns(settings), _payloads(settings)
     long, waiting = _long(settings), _waiting(settings)
     idle = asyncio.run(_idle_bytes(settings.idle))
-    known = [turns[f"{size}"].median for size, _ in settings.sizes]
+    rates = [turns[f"{size}"].median for size, _ in settings.sizes]
     bound_s = waiting["instant"].median + _CALLS * settings.wait_s
     sections = {"turns_per_cpu_s": turns, "payloads_cpu_s": payloads, "long": long, "waiting_wall_s": waiting}
-    shown: dict[str, JSON] = {
-        name: {side: found._asdict() for side, found in of.items()} for name, of in sections.items()
+    json_sections: dict[str, JSON] = {
+        name: {side: figures._asdict() for side, figures in sides.items()} for name, sides in sections.items()
     }
     return {
         "summary": {
-            "turns_per_s": {side: round(found.median) for side, found in turns.items()},
-            "slowest_to_fastest": min(known) / max(known),
+            "turns_per_s": {side: round(figures.median) for side, figures in turns.items()},
+            "slowest_to_fastest": min(rates) / max(rates),
             "idle_bytes": idle,
             "waiting_to_bound": waiting["waiting"].median / bound_s,
             "payloads_to_tokenizer": {
@@ -86,12 +86,12 @@ def bench_generator(settings: Generator | None = None) -> dict[str, JSON]:
             },
             "long_turns_per_s": round(long["turns_per_cpu_s"].median),
         },
-        "sections": shown,
-        "settings": {"generator": _listed(settings), "calls": _CALLS, "machine": machine()},
+        "sections": json_sections,
+        "settings": {"generator": _as_json(settings), "calls": _CALLS, "machine": machine()},
     }
 
 
-def _turns(settings: Generator) -> dict[str, Measured]:
+def _turns(settings: Generator) -> dict[str, Figures]:
     player = Player()
     amounts: dict[str, int] = {}
     sides: dict[str, Side] = {}
@@ -99,11 +99,11 @@ def _turns(settings: Generator) -> dict[str, Measured]:
         for name, rare in ((f"{size}", True), (f"{size}, Python's collector", False)):
             amounts[name] = size // player.size * player.size * times * _TURNS
             sides[name] = _waves(player, size, times, rare=rare)
-    found = asyncio.run(timed(sides, repeats=settings.repeats))
-    return {side: measured([amounts[side] / one.cpu_s for one in spent]) for side, spent in found.items()}
+    durations = asyncio.run(timed(sides, repeats=settings.repeats))
+    return {side: figures_of([amounts[side] / run.cpu_s for run in runs]) for side, runs in durations.items()}
 
 
-def _payloads(settings: Generator) -> dict[str, Measured]:
+def _payloads(settings: Generator) -> dict[str, Figures]:
     sides: dict[str, Side] = {}
     for size, episodes in settings.payloads:
         player = Player(payload=size, size=min(8, episodes))
@@ -112,14 +112,14 @@ def _payloads(settings: Generator) -> dict[str, Measured]:
     return _seconds(asyncio.run(timed(sides, repeats=settings.repeats)), "cpu_s")
 
 
-def _long(settings: Generator) -> dict[str, Measured]:
+def _long(settings: Generator) -> dict[str, Figures]:
     calls, episodes = settings.long
     sides = {"long": _waves(Player(calls=calls), episodes, 1, rare=True)}
-    (spent,) = asyncio.run(timed(sides, repeats=settings.repeats)).values()
-    return {"turns_per_cpu_s": measured([(calls + 1) * episodes / one.cpu_s for one in spent])}
+    (runs,) = asyncio.run(timed(sides, repeats=settings.repeats)).values()
+    return {"turns_per_cpu_s": figures_of([(calls + 1) * episodes / run.cpu_s for run in runs])}
 
 
-def _waiting(settings: Generator) -> dict[str, Measured]:
+def _waiting(settings: Generator) -> dict[str, Figures]:
     sides = {
         "waiting": _waves(Player(wait_s=settings.wait_s), settings.waiting, 1, rare=True),
         "instant": _waves(Player(), settings.waiting, 1, rare=True),
@@ -129,7 +129,7 @@ def _waiting(settings: Generator) -> dict[str, Measured]:
 
 def _waves(player: Player, size: int, times: int, *, rare: bool) -> Side:
     async def run() -> None:
-        # The side before leaves its garbage to nobody.
+        # So that garbage of the previous side is not collected in this one.
         gc.collect()
         for _ in range(times):
             if rare:
@@ -150,7 +150,7 @@ def _encoding(player: Player, number: int) -> Side:
 
 
 async def _idle_bytes(episodes: int) -> dict[str, JSON]:
-    """What an episode holds while the engine works on its second turn, and the tokens of its prefix."""
+    """The memory of an episode during the second turn of the engine, and the tokens of its prefix."""
     player = Player()
     await player.play(player.size)
     player.engine.parked = asyncio.Event()
@@ -164,20 +164,20 @@ async def _idle_bytes(episodes: int) -> dict[str, JSON]:
     tracemalloc.stop()
     player.engine.parked.set()
     await playing
-    tokens = player.engine.num_seen / player.engine.num_asked
+    tokens = player.engine.num_prompt_tokens / player.engine.num_requests
     return {"an_episode": round(num_bytes / episodes), "tokens_of_a_prompt": round(tokens)}
 
 
-def _seconds(found: Mapping[str, Sequence[Duration]], which: str) -> dict[str, Measured]:
-    return {side: measured([one._asdict()[which] for one in spent]) for side, spent in found.items()}
+def _seconds(durations: Mapping[str, Sequence[Duration]], field: str) -> dict[str, Figures]:
+    return {side: figures_of([run._asdict()[field] for run in runs]) for side, runs in durations.items()}
 
 
-def measured(values: Sequence[float]) -> Measured:
+def figures_of(values: Sequence[float]) -> Figures:
     """The figures of a side."""
     median = statistics.median(values)
-    return Measured(median, (max(values) - min(values)) / median, [*values])
+    return Figures(median, (max(values) - min(values)) / median, [*values])
 
 
-def _listed(settings: Generator) -> dict[str, JSON]:
-    found: dict[str, JSON] = json.loads(json.dumps(asdict(settings)))
-    return found
+def _as_json(settings: Generator) -> dict[str, JSON]:
+    values: dict[str, JSON] = json.loads(json.dumps(asdict(settings)))
+    return values

@@ -1,7 +1,7 @@
-"""An engine and a world that cost nothing, so that what plays episodes is all that is left to measure.
+"""An engine and an environment without cost, so that a benchmark measures only the code that plays episodes.
 
-The engine answers at once with tokens that were written beforehand; the world's tool answers at once, or
-after a wait. Between question and answer every other episode gets its turn, as with a real engine.
+The engine returns precomputed tokens immediately; the tool of the environment returns immediately, or after a
+delay. Between request and response the event loop runs all other episodes, as with a real engine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -32,10 +33,10 @@ _WORDS = (
 
 @dataclass(slots=True)
 class InstantEngine:
-    """Says `calls` times what calls the tool, then the answer, in every session.
+    """Generates `calls` tool calls, then the answer, in every session.
 
-    parked: an event that every turn but a session's first waits for; None = nothing waits.
-    num_asked, num_seen: turns, and the prompt tokens of all of them (count).
+    parked: an event for which every turn waits, except the first of a session; None = no turn waits.
+    num_requests, num_prompt_tokens: of all sessions (count). num_turns: by session.
     """
 
     call: list[int]
@@ -43,38 +44,38 @@ class InstantEngine:
     calls: int
     version: int = 0
     parked: asyncio.Event | None = None
-    num_asked: int = 0
-    num_seen: int = 0
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
     num_turns: dict[str, int] = field(default_factory=dict)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
         """The next turn of a session."""
         del sampling
-        self.num_asked += 1
-        self.num_seen += len(prompt_ids)
+        self.num_requests += 1
+        self.num_prompt_tokens += len(prompt_ids)
         turn = self.num_turns.get(session, 0)
         self.num_turns[session] = turn + 1
         if turn and self.parked is not None:
             await self.parked.wait()
         await asyncio.sleep(0)
-        said = self.call if turn < self.calls else self.answer
-        tokens = np.array(said, np.int32)
-        logprobs = np.full(len(said), -0.5, np.float32)
-        return Completion(tokens, logprobs, np.zeros(len(said), np.int32), Finish.STOP, said[-1])
+        token_ids = self.call if turn < self.calls else self.answer
+        tokens = np.array(token_ids, np.int32)
+        logprobs = np.full(len(token_ids), -0.5, np.float32)
+        return Completion(tokens, logprobs, np.zeros(len(token_ids), np.int32), Finish.STOP, token_ids[-1])
 
     async def close_session(self, session: str) -> None:
-        """Forget it."""
+        """Remove the counter of a session."""
         self.num_turns.pop(session, None)
 
 
 class Library(ToolEnv):
-    """One tool that answers with `payload` characters, after `wait_s` where that is above 0."""
+    """One tool that returns one of `texts`, after `wait_s` where that is above 0."""
 
     id = "Library-v0"
     limits = _LIMITS
 
     def __init__(self, texts: Sequence[str], wait_s: float = 0.0) -> None:
-        self._texts, self._wait_s, self._asked = texts, wait_s, 0
+        self._texts, self._wait_s, self._num_calls = texts, wait_s, 0
         self.tools = (self.look_after_a_wait,) if wait_s else (self.look,)
         super().__init__()
 
@@ -82,14 +83,14 @@ class Library(ToolEnv):
     def look(self, where: str) -> str:
         """Look somewhere."""
         del where
-        return self._found()
+        return self._next_text()
 
     @tool(name="look")
     async def look_after_a_wait(self, where: str) -> str:
         """Look somewhere."""
         await asyncio.sleep(self._wait_s)
         del where
-        return self._found()
+        return self._next_text()
 
     def tasks(self, split: str) -> Sequence[Task]:
         """One task."""
@@ -97,19 +98,19 @@ class Library(ToolEnv):
 
     @inline
     def reward(self, task: Task, answer: str) -> float:
-        """Whether it is the answer."""
+        """1.0 for the label, else 0.0."""
         return float(answer == task.answer)
 
-    def _found(self) -> str:
-        # No text of one episode is that of its siblings, or of its next turn.
-        self._asked += 1
-        return self._texts[(self.rng.getrandbits(16) + self._asked) % len(self._texts)]
+    def _next_text(self) -> str:
+        # Different texts for the episodes of a group, and for the turns of an episode.
+        self._num_calls += 1
+        return self._texts[(self.rng.getrandbits(16) + self._num_calls) % len(self._texts)]
 
 
 class Player:
     """Plays groups of `size` in a `Library`.
 
-    payload: characters of each answer of the tool. calls: before the final answer.
+    payload: characters of each tool result. calls: tool calls before the final answer (count).
     """
 
     def __init__(self, *, payload: int = 40, calls: int = 3, wait_s: float = 0.0, size: int = 8) -> None:
@@ -133,16 +134,16 @@ class Player:
         )
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, by the tokenizer alone."""
+        """The tokens of a text, from the tokenizer only."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     async def play(self, episodes: int) -> list[GroupOutcome]:
-        """That many episodes at once; every one is checked."""
+        """Play this number of episodes concurrently, and check each of them."""
         task = Task.ask("t", "What is behind the tower at the end of the market?", answer="silver")
         prompts = [Prompt(index, task, index) for index in range(episodes // self.size)]
         outcomes = await asyncio.gather(*(self._player.play(prompt, 0) for prompt in prompts))
         turns = self.engine.calls + 1
-        for episode in (one for outcome in outcomes for one in outcome.episodes):
+        for episode in chain.from_iterable(outcome.episodes for outcome in outcomes):
             if episode.ending is not Ending.COMPLETED or len(episode.turns) != turns:
                 raise AssertionError(f"episode {episode.id} was not played as it should be: {episode}")
         return list(outcomes)
@@ -152,7 +153,7 @@ class Player:
 
 
 def texts_of(payload: int) -> list[str]:
-    """Texts of so many characters, words of a seeded generator: thousands of short ones, few long ones."""
+    """Texts of `payload` characters, from seeded random words: up to 4,096 texts, and at least 8 of them."""
     rng = np.random.default_rng(payload)
     number = max(8, min(4096, 8_000_000 // payload))
     return [_text(rng, payload) for _ in range(number)]

@@ -1,4 +1,4 @@
-"""From the configuration to the prompts of a run, of its evaluations, and of its tokenizer."""
+"""Builds the prompts of a run, of its evaluations, and of its tokenizer from the configuration."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CORPUS = 10_000
 
 
 class RunData(NamedTuple):
-    """The prompts of a run. source: of RL; None = a run without RL. held_out: of evaluations; None = no
-    evaluations.
+    """The prompts of a run.
 
+    source: of RL; None = a run without RL. held_out: of evaluations; None = no evaluations.
     gives_prompts: whether they come from another source than the environment.
     """
 
@@ -41,7 +41,7 @@ class RunData(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig, env: AnyEnv, on_event: Callable[[str], None]) -> RunData:
-        """Open all sources. on_event: called with a sentence where no tasks are held out.
+        """Open all sources. on_event: called with a message where no tasks are held out.
 
         Raises:
             UserError: there is no such source, split or file, a row is no prompt, or a warm start has no
@@ -61,7 +61,7 @@ class RunData(NamedTuple):
         return cls(source, held_out, config.data.gives_prompts)
 
     def corpus(self, env: AnyEnv) -> Iterator[str]:
-        """Text for a fresh model's tokenizer: the environment's, and the first prompts of the data."""
+        """Text to train a fresh model's tokenizer: of the environment, and the first prompts of the data."""
         yield from env.corpus()
         if self.source is not None and self.gives_prompts:
             for task in first_tasks(self.source, _CORPUS):
@@ -77,7 +77,7 @@ def training_source(config: RunConfig, env: AnyEnv) -> DataSource:
     """
     section, seed = config.data, config.run.seed
     if section.data_source_path is not None:
-        return own_source(section.data_source_path, seed=seed)
+        return custom_source(section.data_source_path, seed=seed)
     if section.prompt_data is None:
         tasks = tasks_of(env, config.env.train_split)
         return TaskSource(tasks, seed=seed, shuffle=section.rollout_shuffle)
@@ -92,11 +92,11 @@ def bounded(source: DataSource, config: RunConfig, env: AnyEnv, renderer: Render
 
 
 def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
-    """Tokens of a task's prompt, with the tools that the environment offers."""
+    """A function that counts the tokens of a task's prompt, with the schemas of the environment's tools."""
 
     def length(task: Task) -> int:
         if isinstance(env, SingleTurnEnv):
-            # The tools of a row are offered in its episode.
+            # The tools of a row belong to the tools of its episode.
             env.task = task
         return len(renderer.render(task.prompt, env.tool_schemas))
 
@@ -106,7 +106,7 @@ def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
 def file_source(
     paths: Paths, choice: DataChoice, *, seed: int = 0, shuffle: bool = False, split: str
 ) -> DataSource:
-    """A source over files of prompts; several are mixed by their weights.
+    """A source over files of prompts; several files are mixed by their weights.
 
     Raises:
         UserError: a file cannot be read.
@@ -120,8 +120,8 @@ def file_source(
     return sources[0] if len(sources) == 1 else Mixture(sources, [*weights.values()], seed=seed)
 
 
-def own_source(path: str, *, seed: int) -> DataSource:
-    """The source of prompts at `package.module:name`, which has been checked.
+def custom_source(path: str, *, seed: int) -> DataSource:
+    """The custom source at `package.module:name`, checked against the contract of sources.
 
     Raises:
         ConfigError: it cannot be imported, or violates the contract of sources.
@@ -138,14 +138,14 @@ def own_source(path: str, *, seed: int) -> DataSource:
 
 
 def first_tasks(source: DataSource, n: int) -> list[Task]:
-    """The first `n` prompts, at most those of one epoch; skipped ones are left out."""
+    """The tasks of the first `n` numbers, at most of one epoch, without the skipped ones."""
     most = n if source.num_tasks is None else min(n, source.num_tasks)
     tasks = (source.task(ordinal) for ordinal in range(most))
     return [task for task in tasks if not isinstance(task, Skipped)]
 
 
 def held_out_tasks(config: RunConfig, env: AnyEnv) -> Sequence[Task] | None:
-    """The tasks of evaluations; None where a run with prompts of its own has no held-out ones.
+    """The tasks of evaluations; None where a run with its own prompts has no held-out tasks.
 
     Raises:
         UserError: there is no such split or file, or a row is no prompt.

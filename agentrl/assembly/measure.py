@@ -28,8 +28,8 @@ def tokenizer_measure(directory: str, dialect: str) -> Measure:
 
     def tokens(task: Task) -> list[int]:
         tools = task.metadata.get(TOOLS)
-        described = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
-        return renderer.render(task.prompt, [_schema(one) for one in described])
+        described = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        return renderer.render(task.prompt, [_schema(tool) for tool in described])
 
     return Measure("tokens", lambda task: len(tokens(task)), lambda task: renderer.decode(tokens(task)))
 

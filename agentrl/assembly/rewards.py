@@ -1,4 +1,4 @@
-"""From a name to the reward function of an answer."""
+"""Resolves the name of a reward function."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NAMES = Names("reward", "package.module:function", ConfigError)
 
 
 def reward_function(name: str) -> AnswerReward:
-    """The reward function with a name, or the one at `package.module:function`.
+    """The built-in reward function with a name, or the function at `package.module:function`.
 
     Raises:
-        ConfigError: there is none, or it does not take a task and an answer.
+        ConfigError: there is no such function, or its parameters are not a task and an answer.
     """
     if name in REWARDS:
         return REWARDS[name]

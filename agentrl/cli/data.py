@@ -27,32 +27,32 @@ class _Flags(Section):
 
 @click.group()
 def data() -> None:
-    """Files of prompts: `agentrl train --prompt-data FILE`."""
+    """Commands for files of prompts, as in `agentrl train --prompt-data FILE`."""
 
 
 @config_flags(_Flags)
 @data.command("check")
 @click.argument("path", metavar="FILE|FOLDER")
 @click.option("--split", default="train", show_default=True, help="Split, of a folder that holds several.")
-@click.option("--tokenizer", metavar="DIR", help="Model directory whose tokens lengths are counted in.")
+@click.option("--tokenizer", metavar="DIR", help="Model directory; its tokenizer counts the lengths.")
 @click.option(
     "--dialect",
     type=click.Choice(["chat", "inline"]),
     default="chat",
     show_default=True,
-    help="How the tokenizer's prompts are written.",
+    help="Format in which prompts are rendered for the tokenizer.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check_command(
     path: str, split: str, tokenizer: str | None, dialect: str, as_json: bool, **flags: str | bool | None
 ) -> None:
-    """Read every row of FILE and say what is wrong with which; count, measure, show three prompts.
+    """Read every row of FILE; report invalid rows, counts, lengths and three rendered prompts.
 
-    FILE may be `path@[0:100]`. Exit code 2: a row is no prompt.
+    FILE may be `path@[0:100]`. Exit code 2: a row is no valid prompt.
     """
     choice = parse(_Flags, by_section(_Flags, flag_values(flags, _Flags)), source="the flags").data
     report = report_on(
-        path, choice.columns, split=split, measure=_measure(tokenizer, dialect), watch=_with_progress_bar
+        path, choice.columns, split=split, measure=_measure(tokenizer, dialect), progress=_with_progress_bar
     )
     if as_json:
         click.echo(json.dumps(report.as_json()))
@@ -72,7 +72,7 @@ def _measure(tokenizer: str | None, dialect: str) -> Measure:
 
 
 def _with_progress_bar(numbers: Iterable[int], total: int) -> Iterable[int]:
-    # On stderr: stdout is for the report.
+    # On stderr, since stdout has the report.
     console = Console(stderr=True)
     return track(numbers, "reading", total, console=console, transient=True, disable=not console.is_terminal)
 
@@ -80,7 +80,7 @@ def _with_progress_bar(numbers: Iterable[int], total: int) -> Iterable[int]:
 def _show(report: DataReport, console: Console) -> None:
     figures = Table(title=escape(report.path), show_header=False)
     figures.add_row("prompts", f"{report.prompts:,}")
-    figures.add_row("rows that are none", f"{report.bad:,}")
+    figures.add_row("invalid rows", f"{report.bad:,}")
     figures.add_row("with an answer", f"{report.labels:,}")
     figures.add_row("with tools", f"{report.tools:,}")
     for count, number in report.turns.items():

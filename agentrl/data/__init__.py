@@ -1,7 +1,7 @@
-"""Prompts from files, from environments and from sources of one's own: all by their number.
+"""Prompts from files, environments and custom sources, each addressed by its number.
 
 source = FileSource("questions.jsonl", Columns("question", "answer"), seed=1)
-source.prompt(123_456)                # the same in every process, in whatever order they are asked for
+source.prompt(123_456)                # the same in every process, in any order of the calls
 PromptStream(source, 32).next()       # the 33rd prompt of a run
 """
 

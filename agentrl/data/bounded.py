@@ -1,4 +1,4 @@
-"""A source without the prompts that are too long."""
+"""A filter over a source, which skips prompts that are too long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from agentrl.types import Task
 
 
 class Bounded(DataSource):
-    """The prompts of a source; one of more than `most` tokens is skipped.
+    """The prompts of a source; a prompt with more than `most` tokens is skipped.
 
-    length: tokens of a task's prompt.
+    length: returns the tokens of a task's prompt (count).
     """
 
     def __init__(self, source: DataSource, *, most: int, length: Callable[[Task], int]) -> None:
@@ -22,23 +22,23 @@ class Bounded(DataSource):
 
     @property
     def fingerprint(self) -> str:
-        """The source's: the numbers of prompts stay what they are."""
+        """The fingerprint of the source: the filter leaves the numbers of prompts unchanged."""
         return self._source.fingerprint
 
     @property
     def num_tasks(self) -> int | None:
-        """The source's."""
+        """Tasks of an epoch of the source."""
         return self._source.num_tasks
 
     def task(self, ordinal: int) -> Task | Skipped:
-        """The task of a number, where it is short enough."""
-        found = self._source.task(ordinal)
-        return found if isinstance(found, Skipped) else self._skipped(found, ordinal) or found
+        """The task of a number, or `Skipped` where its prompt is too long."""
+        task = self._source.task(ordinal)
+        return task if isinstance(task, Skipped) else self._skipped(task, ordinal) or task
 
     def prompt(self, ordinal: int) -> Prompt | Skipped:
-        """The prompt of a number, where it is short enough."""
-        found = self._source.prompt(ordinal)
-        return found if isinstance(found, Skipped) else self._skipped(found.task, ordinal) or found
+        """The prompt of a number, or `Skipped` where it is too long."""
+        prompt = self._source.prompt(ordinal)
+        return prompt if isinstance(prompt, Skipped) else self._skipped(prompt.task, ordinal) or prompt
 
     def _skipped(self, task: Task, ordinal: int) -> Skipped | None:
         length = self._length(task)

@@ -1,4 +1,4 @@
-"""From a row to a task: which column holds what."""
+"""Conversion of rows to tasks, by the names of their columns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from agentrl.errors import DataError, did_you_mean
 from agentrl.types import JSON, Observation, Task
 
 ANSWERS, TOOLS = "answers", "tools"
-"""Keys of Task.metadata: all answers where there are several, and the tools of the row."""
+"""Keys of Task.metadata: the list of answers where there are several, and the tools of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of the columns; None = not read. A dot leads into an object: `reward_model.ground_truth`."""
+    """The names of the columns; None = not read.
+
+    A dotted name selects a field of an object: `reward_model.ground_truth`.
+    """
 
     input: str = "input"
     label: str | None = None
@@ -26,19 +29,19 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that are read."""
+        """The names of the columns that are read."""
         return tuple(name for name in (self.input, self.label, self.metadata, self.tools) if name is not None)
 
     def task(self, row: Row, *, id: str, split: str, where: str) -> Task:
         """The task of a row.
 
         Raises:
-            DataError: a column is missing or holds something else; the sentence begins with `where`.
+            DataError: a column is missing or has a value of another type; the message begins with `where`.
         """
         metadata = self._metadata(row, where)
         answer = None
         if self.label is not None:
-            label = found(row, self.label, where, "label_key")
+            label = column_value(row, self.label, where, "label_key")
             answer = _answer(label)
             if isinstance(label, list) and _are_texts(label):
                 metadata[ANSWERS] = label
@@ -47,37 +50,37 @@ class Columns:
         return Task(id, self._prompt(row, where), answer, metadata, split)
 
     def _prompt(self, row: Row, where: str) -> Observation:
-        given = found(row, self.input, where, "input_key")
+        value = column_value(row, self.input, where, "input_key")
         try:
-            return prompt_of(given)
+            return prompt_of(value)
         except ValueError as error:
             raise DataError(f"{where}: `{self.input}` {error}.") from None
 
     def _metadata(self, row: Row, where: str) -> dict[str, JSON]:
         if self.metadata is None:
             return {}
-        given = found(row, self.metadata, where, "metadata_key")
-        if isinstance(given, str):
+        metadata = column_value(row, self.metadata, where, "metadata_key")
+        if isinstance(metadata, str):
             try:
-                given = json.loads(given)
+                metadata = json.loads(metadata)
             except ValueError:
-                given = ""
-        if not isinstance(given, dict | None):
+                metadata = ""
+        if not isinstance(metadata, dict | None):
             raise DataError(
                 f"{where}: `{self.metadata}` is no object; metadata_key names a column of objects."
             )
-        return dict(given or {})
+        return dict(metadata or {})
 
     def _tools(self, row: Row, name: str, where: str) -> list[JSON]:
-        given = found(row, name, where, "tool_key")
+        schemas = column_value(row, name, where, "tool_key")
         try:
-            return [] if given is None else list(tools_of(given))
+            return [] if schemas is None else list(tools_of(schemas))
         except ValueError as error:
             raise DataError(f"{where}: `{name}` {error}.") from None
 
 
-def found(row: Row, name: str, where: str, setting: str) -> JSON:
-    """What a column holds.
+def column_value(row: Row, name: str, where: str, setting: str) -> JSON:
+    """The value of a column in a row. where, setting: the row and the config key, for the error message.
 
     Raises:
         DataError: the row has no such column.
@@ -88,7 +91,7 @@ def found(row: Row, name: str, where: str, setting: str) -> JSON:
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             near = did_you_mean(name, row)
-            columns = ", ".join(f"`{one}`" for one in row) or "nothing"
+            columns = ", ".join(f"`{column}`" for column in row) or "nothing"
             raise DataError(
                 f"{where}: there is no `{name}`.{near} It has {columns}: name one with {setting}."
             )
@@ -97,11 +100,11 @@ def found(row: Row, name: str, where: str, setting: str) -> JSON:
 
 
 def _answer(label: JSON) -> str | None:
-    """A label as text: words as they are, the first of several, else JSON."""
+    """A label as text: a string unchanged, the first of a list of strings, any other value as JSON."""
     if isinstance(label, list) and _are_texts(label):
         return str(label[0])
     return label if isinstance(label, str | None) else json.dumps(label, ensure_ascii=False)
 
 
 def _are_texts(label: list[JSON]) -> bool:
-    return bool(label) and all(isinstance(one, str) for one in label)
+    return bool(label) and all(isinstance(text, str) for text in label)

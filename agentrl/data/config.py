@@ -1,4 +1,4 @@
-"""Which prompts a run plays, as configuration."""
+"""Configuration of the prompts of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.data.columns import Columns
 
 
 def _read(value: object) -> object:
-    """What a file or a flag says, whose text is a path or JSON."""
+    """Validate the value of a config file or a flag; text is a path or JSON."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
             value = json.loads(value)
@@ -38,35 +38,35 @@ Paths = Annotated[str | tuple[str, ...] | dict[str, float] | None, BeforeValidat
 
 
 def weights_of(paths: str | tuple[str, ...] | dict[str, float]) -> Mapping[str, float]:
-    """Every path with its weight; those that have none weigh 1."""
+    """Every path with its weight, which is 1 by default."""
     if isinstance(paths, dict):
         return paths
     return dict.fromkeys((paths,) if isinstance(paths, str) else paths, 1.0)
 
 
 class ColumnChoice(Section):
-    """How rows of files are read."""
+    """The columns of the files' rows."""
 
     input_key: str = "input"
-    """Column of the prompt: a string, which the user says, or a list of messages; a dot leads into an
-    object."""
+    """Column of the prompt: a string (the message of the user), or a list of messages; a dotted name
+    selects a field of an object."""
     label_key: str | None = None
-    """Column of the answer, which rewards compare with; left out, tasks have none."""
+    """Column of the answer, for rewards; left out, tasks have no answer."""
     metadata_key: str | None = None
-    """Column of an object that the environment sees as the task's metadata; left out, it is empty."""
+    """Column of an object, the task's metadata for the environment; left out, the metadata is empty."""
     tool_key: str | None = None
-    """Column of a list of tool schemas that belong to the prompt; kept in the metadata as `tools`."""
+    """Column of a list of tool schemas that belong to the prompt; stored in the metadata as `tools`."""
 
     spellings: ClassVar[Mapping[str, Spelling]] = {"prompt_key": renamed("input_key")}
 
     @property
     def columns(self) -> Columns:
-        """The same, as sources take them."""
+        """The columns as an argument of sources."""
         return Columns(self.input_key, self.label_key, self.metadata_key, self.tool_key)
 
 
 class DataChoice(ColumnChoice):
-    """Prompts from files, and how their rows are read."""
+    """Files of prompts, and the columns of their rows."""
 
     prompt_data: Paths = None
     """Prompts to play in place of the environment's own: a .jsonl, .json, .parquet or .arrow file or the
@@ -75,21 +75,21 @@ class DataChoice(ColumnChoice):
 
 
 COLUMNS = tuple(ColumnChoice.model_fields)
-"""The settings that say how rows are read."""
+"""The settings of the columns."""
 
 
 class DataConfig(DataChoice):
-    """Which prompts RL plays, and in what order."""
+    """The prompts of RL, and their order."""
 
     rollout_max_prompt_len: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of a prompt; a longer one is skipped and counted (tokens); left out, any."""
     rollout_shuffle: bool = True
-    """Draw the order of prompts in each epoch, by the seed; else they come as they stand."""
+    """Shuffle the prompts of each epoch, by the seed; else they keep the order of the file."""
     data_source_path: str | None = None
-    """A source of prompts of your own (package.module:name), called with `seed=`; see agentrl.data.DataSource
-    for what it has to be."""
+    """A custom source of prompts (package.module:name), called with `seed=`; agentrl.data.DataSource
+    documents its contract."""
 
     @property
     def gives_prompts(self) -> bool:
-        """Whether prompts come from here, rather than from the environment."""
+        """Whether this section configures prompts, in place of those of the environment."""
         return self.prompt_data is not None or self.data_source_path is not None

@@ -1,4 +1,4 @@
-"""The promises of a source of prompts, checked on its first ones."""
+"""The contract of a source of prompts, checked on its first prompts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ _FAR = 10_007
 
 
 def check_data_source(make: Callable[..., object], *, seed: int = 0) -> DataSource:
-    """Check that a source of prompts keeps its promises: use it in the tests of your own.
+    """Check that a source of prompts fulfils its contract; for the tests of custom sources.
 
-    make: the class, or a function that is called with `seed=`. It is called twice. Both sources must give
+    make: the class, or a function that is called with `seed=`. It is called twice. Both sources must return
 
     - a `fingerprint`: the same text;
-    - for any ordinal a `Prompt` with that number, or `Skipped`; the first ones, and one far away, are asked
-      for;
-    - the same prompts, in whatever order they are asked for.
+    - for any ordinal a `Prompt` with that number, or `Skipped`; the first eight ordinals and 10,007 are
+      requested;
+    - the same prompts, in any order of the requests.
 
     Returns:
-        One of the two.
+        The first of the two sources.
 
     Raises:
-        ValueError: a promise is broken; one sentence says which. Errors of the source itself pass through.
+        ValueError: the source violates the contract; the message names the rule. Errors of the source itself
+            propagate.
     """
-    source, other = _made(make, seed), _made(make, seed)
+    source, other = _make_source(make, seed), _make_source(make, seed)
     if not isinstance(source.fingerprint, str) or not source.fingerprint:
         raise ValueError(f"`fingerprint` is {source.fingerprint!r}; it is a text that identifies the content")
     if other.fingerprint != source.fingerprint:
@@ -36,33 +37,33 @@ def check_data_source(make: Callable[..., object], *, seed: int = 0) -> DataSour
         )
     ordinals = (*range(_FIRST), _FAR)
     first = {ordinal: source.prompt(ordinal) for ordinal in ordinals}
-    for ordinal, found in first.items():
-        _check_prompt(found, ordinal)
+    for ordinal, prompt in first.items():
+        _check_prompt(prompt, ordinal)
     for ordinal in reversed(ordinals):
-        for one in (source, other):
-            if one.prompt(ordinal) != first[ordinal]:
+        for instance in (source, other):
+            if instance.prompt(ordinal) != first[ordinal]:
                 raise ValueError(
-                    f"prompt {ordinal} was another when it was asked for again; draw with "
+                    f"prompt {ordinal} differed when it was requested again; draw with "
                     'random.Random(f"{self.seed}/{ordinal}"), and keep no count of the calls'
                 )
     return source
 
 
-def _made(make: Callable[..., object], seed: int) -> DataSource:
+def _make_source(make: Callable[..., object], seed: int) -> DataSource:
     source = make(seed=seed)
     if not isinstance(source, DataSource):
         raise ValueError(f"it gives a {type(source).__name__}; write a subclass of agentrl.data.DataSource")
     return source
 
 
-def _check_prompt(found: object, ordinal: int) -> None:
-    if not isinstance(found, Prompt | Skipped) or (isinstance(found, Prompt) and not _is_task(found.task)):
-        given = found.task if isinstance(found, Prompt) else found
+def _check_prompt(prompt: object, ordinal: int) -> None:
+    if not isinstance(prompt, Prompt | Skipped) or (isinstance(prompt, Prompt) and not _is_task(prompt.task)):
+        value = prompt.task if isinstance(prompt, Prompt) else prompt
         raise ValueError(
-            f"prompt {ordinal} is {repr(given)[:80]}; `task` returns an agentrl.Task, or Skipped"
+            f"prompt {ordinal} is {repr(value)[:80]}; `task` returns an agentrl.Task, or Skipped"
         )
-    if found.index != ordinal:
-        raise ValueError(f"prompt {ordinal} has the number {found.index}")
+    if prompt.index != ordinal:
+        raise ValueError(f"prompt {ordinal} has the number {prompt.index}")
 
 
 def _is_task(task: object) -> bool:

@@ -1,4 +1,4 @@
-"""Files of prompts as a source, and as a list of tasks."""
+"""Files of prompts as a source of tasks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from agentrl.errors import DataError
 from agentrl.types import Task
 
 _SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
-_CHECKED_WHOLE = 20_000
-_CHECKED = 1_000
+_MAX_FULLY_CHECKED = 20_000
+_NUM_CHECKED = 1_000
 
 
-class Place(NamedTuple):
-    """A file or a folder, and which of its rows: `path@[start:stop]`, as Python slices a list."""
+class SlicedPath(NamedTuple):
+    """The path of a file or a folder, and a slice of its rows: `path@[start:stop]`, as of a Python list."""
 
     path: str
     start: int | None = None
     stop: int | None = None
 
     @classmethod
-    def of(cls, text: str) -> Place:
-        """Read what a setting says.
+    def of(cls, text: str) -> SlicedPath:
+        """Parse the text of a setting.
 
         Raises:
-            DataError: what follows the path is no slice.
+            DataError: the text after the path is no slice.
         """
         match = _SLICE.fullmatch(text)
         if match is None:
@@ -47,17 +47,16 @@ class Place(NamedTuple):
 class FileSource(DataSource):
     """The prompts of a file or a folder: every epoch goes through all rows.
 
-    place: `path` or `path@[start:stop]`. split: of a folder whose files are parted into several.
+    path: of a file or a folder, or `path@[start:stop]`. split: of a folder that holds several splits.
+    is_checked: whether rows are parsed now: all of them; of more than 20,000, the first 1,000.
 
     Raises:
-        DataError: it cannot be read, or holds no rows. With `is_checked` a row is no prompt: all are looked
-            at
-            now, of more than 20,000 the first 1,000.
+        DataError: the file cannot be read, or holds no rows; a row that is checked is no prompt.
     """
 
     def __init__(
         self,
-        place: str,
+        path: str,
         columns: Columns,
         *,
         seed: int = 0,
@@ -66,24 +65,24 @@ class FileSource(DataSource):
         is_checked: bool = True,
     ) -> None:
         super().__init__(seed=seed)
-        path, start, stop = Place.of(place)
-        self._path, self._columns, self._split, self._shuffle = path, columns, split, shuffle
-        whole = open_rows(path, columns.names, split=split)
-        self._rows: Rows = whole if start is None and stop is None else Sliced(whole, start, stop)
-        self._first = range(len(whole))[start:stop].start
+        self._path, start, stop = SlicedPath.of(path)
+        self._columns, self._split, self._shuffle = columns, split, shuffle
+        rows = open_rows(self._path, columns.names, split=split)
+        self._rows: Rows = rows if start is None and stop is None else Sliced(rows, start, stop)
+        self._first = range(len(rows))[start:stop].start
         if not len(self._rows):
-            held = f"of its {len(whole):,} rows" if len(whole) else "there are no rows"
-            raise DataError(f"{place} holds no prompts ({held}); check the file and the slice.")
-        self._order = self._ordered()
-        self._soon: Sequence[int] = ()
+            detail = f"of its {len(rows):,} rows" if len(rows) else "there are no rows"
+            raise DataError(f"{path} holds no prompts ({detail}); check the file and the slice.")
+        self._order = self._make_order()
+        self._prefetched: Sequence[int] = ()
         if is_checked:
             count = len(self._rows)
-            for number in range(count if count <= _CHECKED_WHOLE else _CHECKED):
+            for number in range(count if count <= _MAX_FULLY_CHECKED else _NUM_CHECKED):
                 self.task_of_row(number)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the rows, of the columns that are read, and of whether they are shuffled."""
+        """A hash of the rows, of the names of the columns, and of whether the rows are shuffled."""
         text = f"{self._rows.fingerprint} {self._columns} {self._shuffle}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -99,24 +98,24 @@ class FileSource(DataSource):
             DataError: its row is no prompt.
         """
         epoch, position = divmod(ordinal, len(self._rows))
-        soon = self._order.soon(epoch, position)
-        if soon != self._soon:
-            self._rows.expect(soon)
-            self._soon = soon
+        upcoming = self._order.upcoming(epoch, position)
+        if upcoming != self._prefetched:
+            self._rows.prefetch(upcoming)
+            self._prefetched = upcoming
         return self.task_of_row(self._order.row(epoch, position))
 
     def task_of_row(self, number: int) -> Task:
-        """The task of a row, by its place in the file or the slice.
+        """The task of a row, by its number in the file or the slice.
 
         Raises:
-            DataError: it is no prompt.
+            DataError: the row is no prompt.
         """
         row, where = self._rows.row(number), self._rows.where(number)
         return self._columns.task(
             row, id=f"{self._path}:{self._first + number}", split=self._split, where=where
         )
 
-    def _ordered(self) -> Order:
+    def _make_order(self) -> Order:
         if not self._shuffle:
             return InOrder()
         pieces = self._rows.pieces

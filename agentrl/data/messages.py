@@ -1,4 +1,4 @@
-"""From a row's JSON to the messages of a prompt, as chat endpoints write them."""
+"""Conversion of a row's JSON to messages and tools, in the format of chat endpoints."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from agentrl.types import JSON, Image, Message, Observation, Part, Role, Text, T
 _ROLES = get_args(Role)
 
 
-def prompt_of(given: JSON) -> Observation:
-    """A string is what the user says; a list holds messages, the last of which the model answers.
+def prompt_of(value: JSON) -> Observation:
+    """The messages of a prompt. A string is one message of the user; a list holds messages.
 
     Raises:
-        ValueError: it is neither; the text says what is wrong.
+        ValueError: the value is neither, or a message is invalid; the text describes the fault.
     """
-    if isinstance(given, str):
-        if not given.strip():
+    if isinstance(value, str):
+        if not value.strip():
             raise ValueError("is empty")
-        messages: Observation = (Message("user", given),)
-    elif isinstance(given, list):
-        messages = tuple(_message(one, number) for number, one in enumerate(given, start=1))
+        messages: Observation = (Message("user", value),)
+    elif isinstance(value, list):
+        messages = tuple(_message(item, number) for number, item in enumerate(value, start=1))
     else:
-        raise ValueError(f"is {json.dumps(given)[:60]}, not a string or a list of messages")
+        raise ValueError(f"is {json.dumps(value)[:60]}, not a string or a list of messages")
     if not messages:
         raise ValueError("is an empty list of messages")
     if messages[-1].role == "assistant":
@@ -39,44 +39,44 @@ def prompt_of(given: JSON) -> Observation:
     return messages
 
 
-def _message(given: JSON, number: int) -> Message:
-    if not isinstance(given, dict):
+def _message(item: JSON, number: int) -> Message:
+    if not isinstance(item, dict):
         raise ValueError(
             f'has a message {number} that is no object such as {{"role": "user", "content": "..."}}'
         )
-    role = given.get("role")
+    role = item.get("role")
     if role not in _ROLES:
         raise ValueError(f"has a message {number} of the role {role!r}; roles are {', '.join(_ROLES)}")
-    texts = {name: given.get(name) for name in ("reasoning", "reasoning_content", "tool_call_id", "name")}
+    texts = {name: item.get(name) for name in ("reasoning", "reasoning_content", "tool_call_id", "name")}
     for name, value in texts.items():
         if not isinstance(value, str | None):
             raise ValueError(f"has a message {number} whose `{name}` is no string")
     fields = cast("Mapping[str, str | None]", texts)
-    calls = given.get("tool_calls") or []
+    calls = item.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise ValueError(f"has a message {number} whose `tool_calls` is no list of calls of the assistant")
     return Message(
         cast("Role", role),
-        _content(given.get("content"), number),
+        _content(item.get("content"), number),
         fields["reasoning"] or fields["reasoning_content"],
-        tuple(_call(one, number) for one in calls),
+        tuple(_call(call, number) for call in calls),
         fields["tool_call_id"],
         fields["name"],
     )
 
 
-def _content(given: JSON, number: int) -> str | tuple[Part, ...]:
-    if given is None:
+def _content(content: JSON, number: int) -> str | tuple[Part, ...]:
+    if content is None:
         return ""
-    if isinstance(given, list):
-        return tuple(_part(one, number) for one in given)
-    if not isinstance(given, str):
+    if isinstance(content, list):
+        return tuple(_part(part, number) for part in content)
+    if not isinstance(content, str):
         raise ValueError(f"has a message {number} whose content is neither a string nor a list of parts")
-    return given
+    return content
 
 
-def _part(given: JSON, number: int) -> Part:
-    part = given if isinstance(given, dict) else {}
+def _part(item: JSON, number: int) -> Part:
+    part = item if isinstance(item, dict) else {}
     text, image = part.get("text"), part.get("image_url")
     if isinstance(text, str):
         return Text(text)
@@ -89,8 +89,8 @@ def _part(given: JSON, number: int) -> Part:
         raise ValueError(f"has a message {number} with an image that cannot be used: {error}") from None
 
 
-def _call(given: JSON, number: int) -> ToolCall:
-    call = given if isinstance(given, dict) else {}
+def _call(item: JSON, number: int) -> ToolCall:
+    call = item if isinstance(item, dict) else {}
     function = call.get("function")
     function = function if isinstance(function, dict) else call
     name, arguments, id = function.get("name"), function.get("arguments"), call.get("id")
@@ -106,24 +106,24 @@ def _call(given: JSON, number: int) -> ToolCall:
     return ToolCall(name, arguments, json.dumps(arguments), id or "")
 
 
-def tools_of(given: JSON) -> Sequence[JSON]:
+def tools_of(value: JSON) -> Sequence[JSON]:
     """The schemas of tools, each as {"name", "description", "parameters"}.
 
     Raises:
-        ValueError: a tool has no name or no parameters; the text says which.
+        ValueError: a tool has no name or no parameters; the text has its number.
     """
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            given = json.loads(given)
+            value = json.loads(value)
         except ValueError:
             raise ValueError("is a string that is no JSON") from None
-    if not isinstance(given, list):
+    if not isinstance(value, list):
         raise ValueError("is no list of tools")
-    return [_tool(one, number) for number, one in enumerate(given, start=1)]
+    return [_tool(item, number) for number, item in enumerate(value, start=1)]
 
 
-def _tool(given: JSON, number: int) -> JSON:
-    outer = given if isinstance(given, dict) else {}
+def _tool(item: JSON, number: int) -> JSON:
+    outer = item if isinstance(item, dict) else {}
     function = outer.get("function")
     tool = function if isinstance(function, dict) else outer
     name, parameters = tool.get("name"), tool.get("parameters")

@@ -1,11 +1,11 @@
-"""Shuffled orders as functions: the place of a row is computed, and nothing of the length of a file is kept.
+"""Shuffled orders as functions: each row number is computed, and memory does not grow with the file.
 
-    Permutation(n, key)[position]     one shuffled order of n things
+    Permutation(n, key)[position]     one shuffled order of 0 ... n - 1
     Shuffled, Windowed, InOrder       the row of a position in an epoch
 
-Rows that can be read one by one are shuffled as a whole. A Parquet file is read in stretches (pieces of its
-row groups). There an epoch goes through all pieces in a shuffled order, some at a time: a window. The rows of
-a window are shuffled. So a batch mixes rows of several places of the file, and memory holds one window.
+Rows with random access are shuffled over the full file. A Parquet file is read in pieces of its row groups.
+There an epoch takes all pieces in a shuffled order, a few at a time: a window. The rows of a window are
+shuffled. So a batch mixes rows of several pieces, and memory holds one window.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _MASK = (1 << 64) - 1
 class Permutation:
     """A shuffled order of 0 ... n - 1, drawn by `key`.
 
-    A few numbers are shuffled in a list. Many are placed by a Feistel network on a grid of a x b cells, the
-    smallest that holds n: row and column are moved in turns, each by a hash of the other. A place beyond n
-    goes through again (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    Up to 1,024 numbers are shuffled in a list. More are permuted by a Feistel network on the smallest grid of
+    a x b cells that holds n: row and column are shifted alternately, each by a hash of the other. A cell
+    beyond n is permuted again (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains",
+    2002).
     """
 
     def __init__(self, n: int, key: str) -> None:
@@ -50,7 +51,7 @@ class Permutation:
         return self._n
 
     def __getitem__(self, position: int) -> int:
-        """What stands at a position.
+        """The number at a position.
 
         Raises:
             IndexError: there is no such position.
@@ -59,13 +60,13 @@ class Permutation:
             raise IndexError(f"position {position} of {self._n}")
         if self._listed is not None:
             return self._listed[position]
-        place = self._moved(position)
-        while place >= self._n:
-            place = self._moved(place)
-        return place
+        cell = self._moved(position)
+        while cell >= self._n:
+            cell = self._moved(cell)
+        return cell
 
-    def _moved(self, place: int) -> int:
-        row, column = divmod(place, self._width)
+    def _moved(self, cell: int) -> int:
+        row, column = divmod(cell, self._width)
         for k in range(0, 2 * _ROUNDS, 2):
             row = (row + _mixed(column ^ self._keys[k])) % self._height
             column = (column + _mixed(row ^ self._keys[k + 1])) % self._width
@@ -80,40 +81,40 @@ def _mixed(value: int) -> int:
 
 
 class Order(ABC):
-    """Which row comes at which position of which epoch."""
+    """Maps an epoch and a position to a row."""
 
     @abstractmethod
     def row(self, epoch: int, position: int) -> int:
-        """The row."""
+        """The number of the row at a position of an epoch."""
 
-    def soon(self, epoch: int, position: int) -> Sequence[int]:
-        """A row of each piece that the next positions read, where that helps."""
+    def upcoming(self, epoch: int, position: int) -> Sequence[int]:
+        """One row of each piece to prefetch for the next positions; empty without pieces."""
         del epoch, position
         return ()
 
 
 class InOrder(Order):
-    """The rows as they are."""
+    """The rows in the order of the file."""
 
     def row(self, epoch: int, position: int) -> int:
-        """The same number."""
+        """The position itself."""
         del epoch
         return position
 
 
 class Shuffled(Order):
-    """All rows, in another order for every epoch."""
+    """All rows, shuffled anew for every epoch."""
 
     def __init__(self, n: int, seed: int) -> None:
         self._permutation = lru_cache(maxsize=2)(lambda epoch: Permutation(n, f"order/{seed}/{epoch}"))
 
     def row(self, epoch: int, position: int) -> int:
-        """The row."""
+        """The number of the row at a position of an epoch."""
         return self._permutation(epoch)[position]
 
 
 class _Window(NamedTuple):
-    """firsts: the first row of each piece. ends: how many rows of the window end with it."""
+    """firsts: the first row of each piece. ends: rows of the window up to the end of each piece (count)."""
 
     firsts: tuple[int, ...]
     ends: tuple[int, ...]
@@ -121,7 +122,7 @@ class _Window(NamedTuple):
 
 
 class Windowed(Order):
-    """Pieces in a shuffled order, `PIECES_PER_WINDOW` at a time; of these all rows, in a shuffled order.
+    """Shuffles the pieces, groups `PIECES_PER_WINDOW` of them into a window, and shuffles its rows.
 
     sizes: rows of each piece, in the order of the file.
     """
@@ -131,22 +132,22 @@ class Windowed(Order):
         self._firsts = (0, *accumulate(self._sizes))
         self._seed = seed
         self._pieces = lru_cache(maxsize=2)(self._arranged)
-        self._window = lru_cache(maxsize=4)(self._opened)
+        self._window = lru_cache(maxsize=4)(self._make_window)
 
     def row(self, epoch: int, position: int) -> int:
-        """The row."""
-        number, start = self._place(epoch, position)
+        """The number of the row at a position of an epoch."""
+        number, start = self._window_at(epoch, position)
         window = self._window(epoch, number)
         within = window.order[position - start]
         piece = bisect_right(window.ends, within)
         return window.firsts[piece] + within - (window.ends[piece - 1] if piece else 0)
 
-    def soon(self, epoch: int, position: int) -> Sequence[int]:
-        """A row of each piece of the window."""
-        return self._window(epoch, self._place(epoch, position)[0]).firsts
+    def upcoming(self, epoch: int, position: int) -> Sequence[int]:
+        """The first row of each piece of the window."""
+        return self._window(epoch, self._window_at(epoch, position)[0]).firsts
 
-    def _place(self, epoch: int, position: int) -> tuple[int, int]:
-        """The window of a position, and the position at which it begins."""
+    def _window_at(self, epoch: int, position: int) -> tuple[int, int]:
+        """The number of the window at a position, and the position of its first row."""
         ends = self._pieces(epoch)[1]
         number = bisect_right(ends, position)
         return number, ends[number - 1] if number else 0
@@ -157,7 +158,7 @@ class Windowed(Order):
         ends = tuple(accumulate(self._sizes[order[k]] for k in range(len(order))))
         return order, (*ends[PIECES_PER_WINDOW - 1 : -1 : PIECES_PER_WINDOW], ends[-1])
 
-    def _opened(self, epoch: int, number: int) -> _Window:
+    def _make_window(self, epoch: int, number: int) -> _Window:
         order = self._pieces(epoch)[0]
         first = number * PIECES_PER_WINDOW
         pieces = [order[k] for k in range(first, min(first + PIECES_PER_WINDOW, len(order)))]

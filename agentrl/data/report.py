@@ -1,4 +1,4 @@
-"""What a file of prompts holds: every row read, lengths, what is wrong, some prompts to look at."""
+"""A report on a file of prompts: counts, lengths, invalid rows, and some rendered prompts."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from agentrl.data.files import FileSource
 from agentrl.errors import DataError
 from agentrl.types import JSON, Task
 
-_SHOWN = 3
+_NUM_RENDERED = 3
 _MAX_PROBLEMS = 20
 
 
-class Watch(Protocol):
-    """Shows how far a loop over numbers is: yields them as they are."""
+class RowProgress(Protocol):
+    """A progress bar over row numbers: yields them unchanged."""
 
     def __call__(self, numbers: Iterable[int], total: int) -> Iterable[int]:
-        """The same numbers."""
+        """The same numbers. total: their count."""
 
 
-def unwatched(numbers: Iterable[int], total: int) -> Iterable[int]:
-    """Shows nothing."""
+def no_progress(numbers: Iterable[int], total: int) -> Iterable[int]:
+    """Yields the numbers without a progress bar."""
     del total
     return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """What was found in the rows of a file or a folder.
+    """Statistics of the rows of a file or a folder.
 
-    prompts: rows that are prompts. bad: rows that are not. problems: sentences about the first of these.
-    unit: of lengths, tokens or characters. lengths: least, median, 95th and 99th percentile, most, mean.
-    turns: how many prompts have so many messages. labels: prompts that have an answer. rendered: some of
-    them.
+    prompts: rows that are valid prompts (count). bad: rows that are not (count). problems: error messages of
+    the first of these. unit: of lengths, tokens or characters. lengths: minimum, median, 95th and 99th
+    percentile, maximum, mean. turns: prompts by their number of messages. labels, tools: prompts that have
+    an answer, tools (count). rendered: some prompts as text.
     """
 
     path: str
@@ -56,31 +56,31 @@ class DataReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every row is a prompt."""
+        """Whether every row is a valid prompt."""
         return self.bad == 0
 
     def as_json(self) -> dict[str, JSON]:
-        """Plain values, in the order of the fields."""
+        """The fields as JSON values, in their order."""
         turns: dict[str, JSON] = {str(count): number for count, number in self.turns.items()}
         return {"ok": self.ok, **asdict(self), "turns": turns}
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How prompts are shown and measured. unit: what `length` counts."""
+    """Functions that measure and render prompts. unit: of `length`."""
 
     unit: str
     length: Callable[[Task], int]
     render: Callable[[Task], str]
 
 
-def as_words(task: Task) -> str:
-    """A prompt as its roles and words."""
+def as_text(task: Task) -> str:
+    """The prompt as text, one `role: text` line for each message."""
     return "\n".join(f"{message.role}: {message.text}" for message in task.prompt)
 
 
-CHARACTERS = Measure("characters", lambda task: sum(len(one.text) for one in task.prompt), as_words)
-"""Without a tokenizer."""
+CHARACTERS = Measure("characters", lambda task: sum(len(message.text) for message in task.prompt), as_text)
+"""The measure without a tokenizer."""
 
 
 def report_on(
@@ -89,20 +89,20 @@ def report_on(
     *,
     split: str = "train",
     measure: Measure = CHARACTERS,
-    watch: Watch = unwatched,
+    progress: RowProgress = no_progress,
 ) -> DataReport:
     """Read all rows of `path`.
 
     Raises:
-        DataError: it cannot be read at all.
+        DataError: the file cannot be opened.
     """
     source = FileSource(path, columns, shuffle=False, split=split, is_checked=False)
     total = source.num_tasks
-    shown = {total * k // _SHOWN for k in range(_SHOWN)}
+    rendered_rows = {total * k // _NUM_RENDERED for k in range(_NUM_RENDERED)}
     lengths, problems, rendered = array("q"), [], []
     turns: Counter[int] = Counter()
     labels = tools = bad = 0
-    for number in watch(range(total), total):
+    for number in progress(range(total), total):
         try:
             task = source.task_of_row(number)
         except DataError as error:
@@ -113,7 +113,7 @@ def report_on(
         turns[len(task.prompt)] += 1
         labels += task.answer is not None
         tools += bool(task.metadata.get("tools"))
-        if number in shown:
+        if number in rendered_rows:
             rendered.append(measure.render(task))
     return DataReport(
         path=path,
@@ -133,7 +133,7 @@ def report_on(
 def _summary(lengths: array[int]) -> dict[str, float]:
     if not lengths:
         return {}
-    found = np.asarray(lengths)
-    shares = {"min": 0.0, "median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    values = np.quantile(found, [*shares.values()], method="nearest")
-    return {**dict(zip(shares, values.tolist(), strict=True)), "mean": float(found.mean())}
+    samples = np.asarray(lengths)
+    quantiles = {"min": 0.0, "median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+    values = np.quantile(samples, [*quantiles.values()], method="nearest")
+    return {**dict(zip(quantiles, values.tolist(), strict=True)), "mean": float(samples.mean())}

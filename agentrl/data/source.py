@@ -1,4 +1,4 @@
-"""Prompts by their number: what a run draws from, and the stream over it."""
+"""Sources of prompts, addressed by number, and the stream over a source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_SKIPPED_IN_A_ROW = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A task, the seed of the world its whole group will see, and its number among all prompts of the run."""
+    """A task, the seed of the world of its group, and its number among all prompts of the run."""
 
     index: int
     task: Task
@@ -27,9 +27,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A number that has no prompt.
+    """A number without a prompt.
 
-    reason: a word that it is counted under. detail: what a person wants to know.
+    reason: the key of its counter. detail: an explanation for the user.
     """
 
     index: int
@@ -38,10 +38,10 @@ class Skipped:
 
 
 class DataSource(ABC):
-    """Prompts without end, by their number.
+    """An unbounded sequence of prompts, addressed by number (ordinal).
 
-    `prompt(ordinal)` is a function of the content, the seed and the ordinal, and of nothing else. Any ordinal
-    may be asked for at any time, and gives the same again. So the state of a run's data is one number: the
+    `prompt(ordinal)` is a function of the content, the seed and the ordinal only. Any ordinal may be
+    requested at any time, and always has the same prompt. So the state of a run's data is one number: the
     next ordinal.
 
         class Squares(DataSource):
@@ -50,7 +50,8 @@ class DataSource(ABC):
             def task(self, ordinal):
                 return Task.ask(f"{ordinal}", f"What is {ordinal} times {ordinal}?", str(ordinal**2))
 
-    `data_source_path = "my_data:Squares"` in a run calls `Squares(seed=...)`. `check_data_source` checks one.
+    `data_source_path = "my_data:Squares"` in a run calls `Squares(seed=...)`. `check_data_source` checks
+    the contract.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -59,7 +60,7 @@ class DataSource(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifies the content: another one where any prompt may be another."""
+        """Identifies the content: it differs where any prompt may differ."""
 
     @abstractmethod
     def task(self, ordinal: int) -> Task | Skipped:
@@ -71,17 +72,17 @@ class DataSource(ABC):
         return None
 
     def prompt(self, ordinal: int) -> Prompt | Skipped:
-        """The prompt of a number from 0 on, or why it has none."""
-        found = self.task(ordinal)
-        if isinstance(found, Skipped):
-            return replace(found, index=ordinal)
-        return Prompt(ordinal, found, world_seed(self.seed, ordinal))
+        """The prompt of a number from 0 on, or `Skipped` with the reason."""
+        task = self.task(ordinal)
+        if isinstance(task, Skipped):
+            return replace(task, index=ordinal)
+        return Prompt(ordinal, task, world_seed(self.seed, ordinal))
 
     def check(self, fingerprint: str) -> None:
-        """See that the content is the one that had this fingerprint.
+        """Check that the content has this fingerprint.
 
         Raises:
-            ConfigError: it is another.
+            ConfigError: the fingerprint differs.
         """
         if self.fingerprint != fingerprint:
             raise ConfigError(
@@ -92,14 +93,14 @@ class DataSource(ABC):
 
 
 def world_seed(seed: int, ordinal: int) -> int:
-    """The seed of the world in which all siblings play the prompt of this number."""
+    """The seed of the world that all episodes of a group share, for the prompt of this number."""
     return random.Random(f"world/{seed}/{ordinal}").getrandbits(31)
 
 
 class PromptStream:
-    """The prompts of a source, one after another; skipped ones are counted and passed over.
+    """Iterates over the prompts of a source; counts the skipped numbers and leaves them out.
 
-    next_ordinal: where it goes on, and all of its state.
+    next_ordinal: the next number to draw, and the complete state of the stream.
     """
 
     def __init__(self, source: DataSource, next_ordinal: int = 0) -> None:
@@ -111,22 +112,22 @@ class PromptStream:
         """The next prompt.
 
         Raises:
-            ConfigError: ten thousand in a row were skipped.
+            ConfigError: ten thousand consecutive numbers were skipped.
             DataError: a row of a file is no prompt.
         """
         for _ in range(_MAX_SKIPPED_IN_A_ROW):
-            found = self.source.prompt(self.next_ordinal)
+            prompt = self.source.prompt(self.next_ordinal)
             self.next_ordinal += 1
-            if isinstance(found, Prompt):
-                return found
-            self._skipped[found.reason] += 1
-            last = found
+            if isinstance(prompt, Prompt):
+                return prompt
+            self._skipped[prompt.reason] += 1
+            last = prompt
         raise ConfigError(
             f"{_MAX_SKIPPED_IN_A_ROW:,} prompts in a row were skipped (last: {last.reason}, {last.detail}); "
             "raise rollout_max_prompt_len, or give other prompts."
         )
 
     def take_skipped(self) -> dict[str, int]:
-        """How many prompts were skipped since the last call, by reason."""
-        taken, self._skipped = self._skipped, Counter()
-        return dict(taken)
+        """The number of prompts skipped since the last call, by reason; resets the counters."""
+        counts, self._skipped = self._skipped, Counter()
+        return dict(counts)

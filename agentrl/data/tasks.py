@@ -1,4 +1,4 @@
-"""An environment's own tasks as a source."""
+"""The tasks of an environment as a source."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MAX_HASHED = 10_000
 
 
 class TaskSource(DataSource):
-    """Tasks of a split: every epoch goes through all of them, in an order of its own.
+    """Tasks of a split: every epoch has all of them, in its own order.
 
-    shuffle: whether the order is drawn, by the seed and the epoch.
+    shuffle: whether each epoch is shuffled, by the seed and its number.
 
     Raises:
         ConfigError: there are no tasks.
@@ -29,15 +29,15 @@ class TaskSource(DataSource):
             raise ConfigError("the split holds no tasks; name a split that the environment fills.")
         self._tasks = tasks
         self._shuffle = shuffle
-        self._order = lru_cache(maxsize=2)(self._drawn)
+        self._order = lru_cache(maxsize=2)(self._draw_order)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the tasks; of ten thousand where there are more."""
+        """A hash of the tasks; of a sample of ten thousand where there are more."""
         step = -(-len(self._tasks) // _MAX_HASHED)
         digest = hashlib.blake2b(f"{len(self._tasks)} {self._shuffle}".encode(), digest_size=16)
-        for place in range(0, len(self._tasks), step):
-            digest.update(repr(self._tasks[place]).encode("utf-8", "surrogatepass"))
+        for position in range(0, len(self._tasks), step):
+            digest.update(repr(self._tasks[position]).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     @property
@@ -47,10 +47,10 @@ class TaskSource(DataSource):
 
     def task(self, ordinal: int) -> Task:
         """The task of a number."""
-        epoch, place = divmod(ordinal, len(self._tasks))
-        return self._tasks[self._order(epoch)[place]]
+        epoch, position = divmod(ordinal, len(self._tasks))
+        return self._tasks[self._order(epoch)[position]]
 
-    def _drawn(self, epoch: int) -> Sequence[int]:
+    def _draw_order(self, epoch: int) -> Sequence[int]:
         order = list(range(len(self._tasks)))
         if self._shuffle:
             random.Random(f"order/{self.seed}/{epoch}").shuffle(order)

@@ -1,7 +1,7 @@
-"""Rewards of an answer by its label, by name, for environments whose reward is a setting.
+"""Built-in reward functions of an answer and its label, for environments with a `reward` setting.
 
-    exact_match   1 where answer and label are the same in lower case, without punctuation and articles
-    f1            harmonic mean of precision and recall over the words that both share
+    exact_match   1 where answer and label are equal in lower case, without punctuation and articles
+    f1            harmonic mean of precision and recall of the words that both share
     number        1 where the last number of the answer equals the last one of the label
     choice        1 where the answer begins with the label's letter: `B`, `(b)`, `B. Because ...`
 
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from decimal import Decimal
 
 from agentrl.envs.scoring import Grade, squad_normalize
-from agentrl.envs.scoring import exact_match as _same
+from agentrl.envs.scoring import exact_match as _is_equal
 from agentrl.tools import inline
 from agentrl.types import Task
 
@@ -31,8 +31,8 @@ _CHOICE = re.compile(r"[\s(\[*]*([A-Za-z0-9])(?![A-Za-z0-9])")
 
 @inline
 def exact_match(task: Task, answer: str) -> float:
-    """1.0 where both are the same after `squad_normalize`."""
-    return _best(task, lambda gold: _same(answer, gold))
+    """1.0 where answer and label are equal after `squad_normalize`."""
+    return _best(task, lambda gold: _is_equal(answer, gold))
 
 
 @inline
@@ -65,7 +65,7 @@ REWARDS: Mapping[str, AnswerReward] = {
 
 
 def _best(task: Task, grade: Callable[[str], float]) -> float:
-    """The best grade over all answers of the task; without any, 0.0."""
+    """The maximum of the grade over all answers of the task; 0.0 without answers."""
     alternatives = task.metadata.get("answers")
     answers = alternatives if isinstance(alternatives, list) else [task.answer]
     return max((grade(gold) for gold in answers if isinstance(gold, str)), default=0.0)

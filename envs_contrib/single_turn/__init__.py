@@ -1,4 +1,4 @@
-"""Questions of your own data, answered in one turn."""
+"""An environment for questions of custom data, with one turn."""
 
 from envs_contrib.single_turn.env import SingleTurn
 

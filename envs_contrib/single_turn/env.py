@@ -1,4 +1,4 @@
-"""The environment without tasks of its own."""
+"""The environment SingleTurn, whose tasks come from `prompt_data`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Reward = Callable[[Task, str], Grade | Awaitable[Grade]]
 
 
 class SingleTurn(SingleTurnEnv):
-    """One answer to a prompt of your own data (`prompt_data`), graded by a function (`reward`).
+    """One answer to a prompt of custom data (`prompt_data`), graded by a function (`reward`).
 
-    reward: from a task and an answer to a number, or to named numbers; left out, an exact match with the
+    reward: maps a task and an answer to a number, or to named numbers; left out, an exact match with the
         label.
     """
 
@@ -26,7 +26,7 @@ class SingleTurn(SingleTurnEnv):
         self._reward = reward or _exact_match
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """No tasks: `prompt_data` has them."""
+        """No tasks: they come from `prompt_data`."""
         del split
         return ()
 

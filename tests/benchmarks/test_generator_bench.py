@@ -1,4 +1,4 @@
-"""The benchmark of playing, small: every section, and figures that are made of its rows."""
+"""The generator benchmark with a small workload: every section, and the figures of its rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_every_turn_of_every_episode_is_played():
         assert [len(turn.observation[0].text) for turn in episode.turns[1:]] == [100, 100]
 
 
-async def test_an_episode_that_is_not_played_to_its_end_stops_the_benchmark():
+async def test_an_incomplete_episode_stops_the_benchmark():
     player = Player()
     player.engine.answer = player.encode("no tag at all")
     with pytest.raises(AssertionError, match="was not played as it should be"):

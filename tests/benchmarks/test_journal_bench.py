@@ -1,19 +1,19 @@
-"""The benchmark of the journal, small: both sides write the same, and the figures are those of the rows."""
+"""The journal benchmark with few entries: both sides write equal entries, and figures match the rows."""
 
 from __future__ import annotations
 
 import json
 
-from benchmarks.journal import BASELINE, JOURNAL, Step, bench_journal, written_alike
+from benchmarks.journal import BASELINE, JOURNAL, JournalLoad, bench_journal, writes_are_equal
 
-SMALL = Step(episodes=12, tokens=400, repeats=2)
+SMALL = JournalLoad(episodes=12, tokens=400, repeats=2)
 
 
 def test_both_sides_write_the_same_entries(tmp_path):
-    assert written_alike(SMALL, tmp_path)
+    assert writes_are_equal(SMALL, tmp_path)
 
 
-def test_the_summary_is_made_of_the_rows():
+def test_the_summary_is_computed_from_the_rows():
     result = bench_journal(SMALL)
     assert json.loads(json.dumps(result)) == result
     assert {side: len(rows) for side, rows in result["rows"].items()} == {JOURNAL: 2, BASELINE: 2}

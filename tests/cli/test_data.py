@@ -13,28 +13,28 @@ from tests.data.files import ROWS, write_lines, write_parquet
 KEYS = ("--input-key=question", "--label-key=answer")
 
 
-def checked(capsys, *arguments, code=0):
-    """What is printed; a check that finds something wrong ends with a code."""
+def run_check(capsys, *arguments, code=0):
+    """The output of the command, which ends with this exit code."""
     if code == 0:
         main(["data", "check", *arguments])
     else:
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as caught:
             main(["data", "check", *arguments])
-        assert left.value.code == code
+        assert caught.value.code == code
     return capsys.readouterr()
 
 
 @pytest.mark.parametrize("write", [write_lines, write_parquet])
-def test_all_of_a_file_is_counted_measured_and_shown(tmp_path, capsys, write):
+def test_the_report_has_counts_lengths_and_rendered_prompts(tmp_path, capsys, write):
     path = write(tmp_path / f"a.{'jsonl' if write is write_lines else 'parquet'}")
-    found = json.loads(checked(capsys, str(path), *KEYS, "--json").out)
+    report = json.loads(run_check(capsys, str(path), *KEYS, "--json").out)
     lengths = sorted(len(row["question"]) for row in ROWS)
-    assert (found["ok"], found["prompts"], found["bad"], found["labels"]) == (True, 40, 0, 40)
-    assert (found["turns"], found["unit"], found["tools"]) == ({"1": 40}, "characters", 0)
-    assert (found["lengths"]["min"], found["lengths"]["max"]) == (lengths[0], lengths[-1])
-    assert found["lengths"]["mean"] == pytest.approx(sum(lengths) / 40)
-    assert found["rendered"] == [f"user: What is {n} + {n}?" for n in (0, 13, 26)]
-    shown = checked(capsys, f"{path}@[5:8]", *KEYS).out
+    assert (report["ok"], report["prompts"], report["bad"], report["labels"]) == (True, 40, 0, 40)
+    assert (report["turns"], report["unit"], report["tools"]) == ({"1": 40}, "characters", 0)
+    assert (report["lengths"]["min"], report["lengths"]["max"]) == (lengths[0], lengths[-1])
+    assert report["lengths"]["mean"] == pytest.approx(sum(lengths) / 40)
+    assert report["rendered"] == [f"user: What is {n} + {n}?" for n in (0, 13, 26)]
+    output = run_check(capsys, f"{path}@[5:8]", *KEYS).out
     for word in (
         "prompts",
         "3",
@@ -43,46 +43,46 @@ def test_all_of_a_file_is_counted_measured_and_shown(tmp_path, capsys, write):
         "user: What is 6 + 6?",
         "fingerprint",
     ):
-        assert word in shown
+        assert word in output
 
 
-def test_with_a_tokenizer_lengths_are_tokens_and_prompts_what_the_model_sees(tmp_path, capsys):
+def test_with_a_tokenizer_lengths_are_tokens_and_prompts_are_rendered(tmp_path, capsys):
     tokenizer = train_tokenizer(["What is it?"], special_tokens=(), vocab_size=300)
     tokenizer.save_pretrained(tmp_path / "model")
     path = write_lines(tmp_path / "a.jsonl", [{"input": "What is it?"}, {"input": "What is it? " * 9}])
     arguments = (str(path), f"--tokenizer={tmp_path / 'model'}", "--json")
-    found = json.loads(checked(capsys, *arguments).out)
-    (first, *_) = found["rendered"]
+    report = json.loads(run_check(capsys, *arguments).out)
+    (first, *_) = report["rendered"]
     assert first == "<|user|> What is it?<|end|><|assistant|>"
-    assert (found["unit"], found["lengths"]["min"]) == ("tokens", len(tokenizer.encode(first)))
-    inline = json.loads(checked(capsys, *arguments, "--dialect=inline").out)
+    assert (report["unit"], report["lengths"]["min"]) == ("tokens", len(tokenizer.encode(first)))
+    inline = json.loads(run_check(capsys, *arguments, "--dialect=inline").out)
     assert (inline["unit"], inline["prompts"]) == ("tokens", 2)
 
 
-def test_every_bad_row_is_counted_and_the_first_are_named(tmp_path, capsys):
+def test_every_bad_row_is_counted_and_the_first_are_reported(tmp_path, capsys):
     rows = [*ROWS, {"answer": "1"}, *ROWS, *([{"question": 3}] * 30)]
     path = write_lines(tmp_path / "a.jsonl", rows)
-    printed = checked(capsys, str(path), "--input-key=question", "--json", code=2)
-    found = json.loads(printed.out)
-    assert (found["ok"], found["prompts"], found["bad"], len(found["problems"])) == (False, 80, 31, 20)
-    assert found["problems"][0].startswith(f"{path}, line 41: there is no `question`. It has `answer`")
-    assert f"{path}, line 82: `question` is 3" in found["problems"][1]
-    shown = checked(capsys, str(path), "--input-key=question", code=2).out
-    assert f"error {path}, line 41: there is no `question`" in shown
-    assert "and 11 more." in shown
+    printed = run_check(capsys, str(path), "--input-key=question", "--json", code=2)
+    report = json.loads(printed.out)
+    assert (report["ok"], report["prompts"], report["bad"], len(report["problems"])) == (False, 80, 31, 20)
+    assert report["problems"][0].startswith(f"{path}, line 41: there is no `question`. It has `answer`")
+    assert f"{path}, line 82: `question` is 3" in report["problems"][1]
+    output = run_check(capsys, str(path), "--input-key=question", code=2).out
+    assert f"error {path}, line 41: there is no `question`" in output
+    assert "and 11 more." in output
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("nowhere.jsonl", "there is no file or folder"),
         ("a.parquet", "there is no `input`. It has `question`"),
         ("a.jsonl@[1]", "a slice is path@[start:stop]"),
     ],
 )
-def test_what_cannot_be_read_at_all_is_one_sentence(tmp_path, capsys, name, says):
+def test_an_unreadable_file_is_a_one_line_error(tmp_path, capsys, name, message):
     write_parquet(tmp_path / "a.parquet")
-    said = checked(capsys, str(tmp_path / name), code=2).err
-    assert said.startswith("agentrl: ")
-    assert says in said
-    assert said.count("\n") == 1
+    stderr = run_check(capsys, str(tmp_path / name), code=2).err
+    assert stderr.startswith("agentrl: ")
+    assert message in stderr
+    assert stderr.count("\n") == 1

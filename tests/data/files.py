@@ -1,4 +1,4 @@
-"""Files of prompts, as tests write them."""
+"""Writers of files of prompts for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts from Parquet and Arrow files: the same promises as for lines, and memory that stays flat."""
+"""Prompts from Parquet and Arrow files: the same contract as for lines, and bounded memory."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ MANY = [{"question": f"question {n}", "answer": n, "ballast": "x" * 50} for n in
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Files with the same 40 rows, and with 500."""
-    here = tmp_path_factory.mktemp("columnar")
-    write_lines(here / "rows.jsonl")
-    write_parquet(here / "rows.parquet", row_group_size=9)
-    write_arrow(here / "rows.arrow")
-    write_arrow(here / "contents.arrow", stream=False)
-    write_parquet(here / "many.parquet", MANY, row_group_size=170)
-    return here
+    directory = tmp_path_factory.mktemp("columnar")
+    write_lines(directory / "rows.jsonl")
+    write_parquet(directory / "rows.parquet", row_group_size=9)
+    write_arrow(directory / "rows.arrow")
+    write_arrow(directory / "contents.arrow", stream=False)
+    write_parquet(directory / "many.parquet", MANY, row_group_size=170)
+    return directory
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Rows of a piece, so that a small file has many."""
+    """Reduce the rows of a piece, so that a small file has many pieces."""
     monkeypatch.setattr(parquet, "PIECE_ROWS", 16)
 
 
@@ -79,36 +79,38 @@ def test_every_epoch_is_a_permutation_of_all_rows(folder, seed, epoch):
     answers = [int(rows.task(epoch * 500 + k).answer) for k in range(500)]
     assert sorted(answers) == list(range(500))
     assert answers != list(range(500))
-    # A batch is not one stretch of the file.
+    # A batch has rows of several pieces.
     assert len({answer // 16 for answer in answers[:16]}) >= PIECES_PER_WINDOW - 1
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=20))
-def test_any_prompt_is_the_same_whenever_it_is_asked_for(folder, ordinals):
+def test_prompts_do_not_depend_on_the_order_of_requests(folder, ordinals):
     path = folder / "many.parquet"
-    one, other = source(path, Columns("question"), seed=3), source(path, Columns("question"), seed=3)
-    found = [one.prompt(ordinal) for ordinal in ordinals]
-    assert [other.prompt(ordinal) for ordinal in reversed(ordinals)] == found[::-1]
+    first, second = source(path, Columns("question"), seed=3), source(path, Columns("question"), seed=3)
+    prompts = [first.prompt(ordinal) for ordinal in ordinals]
+    assert [second.prompt(ordinal) for ordinal in reversed(ordinals)] == prompts[::-1]
 
 
 def test_a_row_group_is_decoded_once_for_a_window(folder, monkeypatch):
     rows = open_rows(str(folder / "many.parquet"), ("question",), split="train")
-    opened = []
-    whole = pq.ParquetFile.iter_batches
+    calls = []
+    iter_batches = pq.ParquetFile.iter_batches
     monkeypatch.setattr(
-        pq.ParquetFile, "iter_batches", lambda *given, **named: opened.append(named) or whole(*given, **named)
+        pq.ParquetFile,
+        "iter_batches",
+        lambda *args, **kwargs: calls.append(kwargs) or iter_batches(*args, **kwargs),
     )
-    rows.expect([160, 100, 30, 499])
-    assert [named["row_groups"] for named in opened] == [[0], [2]]
+    rows.prefetch([160, 100, 30, 499])
+    assert [kwargs["row_groups"] for kwargs in calls] == [[0], [2]]
     assert [rows.row(k)["question"] for k in (160, 30, 100, 499)] == [
         f"question {k}" for k in (160, 30, 100, 499)
     ]
-    assert len(opened) == 2
-    assert all(named["columns"] == ("question",) for named in opened)
+    assert len(calls) == 2
+    assert all(kwargs["columns"] == ("question",) for kwargs in calls)
 
 
-def test_memory_stays_flat(tmp_path):
-    """A file of 130 MB is gone through in a fresh process, whose memory grows by less than a third of it."""
+def test_memory_is_bounded(tmp_path):
+    """A file of 130 MB is read in a fresh process, whose memory grows by less than a third of it."""
     rows = [{"input": f"{n} " + f"{n * 7919 % 10_007} " * 120} for n in range(200_000)]
     path = write_parquet(tmp_path / "a.parquet", rows, row_group_size=50_000, compression="none")
     code = (
@@ -120,10 +122,12 @@ def test_memory_stays_flat(tmp_path):
         "for _ in range(200_000): stream.next()\n"
         "print((most() - before) * 1024)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    held = sum(len(row["input"]) for row in rows)
-    assert held > 1.1e8
-    assert int(ran.stdout) < held / 3
+    process = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    num_chars = sum(len(row["input"]) for row in rows)
+    assert num_chars > 1.1e8
+    assert int(process.stdout) < num_chars / 3
 
 
 def test_two_processes_give_the_same_prompts(folder):
@@ -132,7 +136,7 @@ def test_two_processes_give_the_same_prompts(folder):
         "source = FileSource(sys.argv[1], Columns('question', 'answer'), seed=5)\n"
         "print(source.fingerprint, *[source.prompt(k) for k in range(0, 1200, 50)])"
     )
-    ran = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code, str(folder / "many.parquet")],
             capture_output=True,
@@ -142,12 +146,12 @@ def test_two_processes_give_the_same_prompts(folder):
         ).stdout
         for seed in ("1", "2")
     ]
-    assert ran[0] == ran[1]
-    assert "question" in ran[0]
+    assert outputs[0] == outputs[1]
+    assert "question" in outputs[0]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_what_has_no_form_in_json_gets_one_or_is_named(tmp_path, name):
+def test_dates_and_decimals_become_text_and_bytes_are_an_error(tmp_path, name):
     write = write_parquet if name.endswith("parquet") else write_arrow
     values = {
         "day": datetime.date(2026, 1, 2),
@@ -163,7 +167,7 @@ def test_what_has_no_form_in_json_gets_one_or_is_named(tmp_path, name):
         source(path, Columns(label="raw"))
 
 
-def test_messages_in_columns_lack_what_other_rows_have(tmp_path):
+def test_null_fields_of_messages_are_left_out(tmp_path):
     user, system = {"role": "user", "content": "a", "name": "me"}, {"role": "system", "content": "b"}
     rows = [{"prompt": [system, user], "reward_model": {"ground_truth": "7", "style": "rule"}}]
     task = source(
@@ -177,7 +181,7 @@ def test_messages_in_columns_lack_what_other_rows_have(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
-def test_a_missing_column_is_named_before_anything_is_read(folder, name):
+def test_a_missing_column_is_an_error_when_the_file_is_opened(folder, name):
     with pytest.raises(DataError) as caught:
         source(folder / name, Columns("questions"))
     assert (
@@ -188,17 +192,17 @@ def test_a_missing_column_is_named_before_anything_is_read(folder, name):
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @pytest.mark.parametrize("content", [b"", b"PAR1 is how it begins", "torn"])
-def test_a_broken_file_is_one_sentence(folder, tmp_path, suffix, content):
+def test_a_broken_file_is_a_one_line_error(folder, tmp_path, suffix, content):
     path = tmp_path / f"a.{suffix}"
-    whole = (folder / f"rows.{suffix}").read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] if content == "torn" else content)
+    content_of_file = (folder / f"rows.{suffix}").read_bytes()
+    path.write_bytes(content_of_file[: len(content_of_file) // 2] if content == "torn" else content)
     with pytest.raises(DataError) as caught:
         source(path).task(0)
     assert "a." in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_null_prompt_is_named_with_its_row(tmp_path):
+def test_the_error_of_a_null_prompt_has_its_row(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", [{"input": "a"}, {"input": None}])
     with pytest.raises(
         DataError, match=r"a.parquet, row 2: `input` is null, not a string or a list of messages"
@@ -216,7 +220,7 @@ def test_other_content_has_another_fingerprint(folder, tmp_path, name):
         source(tmp_path / name).check(first)
 
 
-def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", [{"input": f"{n}"} for n in range(500)], row_group_size=100)
     prompts = PromptStream(FileSource(str(path), Columns(), seed=0))
     prompts.next()
@@ -225,9 +229,9 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
         [prompts.next() for _ in range(500)]
 
 
-def test_without_the_extra_a_sentence_names_it(folder, monkeypatch):
-    found = extras.find_spec
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "pyarrow" else found(name))
+def test_without_pyarrow_the_error_names_the_extra(folder, monkeypatch):
+    find_spec = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
     for name in ("rows.parquet", "rows.arrow"):
         with pytest.raises(MissingExtraError, match=r"needs pyarrow: pip install 'agentrl\[data\]'"):
             source(folder / name)

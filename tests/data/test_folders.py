@@ -1,4 +1,4 @@
-"""Folders of datasets: which files are read, and what is refused rather than guessed."""
+"""Folders of datasets: the files of each split, and errors for ambiguous folders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def rows(name, n=5):
     return [{"input": f"{name} {k}"} for k in range(n)]
 
 
-def made(folder, names):
-    """A folder with these files; what each holds is its name."""
+def write_files(folder, names):
+    """Write these files to a folder; the rows of each contain its name."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,8 +26,8 @@ def made(folder, names):
     return folder
 
 
-def words(folder, split="train"):
-    """What a source of the folder reads, one word for each file."""
+def names_read(folder, split="train"):
+    """The names of the files that a source of the folder reads."""
     source = FileSource(str(folder), Columns(), shuffle=False, split=split)
     texts = [source.task(k).prompt[0].text for k in range(source.num_tasks)]
     assert texts == [
@@ -61,18 +61,18 @@ def words(folder, split="train"):
     ],
 )
 def test_a_snapshot_gives_the_files_of_a_split(tmp_path, names, train, test):
-    folder = made(tmp_path, names)
-    assert words(folder) == train
-    assert words(folder, "test") == test
+    folder = write_files(tmp_path, names)
+    assert names_read(folder) == train
+    assert names_read(folder, "test") == test
 
 
 def test_a_pattern_names_files(tmp_path):
-    made(tmp_path, ["a-1.parquet", "a-2.parquet", "b-1.parquet"])
-    assert words(tmp_path / "a-*.parquet") == ["a-1.parquet", "a-2.parquet"]
+    write_files(tmp_path, ["a-1.parquet", "a-2.parquet", "b-1.parquet"])
+    assert names_read(tmp_path / "a-*.parquet") == ["a-1.parquet", "a-2.parquet"]
 
 
 def test_a_slice_goes_over_all_files_of_a_folder(tmp_path):
-    made(tmp_path, ["a.jsonl", "b.jsonl"])
+    write_files(tmp_path, ["a.jsonl", "b.jsonl"])
     source = FileSource(f"{tmp_path}@[3:-3]", Columns(), shuffle=False)
     assert [source.task(k).prompt[0].text for k in range(4)] == [
         "a.jsonl 3",
@@ -83,7 +83,7 @@ def test_a_slice_goes_over_all_files_of_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "split", "says"),
+    ("names", "split", "message"),
     [
         ([], "train", "holds no .jsonl, .ndjson, .json, .parquet, .arrow file"),
         (
@@ -91,7 +91,7 @@ def test_a_slice_goes_over_all_files_of_a_folder(tmp_path):
             "tset",
             "has no split `tset`. Did you mean `test`? It has test, train.",
         ),
-        (["train.jsonl", "more.jsonl"], "train", "holds the splits train, and more.jsonl, which says none"),
+        (["train.jsonl", "more.jsonl"], "train", "holds the splits train, and more.jsonl, which names none"),
         (
             ["main/train.parquet", "easy/train.parquet"],
             "train",
@@ -100,15 +100,15 @@ def test_a_slice_goes_over_all_files_of_a_folder(tmp_path):
         (["a.jsonl", "b.parquet"], "train", "holds lines and parquet files; name those of one kind"),
     ],
 )
-def test_what_would_have_to_be_guessed_is_refused(tmp_path, names, split, says):
+def test_an_ambiguous_folder_is_an_error(tmp_path, names, split, message):
     with pytest.raises(DataError) as caught:
-        words(made(tmp_path, names), split)
-    assert says in str(caught.value)
+        names_read(write_files(tmp_path, names), split)
+    assert message in str(caught.value)
 
 
-def saved(folder, names, **more):
-    """What `save_to_disk` writes of one dataset."""
-    made(folder, names)
+def write_saved(folder, names, **more):
+    """Write one dataset in the format of `save_to_disk`."""
+    write_files(folder, names)
     state = {"_data_files": [{"filename": name} for name in names], "_split": None, **more}
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text("{}")
@@ -117,21 +117,23 @@ def saved(folder, names, **more):
 
 def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path):
     names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    assert words(saved(tmp_path / "one", names)) == names
+    assert names_read(write_saved(tmp_path / "one", names)) == names
     both = tmp_path / "both"
     for split in ("train", "test"):
-        saved(both / split, [f"{split}.arrow"])
+        write_saved(both / split, [f"{split}.arrow"])
     (both / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
-    assert words(both) == ["train.arrow"]
-    assert words(both, "test") == ["test.arrow"]
+    assert names_read(both) == ["train.arrow"]
+    assert names_read(both, "test") == ["test.arrow"]
     with pytest.raises(DataError, match=r"has no split `validation`. It has train, test"):
-        words(both, "validation")
+        names_read(both, "validation")
 
 
 def test_a_saved_dataset_with_an_index_is_refused(tmp_path):
-    folder = saved(tmp_path / "one", ["data.arrow"], _indices_data_files=[{"filename": "indices.arrow"}])
+    folder = write_saved(
+        tmp_path / "one", ["data.arrow"], _indices_data_files=[{"filename": "indices.arrow"}]
+    )
     with pytest.raises(DataError, match="flatten_indices"):
-        words(folder)
+        names_read(folder)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +148,5 @@ def test_a_saved_dataset_with_an_index_is_refused(tmp_path):
         ("trainer.jsonl", None),
     ],
 )
-def test_a_name_says_its_split(tmp_path, name, split):
+def test_the_split_in_the_name_of_a_file(tmp_path, name, split):
     assert split_of(tmp_path / "data" / name) == split

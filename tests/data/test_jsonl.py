@@ -1,4 +1,4 @@
-"""Prompts from JSON lines: in any order, by their number; what is wrong is named with its line."""
+"""Prompts from JSON lines: by number, in any order; errors have the number of the line."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_every_epoch_is_a_permutation_of_all_rows(request, name, seed):
 
 
 @given(st.lists(st.integers(0, 9000), min_size=1, max_size=20))
-def test_any_prompt_is_the_same_whenever_it_is_asked_for(many, ordinals):
-    one, other = source(many, Columns("question"), seed=3), source(many, Columns("question"), seed=3)
-    found = [one.prompt(ordinal) for ordinal in ordinals]
-    assert [other.prompt(ordinal) for ordinal in reversed(ordinals)] == found[::-1]
-    assert [prompt.index for prompt in found] == ordinals
+def test_prompts_do_not_depend_on_the_order_of_requests(many, ordinals):
+    first, second = source(many, Columns("question"), seed=3), source(many, Columns("question"), seed=3)
+    prompts = [first.prompt(ordinal) for ordinal in ordinals]
+    assert [second.prompt(ordinal) for ordinal in reversed(ordinals)] == prompts[::-1]
+    assert [prompt.index for prompt in prompts] == ordinals
 
 
 def test_two_processes_give_the_same_prompts(many):
@@ -65,7 +65,7 @@ def test_two_processes_give_the_same_prompts(many):
         "source = FileSource(sys.argv[1], Columns('question', 'answer'), seed=5)\n"
         "print(source.fingerprint, *[source.prompt(k) for k in range(0, 4000, 100)])"
     )
-    ran = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code, str(many)],
             capture_output=True,
@@ -75,8 +75,8 @@ def test_two_processes_give_the_same_prompts(many):
         ).stdout
         for seed in ("1", "2")
     ]
-    assert ran[0] == ran[1]
-    assert "question" in ran[0]
+    assert outputs[0] == outputs[1]
+    assert "question" in outputs[0]
 
 
 BOUNDS = st.none() | st.integers(-50, 50)
@@ -98,7 +98,7 @@ def test_slices_are_pythons(lines, start, stop):
 
 
 @pytest.mark.parametrize("text", ["x.jsonl@[1]", "x.jsonl@[a:b]", "x.jsonl@[1:2:3]", "x.jsonl@[1:2"])
-def test_what_is_no_slice_is_refused(text):
+def test_an_invalid_slice_is_an_error(text):
     with pytest.raises(DataError, match=r"a slice is path@\[start:stop\], such as x.jsonl@\[0:100\]"):
         FileSource(text, COLUMNS)
 
@@ -115,7 +115,7 @@ def test_line_ends_and_empty_lines_do_not_count(tmp_path, ending, last):
     assert rows.where(99) == f"{path}, line {expected}"
 
 
-def test_a_list_of_objects_is_read_too_and_lines_by_another_name(tmp_path):
+def test_json_files_hold_a_list_or_lines(tmp_path):
     (tmp_path / "list.json").write_text(json.dumps(ROWS, indent=1))
     write_lines(tmp_path / "lines.json")
     for name in ("list.json", "lines.json"):
@@ -165,20 +165,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_is_named_with_its_number_its_file_and_what_is_wrong(tmp_path, name):
-    line, says = BAD[name]
+def test_the_error_of_a_bad_line_has_its_file_its_number_and_the_fault(tmp_path, name):
+    line, message = BAD[name]
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(GOOD * 40 + b"\n" + line + b"\n" + GOOD)
     with pytest.raises(DataError) as caught:
         FileSource(str(path), Columns())
-    sentence = str(caught.value)
-    assert sentence.startswith(f"{path}, line 42: ")
-    assert says in sentence
-    assert "\n" not in sentence
+    error = str(caught.value)
+    assert error.startswith(f"{path}, line 42: ")
+    assert message in error
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize(
-    ("columns", "row", "says"),
+    ("columns", "row", "message"),
     [
         (Columns(label="gold"), {"input": "a"}, "there is no `gold`"),
         (Columns(metadata="facts"), {"input": "a", "facts": [1]}, "`facts` is no object; metadata_key names"),
@@ -193,14 +193,14 @@ def test_a_bad_line_is_named_with_its_number_its_file_and_what_is_wrong(tmp_path
         (Columns("a.b"), {"a": {"c": 1}}, "there is no `a.b`"),
     ],
 )
-def test_a_bad_column_is_named_with_its_setting(tmp_path, columns, row, says):
+def test_the_error_of_a_bad_column_has_its_line_and_setting(tmp_path, columns, row, message):
     with pytest.raises(DataError) as caught:
         FileSource(str(write_lines(tmp_path / "a.jsonl", [row])), columns)
-    assert f"a.jsonl, line 1: {says}" in str(caught.value)
+    assert f"a.jsonl, line 1: {message}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("none.jsonl", None, "there is no file or folder"),
         ("empty.jsonl", "", "holds no prompts (there are no rows)"),
@@ -210,12 +210,12 @@ def test_a_bad_column_is_named_with_its_setting(tmp_path, columns, row, says):
         ("words.txt", "a", "convert it"),
     ],
 )
-def test_a_file_without_prompts_is_one_sentence(tmp_path, name, content, says):
+def test_a_file_without_prompts_is_an_error(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError) as caught:
         FileSource(str(tmp_path / name), Columns())
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert name in str(caught.value)
 
 
@@ -238,7 +238,7 @@ def test_a_label_becomes_the_answer(tmp_path, label, answer, metadata):
     assert (task.answer, task.metadata) == (answer, metadata)
 
 
-def test_messages_keep_what_chat_endpoints_write(tmp_path):
+def test_messages_have_the_fields_of_chat_endpoints(tmp_path):
     messages = [
         {"role": "system", "content": "Be brief.", "name": None},
         {"role": "user", "content": [{"type": "text", "text": "Where?"}]},
@@ -266,7 +266,7 @@ def test_messages_keep_what_chat_endpoints_write(tmp_path):
     assert task.metadata["tools"] == [{"name": "look", "description": "", "parameters": {"type": "object"}}]
 
 
-def test_a_large_file_is_looked_at_in_part_and_tells_of_the_rest_when_it_comes(tmp_path):
+def test_of_a_large_file_only_the_first_rows_are_checked_when_it_is_opened(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"input": "a"}] * 20_001)
     with path.open("a") as file:
         file.write("{}\n")
@@ -286,7 +286,7 @@ def test_other_content_has_another_fingerprint_and_a_moved_file_the_same(tmp_pat
             other.check(first)
 
 
-def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"input": f"{n}"} for n in range(1000)])
     prompts = PromptStream(FileSource(str(path), Columns(), seed=0))
     prompts.next()

@@ -1,4 +1,4 @@
-"""Several sources with weights: each has its share after any number of draws."""
+"""Mixtures of sources: the share of each source after any number of draws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl import Task
 from agentrl.data import DataSource, Mixture, Prompt, Skipped, TaskSource
-from agentrl.data.mixture import schedule, whole_shares
+from agentrl.data.mixture import integer_shares, schedule
 from agentrl.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ SHARES = st.lists(st.integers(1, 12), min_size=1, max_size=7)
 
 
 @given(SHARES)
-def test_after_any_draw_every_source_has_had_its_share_to_within_one(shares):
+def test_after_every_draw_counts_match_the_shares_within_one(shares):
     counts = [0] * len(shares)
     total = sum(shares)
     for n, turn in enumerate(schedule(shares), start=1):
@@ -32,7 +32,7 @@ def test_after_any_draw_every_source_has_had_its_share_to_within_one(shares):
 
 
 @given(SHARES, st.lists(st.integers(0, 500), min_size=1, max_size=8))
-def test_the_nth_draw_of_a_source_is_known_at_once(shares, ordinals):
+def test_turns_do_not_depend_on_earlier_calls(shares, ordinals):
     mixture = Mixture([source(str(k), 1) for k in range(len(shares))], shares)
     counts, turns = Counter(), []
     for ordinal in range(501):
@@ -65,19 +65,19 @@ def test_every_source_goes_through_epochs_of_its_own():
         ([6, 4], (3, 2)),
     ],
 )
-def test_weights_become_whole_shares(weights, shares):
-    assert whole_shares(weights) == shares
+def test_weights_become_integer_shares(weights, shares):
+    assert integer_shares(weights) == shares
 
 
 @pytest.mark.parametrize(
-    ("weights", "says"), [([1, 1e-9], "must be above .001"), ([1 / 997, 1 / 991, 1 / 983], "too fine")]
+    ("weights", "message"), [([1, 1e-9], "must be above .001"), ([1 / 997, 1 / 991, 1 / 983], "too fine")]
 )
-def test_weights_without_a_schedule_are_refused(weights, says):
-    with pytest.raises(ConfigError, match=says):
-        whole_shares(weights)
+def test_weights_without_a_schedule_are_refused(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        integer_shares(weights)
 
 
-def test_the_fingerprint_knows_the_parts_and_their_shares():
+def test_the_fingerprint_depends_on_the_parts_and_their_shares():
     parts = [source("a", 3), source("b", 4)]
     first = Mixture(parts, [1, 2]).fingerprint
     assert Mixture([source("a", 3), source("b", 4)], [2, 4]).fingerprint == first
@@ -94,7 +94,7 @@ class Gaps(DataSource):
         return Skipped(ordinal, "odd") if ordinal % 2 else Task.ask(f"{ordinal}", "?")
 
 
-def test_what_a_source_skips_has_the_number_of_the_mixture():
+def test_skipped_numbers_of_a_source_have_the_number_of_the_mixture():
     mixture = Mixture([source("a", 1), Gaps()], [1, 1])
     assert isinstance(mixture.prompt(1), Prompt)
     assert mixture.prompt(3) == Skipped(3, "odd")

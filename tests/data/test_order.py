@@ -1,4 +1,4 @@
-"""Shuffled orders that are computed place by place."""
+"""Shuffled orders that are computed for each position."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_every_position_has_a_number_of_its_own(n, key):
 
 @pytest.mark.parametrize("n", [10, 2000])
 @pytest.mark.parametrize("position", [-1, "n"])
-def test_there_is_nothing_beyond_the_end(n, position):
+def test_a_position_beyond_the_end_is_an_index_error(n, position):
     with pytest.raises(IndexError):
         Permutation(n, "key")[n if position == "n" else position]
 
 
-def test_many_things_stand_where_they_should_by_chance():
+def test_permutations_have_the_statistics_of_random_ones():
     n = 2000
     orders = [Permutation(n, f"key {k}") for k in range(300)]
     fixed = sum(order[k] == k for order in orders for k in range(0, n, 10))
@@ -39,7 +39,7 @@ def test_many_things_stand_where_they_should_by_chance():
     assert 100 < earlier < 200
 
 
-def test_a_billion_rows_cost_nothing():
+def test_a_billion_rows_need_no_list():
     order = Shuffled(10**9, seed=1)
     rows = [order.row(0, position) for position in range(1000)]
     assert len(set(rows)) == 1000
@@ -56,18 +56,18 @@ def test_windows_go_through_every_row_once(sizes, seed, epoch):
 
 
 @given(SIZES, st.integers(0, 99))
-def test_a_window_is_few_pieces_whole_and_says_which(sizes, seed):
+def test_a_window_has_few_full_pieces_and_upcoming_returns_them(sizes, seed):
     order = Windowed(sizes, seed)
     ends = [*accumulate(sizes)]
     piece_of = [k for k, size in enumerate(sizes) for _ in range(size)]
-    seen: list[set[int]] = []
+    windows: list[set[int]] = []
     for position in range(sum(sizes)):
-        pieces = {piece_of[row] for row in order.soon(0, position)}
+        pieces = {piece_of[row] for row in order.upcoming(0, position)}
         assert piece_of[order.row(0, position)] in pieces
         assert len(pieces) <= PIECES_PER_WINDOW
-        if not seen or seen[-1] != pieces:
-            seen.append(pieces)
-    assert sorted(piece for pieces in seen for piece in pieces) == list(range(len(ends)))
+        if not windows or windows[-1] != pieces:
+            windows.append(pieces)
+    assert sorted(piece for pieces in windows for piece in pieces) == list(range(len(ends)))
 
 
 def test_pieces_and_rows_are_shuffled_anew_in_every_epoch():

@@ -1,4 +1,4 @@
-"""Streams, prompts that are too long, and sources of one's own."""
+"""Streams, prompts that are too long, and custom sources."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from agentrl.data import (
 from agentrl.errors import ConfigError
 
 
-def words(task):
+def num_words(task):
     return len(task.prompt[0].text.split())
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_never_played():
     tasks = [Task.ask(f"t{n}", "word " * n) for n in range(1, 9)]
-    whole = TaskSource(tasks, seed=4)
-    source = Bounded(whole, most=6, length=words)
-    assert (source.fingerprint, source.num_tasks) == (whole.fingerprint, 8)
+    unbounded = TaskSource(tasks, seed=4)
+    source = Bounded(unbounded, most=6, length=num_words)
+    assert (source.fingerprint, source.num_tasks) == (unbounded.fingerprint, 8)
     stream = PromptStream(source)
     played = [stream.next() for _ in range(12)]
-    assert all(words(prompt.task) <= 6 for prompt in played)
+    assert all(num_words(prompt.task) <= 6 for prompt in played)
     assert {prompt.index: prompt for prompt in played}.items() <= {
-        k: whole.prompt(k) for k in range(stream.next_ordinal)
+        k: unbounded.prompt(k) for k in range(stream.next_ordinal)
     }.items()
     assert stream.take_skipped() == {"prompt_too_long": stream.next_ordinal - 12}
     assert stream.take_skipped() == {}
-    (longest,) = [k for k in range(8) if whole.task(k).id == "t8"]
+    (longest,) = [k for k in range(8) if unbounded.task(k).id == "t8"]
     assert source.prompt(longest) == Skipped(
         longest, "prompt_too_long", "task t8 has 8 tokens, 6 are allowed"
     )
     assert source.task(longest) == source.prompt(longest)
 
 
-def test_a_source_of_which_nothing_fits_ends_in_a_sentence():
-    stream = PromptStream(Bounded(TaskSource([Task.ask("t", "a b")]), most=1, length=words))
+def test_a_source_with_only_long_prompts_is_an_error():
+    stream = PromptStream(Bounded(TaskSource([Task.ask("t", "a b")]), most=1, length=num_words))
     with pytest.raises(
         ConfigError, match=r"10,000 prompts in a row were skipped .* raise rollout_max_prompt_len"
     ):
@@ -53,7 +53,7 @@ def test_a_source_of_which_nothing_fits_ends_in_a_sentence():
 
 
 class Squares(DataSource):
-    """A source of one's own."""
+    """A custom source."""
 
     fingerprint = "squares 1"
 
@@ -62,18 +62,18 @@ class Squares(DataSource):
         return Task.ask(f"{ordinal}", f"What is {n} times {n}?", str(n * n))
 
 
-def test_a_source_of_ones_own_is_a_class_with_two_things():
+def test_a_custom_source_needs_a_fingerprint_and_a_task_method():
     source = check_data_source(Squares, seed=7)
-    found = source.prompt(5)
-    assert isinstance(found, Prompt)
-    assert (found.index, found.seed) == (5, world_seed(7, 5))
-    assert found.task == Squares(seed=7).task(5)
-    assert Squares(seed=8).prompt(5) != found
+    prompt = source.prompt(5)
+    assert isinstance(prompt, Prompt)
+    assert (prompt.index, prompt.seed) == (5, world_seed(7, 5))
+    assert prompt.task == Squares(seed=7).task(5)
+    assert Squares(seed=8).prompt(5) != prompt
     assert source.num_tasks is None
 
 
 class Counting(Squares):
-    """Remembers how often it was called."""
+    """Counts its calls, and depends on the count."""
 
     calls = 0
 
@@ -83,14 +83,14 @@ class Counting(Squares):
 
 
 class Clocked(Squares):
-    """Draws from everybody's generator."""
+    """Draws from the global random generator."""
 
     def task(self, ordinal):
         return Task.ask(f"{random.random()}", "?")
 
 
 class Unnamed(Squares):
-    """Says nothing of its content."""
+    """Has an empty fingerprint."""
 
     fingerprint = ""
 
@@ -104,14 +104,14 @@ class Renamed(Squares):
 
 
 class Texts(Squares):
-    """Gives text in place of tasks."""
+    """Returns text in place of tasks."""
 
     def task(self, ordinal):
         return "What is it?"
 
 
 class Empty(Squares):
-    """A task that asks nothing."""
+    """Returns a task with an empty prompt."""
 
     def task(self, ordinal):
         return Task("t", ())
@@ -125,10 +125,10 @@ class Shifted(Squares):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
-        (Counting, "prompt .* was another when it was asked for again"),
-        (Clocked, "prompt .* was another when it was asked for again"),
+        (Counting, "prompt .* differed when it was requested again"),
+        (Clocked, "prompt .* differed when it was requested again"),
         (Unnamed, "`fingerprint` is ''"),
         (Renamed, "two fingerprints"),
         (Texts, "prompt 0 is 'What is it\\?'; `task` returns an agentrl.Task"),
@@ -137,6 +137,6 @@ class Shifted(Squares):
         (lambda seed: [], "it gives a list; write a subclass of agentrl.data.DataSource"),
     ],
 )
-def test_a_source_that_breaks_a_promise_is_told_which(make, says):
-    with pytest.raises(ValueError, match=says):
+def test_the_error_of_a_source_names_the_violated_rule(make, message):
+    with pytest.raises(ValueError, match=message):
         check_data_source(make)

@@ -1,4 +1,4 @@
-"""Which task of an environment comes next depends on the run's seed alone."""
+"""The order of an environment's tasks depends only on the seed of the run."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def test_every_epoch_is_a_permutation_of_all_tasks(n, seed, epochs):
 
 
 @given(st.integers(0, 2**32))
-def test_the_seed_alone_decides(seed):
+def test_the_order_depends_only_on_the_seed(seed):
     first = drawn(stream(7, seed=seed), 20)
     random.seed(1)
     assert drawn(stream(7, seed=seed), 20) == first
 
 
 @given(st.integers(1, 9), st.integers(0, 99), st.lists(st.integers(0, 60), min_size=1, max_size=12))
-def test_any_prompt_is_the_same_whenever_it_is_asked_for(n, seed, ordinals):
+def test_prompts_do_not_depend_on_the_order_of_requests(n, seed, ordinals):
     source = TaskSource(tasks(n), seed=seed)
     in_order = drawn(PromptStream(TaskSource(tasks(n), seed=seed)), 61)
     assert [source.prompt(ordinal) for ordinal in ordinals] == [in_order[ordinal] for ordinal in ordinals]
 
 
-def test_the_order_and_the_seeds_are_those_that_figures_were_measured_with():
+def test_the_order_and_the_seeds_are_those_of_published_figures():
     # Shuffled by random.Random(f"order/{seed}/{epoch}"); seeds by random.Random(f"world/{seed}/{index}").
     assert drawn(stream(5, seed=3), 6) == [
-        Prompt(k, Task.ask(f"t{place}", "?"), random.Random(f"world/3/{k}").getrandbits(31))
-        for k, place in enumerate([*shuffled("order/3/0"), shuffled("order/3/1")[0]])
+        Prompt(k, Task.ask(f"t{index}", "?"), random.Random(f"world/3/{k}").getrandbits(31))
+        for k, index in enumerate([*shuffled("order/3/0"), shuffled("order/3/1")[0]])
     ]
 
 
@@ -71,11 +71,11 @@ def test_other_seeds_and_other_epochs_have_other_orders_and_other_seeds():
     assert not set(seeds) & {prompt.seed for prompt in other}
 
 
-def test_a_stream_goes_on_from_its_one_number():
-    begun = stream(3, seed=0)
-    assert [prompt.index for prompt in drawn(begun, 7)] == list(range(7))
-    assert begun.next_ordinal == 7
-    assert PromptStream(TaskSource(tasks(3), seed=0), 7).next() == begun.next()
+def test_a_stream_resumes_from_its_next_ordinal():
+    prompts = stream(3, seed=0)
+    assert [prompt.index for prompt in drawn(prompts, 7)] == list(range(7))
+    assert prompts.next_ordinal == 7
+    assert PromptStream(TaskSource(tasks(3), seed=0), 7).next() == prompts.next()
 
 
 def test_unshuffled_tasks_come_in_their_own_order():

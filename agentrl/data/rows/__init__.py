@@ -1,4 +1,4 @@
-"""Rows of files: tables of JSON values, by their number."""
+"""Rows of files as JSON objects, addressed by number."""
 
 from agentrl.data.rows.base import Chained, Row, Rows, Sliced
 from agentrl.data.rows.opening import open_rows

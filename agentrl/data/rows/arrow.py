@@ -1,4 +1,4 @@
-"""Arrow files, as `datasets` saves them: mapped into memory, not read."""
+"""Arrow files in the format of `datasets`, memory-mapped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAGIC = b"ARROW1"
-"""What a file begins with that has a table of contents; others are streams of batches."""
+"""The magic number of the file format, which has a table of contents; other files are streams of batches."""
 
 
 class ArrowRows(Rows):
     """The rows of an Arrow file, or of a stream in a file.
 
-    columns: those that are read.
+    columns: the names of the columns to read.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -39,14 +39,14 @@ class ArrowRows(Rows):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the file; of a large one, of parts of it."""
+        """A hash of the file; of parts of it where it is large."""
         return self._fingerprint
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def row(self, number: int) -> Row:
-        """One of them."""
+        """The row with a number."""
         batch = bisect_right(self._ends, number)
         within = number - (self._ends[batch - 1] if batch else 0)
         return row_of(self._batches[batch], within, self.where(number))
@@ -64,9 +64,9 @@ def _batches(path: Path, columns: Sequence[str]) -> list[pa.RecordBatch]:
     mapped = pa.memory_map(str(path))
     if has_contents:
         reader = pa.ipc.open_file(mapped)
-        found = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+        batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
     else:
         reader = pa.ipc.open_stream(mapped)
-        found = list(reader)
+        batches = list(reader)
     chosen = list(chosen_columns(path, reader.schema.names, columns))
-    return [batch.select(chosen) for batch in found]
+    return [batch.select(chosen) for batch in batches]

@@ -1,4 +1,4 @@
-"""What all kinds of files have in common: rows by their number, each with a place that a person finds."""
+"""The interface of all row formats: rows by number, each with a location for error messages."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Rows(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of rows."""
 
     @abstractmethod
     def row(self, number: int) -> Row:
-        """One of them.
+        """The row with a number.
 
         Raises:
-            DataError: it cannot be read; the sentence says where it stands.
+            DataError: the row cannot be read; the message has its location.
         """
 
     @abstractmethod
     def where(self, number: int) -> str:
-        """Where a row stands: its file, and its number there."""
+        """The location of a row: its file, and its number in that file."""
 
     @property
     def pieces(self) -> Sequence[int] | None:
-        """How many rows are read at once, stretch after stretch; None = each by itself."""
+        """Rows of each piece that is read at once; None = rows have random access."""
         return None
 
-    def expect(self, numbers: Sequence[int]) -> None:
-        """Rows near these are read next. Changes what is kept in memory, and no result."""
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Load the pieces of these rows, which are read next. Affects the cache only, no result."""
         del numbers
 
 
@@ -56,33 +56,33 @@ class Sliced(Rows):
 
     @property
     def fingerprint(self) -> str:
-        """Of the whole, and the bounds."""
+        """The fingerprint of all rows, and the bounds of the slice."""
         return f"{self._rows.fingerprint}[{self._range.start}:{self._range.stop}]"
 
     def __len__(self) -> int:
         return len(self._range)
 
     def row(self, number: int) -> Row:
-        """One of them."""
+        """The row with a number."""
         return self._rows.row(self._range[number])
 
     def where(self, number: int) -> str:
-        """Where it stands in the whole."""
+        """The location of the row in its file."""
         return self._rows.where(self._range[number])
 
     @property
     def pieces(self) -> Sequence[int] | None:
-        """Those of the whole, as far as they are inside."""
-        whole = self._rows.pieces
-        if whole is None:
+        """The pieces of all rows, cut to the slice."""
+        sizes = self._rows.pieces
+        if sizes is None:
             return None
-        ends = [min(max(end, self._range.start), self._range.stop) for end in accumulate(whole)]
-        sizes = [end - before for before, end in zip([self._range.start, *ends], ends, strict=False)]
-        return [size for size in sizes if size]
+        ends = [min(max(end, self._range.start), self._range.stop) for end in accumulate(sizes)]
+        cut_sizes = [end - before for before, end in zip([self._range.start, *ends], ends, strict=False)]
+        return [size for size in cut_sizes if size]
 
-    def expect(self, numbers: Sequence[int]) -> None:
-        """The same, of the whole."""
-        self._rows.expect([self._range[number] for number in numbers])
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Load the pieces of these rows of the slice."""
+        self._rows.prefetch([self._range[number] for number in numbers])
 
 
 class Chained(Rows):
@@ -94,7 +94,7 @@ class Chained(Rows):
 
     @property
     def fingerprint(self) -> str:
-        """Of all, in their order."""
+        """A hash of the fingerprints of all files, in their order."""
         text = " ".join(part.fingerprint for part in self._parts)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -102,15 +102,15 @@ class Chained(Rows):
         return self._ends[-1]
 
     def row(self, number: int) -> Row:
-        """One of them."""
-        part, own = self._place(number)
-        return part.row(own)
+        """The row with a number."""
+        part, offset = self._part_at(number)
+        return part.row(offset)
 
     def where(self, number: int) -> str:
-        """Where it stands in its file."""
-        part, own = self._place(number)
-        return part.where(own)
+        """The location of the row in its file."""
+        part, offset = self._part_at(number)
+        return part.where(offset)
 
-    def _place(self, number: int) -> tuple[Rows, int]:
+    def _part_at(self, number: int) -> tuple[Rows, int]:
         part = bisect_right(self._ends, number)
         return self._parts[part], number - (self._ends[part - 1] if part else 0)

@@ -1,4 +1,4 @@
-"""What Parquet and Arrow files share: columns, values that JSON can say, fingerprints."""
+"""Common code for Parquet and Arrow files: columns, conversion to JSON, fingerprints."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from agentrl.types import JSON
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HASHED_WHOLE = 256 << 20
+_MAX_FULLY_HASHED = 256 << 20
 _BLOCKS = 256
 _BLOCK = 64 << 10
 _END = 4 << 20
-"""Bytes of the end of a large file that are hashed: Parquet and Arrow keep their tables of contents there."""
+"""Bytes hashed at the end of a large file, where Parquet and Arrow store their tables of contents."""
 
 
 def fingerprint_of(path: Path) -> str:
-    """A hash of a file: of every byte, or of a large one its size, its end and 256 blocks of it."""
+    """A hash of a file: of every byte; of a large file, of its size, its end and 256 blocks."""
     size = path.stat().st_size
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
-        if size <= _HASHED_WHOLE:
+        if size <= _MAX_FULLY_HASHED:
             while text := file.read(1 << 20):
                 digest.update(text)
             return digest.hexdigest()
@@ -41,34 +41,34 @@ def fingerprint_of(path: Path) -> str:
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Make what a library says of a broken file one sentence.
+    """Convert errors of a library, about an invalid file, to one sentence.
 
     Raises:
-        DataError: the block could not read the file.
+        DataError: the block failed to read the file.
     """
     try:
         yield
     except OSError as error:
         raise DataError(f"{path} cannot be read as {kind}: {error.strerror or _line(error)}.") from error
     except ValueError as error:
-        # pyarrow's ArrowInvalid is one.
+        # pyarrow's ArrowInvalid is a ValueError.
         raise DataError(f"{path} cannot be read as {kind}: {_line(error)}.") from error
 
 
-def chosen_columns(path: Path, there: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns that hold what is wanted; of a dotted name that is no column, the first part.
+def chosen_columns(path: Path, available: Sequence[str], requested: Sequence[str]) -> tuple[str, ...]:
+    """The columns with the requested names; for a dotted name that is no column, its first part.
 
     Raises:
         DataError: the file has no such column.
     """
     chosen: dict[str, None] = {}
-    for name in wanted:
-        column = name if name in there else name.partition(".")[0]
-        if column not in there:
+    for name in requested:
+        column = name if name in available else name.partition(".")[0]
+        if column not in available:
             raise DataError(
-                f"{path}: there is no `{name}`.{did_you_mean(name, there)} It has "
-                f"{', '.join(f'`{one}`' for one in there)}: name one with input_key, label_key, metadata_key "
-                "or tool_key."
+                f"{path}: there is no `{name}`.{did_you_mean(name, available)} It has "
+                f"{', '.join(f'`{other}`' for other in available)}: name one with input_key, label_key, "
+                "metadata_key or tool_key."
             )
         chosen[column] = None
     return tuple(chosen)
@@ -78,20 +78,20 @@ def row_of(batch: pa.RecordBatch, number: int, where: str) -> Row:
     """A row of a batch as JSON.
 
     Raises:
-        DataError: it holds what JSON has no form for.
+        DataError: the row has a value that JSON cannot represent.
     """
-    (found,) = batch.slice(number, 1).to_pylist()
-    return {name: _plain(value, f"{where}: `{name}`") for name, value in found.items()}
+    (record,) = batch.slice(number, 1).to_pylist()
+    return {name: _plain(value, f"{where}: `{name}`") for name, value in record.items()}
 
 
 def _plain(value: object, what: str) -> JSON:
-    """A value as JSON; fields of a struct that are null are left out, for every row has all of them."""
+    """A value as JSON; null fields of a struct are left out, since every row has all fields of the struct."""
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(below, what) for name, below in value.items() if below is not None}
+        return {str(name): _plain(field, what) for name, field in value.items() if field is not None}
     if isinstance(value, list | tuple):
-        return [_plain(below, what) for below in value]
+        return [_plain(item, what) for item in value]
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -1,6 +1,6 @@
 """JSON lines, and lists of JSON objects.
 
-A file of lines is read once when it is opened: where every 32nd row begins is kept, and a hash of all bytes.
+A file of lines is read once when it is opened, to index the offset of every 32nd row and to hash all bytes.
 A row is then read from its block of lines.
 """
 
@@ -25,7 +25,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class JsonlRows(Rows):
-    """A file with one JSON object a line; lines that hold nothing are no rows.
+    """A file with one JSON object a line; empty lines are no rows.
 
     Raises:
         DataError: the file cannot be read.
@@ -33,18 +33,18 @@ class JsonlRows(Rows):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Where each block of rows begins, and the number of the line there.
+        # The offset of each block of rows, and the number of its first line.
         self._starts, self._lines = array("q"), array("q")
         self._count = 0
         try:
             self._file = path.open("rb")
-            self._fingerprint = self._indexed()
+            self._fingerprint = self._index()
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
         self._state = _state(fstat(self._file.fileno()))
         self._block = lru_cache(maxsize=8)(self._read_block)
 
-    def _indexed(self) -> str:
+    def _index(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         start = 0
         for number, line in enumerate(_hashed(self._file, digest), start=1):
@@ -66,18 +66,18 @@ class JsonlRows(Rows):
         return self._count
 
     def row(self, number: int) -> Row:
-        """One of them."""
-        block, place = divmod(number, _BLOCK)
-        _, line = self._block(block)[place]
+        """The row with a number."""
+        block, offset = divmod(number, _BLOCK)
+        _, line = self._block(block)[offset]
         return read_object(line.removeprefix(_BOM) if number == 0 else line, self.where(number))
 
     def where(self, number: int) -> str:
         """The file and the number of the line, from 1 on."""
-        block, place = divmod(number, _BLOCK)
-        return f"{self._path}, line {self._block(block)[place][0]}"
+        block, offset = divmod(number, _BLOCK)
+        return f"{self._path}, line {self._block(block)[offset][0]}"
 
     def _read_block(self, block: int) -> list[tuple[int, bytes]]:
-        """Some rows with the numbers of their lines."""
+        """The rows of a block, with the numbers of their lines."""
         if _state(fstat(self._file.fileno())) != self._state:
             raise DataError(f"{self._path} has changed since it was opened; start again.")
         self._file.seek(self._starts[block])
@@ -87,10 +87,10 @@ class JsonlRows(Rows):
 
 
 class JsonRows(Rows):
-    """A file that is one list of JSON objects. All of it is kept in memory.
+    """A file that is one list of JSON objects, which is held in memory.
 
     Raises:
-        DataError: it cannot be read, or is no list.
+        DataError: the file cannot be read, or is no list.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,12 +100,12 @@ class JsonRows(Rows):
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
         self._fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
-        found = read_json_bytes(text.removeprefix(_BOM), str(path))
-        if not isinstance(found, list):
+        items = read_json_bytes(text.removeprefix(_BOM), str(path))
+        if not isinstance(items, list):
             raise DataError(
-                f"{path} is {_kind(found)}, not a list of objects; write one object a line (.jsonl)."
+                f"{path} is {_kind(items)}, not a list of objects; write one object a line (.jsonl)."
             )
-        self._items = found
+        self._items = items
 
     @property
     def fingerprint(self) -> str:
@@ -116,7 +116,7 @@ class JsonRows(Rows):
         return len(self._items)
 
     def row(self, number: int) -> Row:
-        """One of them."""
+        """The row with a number."""
         return _object(self._items[number], self.where(number))
 
     def where(self, number: int) -> str:
@@ -125,19 +125,19 @@ class JsonRows(Rows):
 
 
 def _hashed(file: BinaryIO, digest: hashlib.blake2b) -> Iterator[bytes]:
-    """The lines of a file, which is hashed in passing."""
+    """The lines of a file; updates the digest with each of them."""
     while lines := file.readlines(_READ_AT_ONCE):
         digest.update(b"".join(lines))
         yield from lines
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file of JSON begins as a list; the same name is given to lists and to lines."""
+    """Whether a JSON file begins as a list; the suffix .json is used for lists and for JSON lines."""
     try:
         with path.open("rb") as file:
             for text in iter(lambda: file.read(4096), b""):
-                if begun := text.removeprefix(_BOM).lstrip():
-                    return begun.startswith(b"[")
+                if stripped := text.removeprefix(_BOM).lstrip():
+                    return stripped.startswith(b"[")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the path.") from error
     return False
@@ -147,7 +147,7 @@ def read_object(line: bytes, where: str) -> Row:
     """The JSON object of a line.
 
     Raises:
-        DataError: it is none.
+        DataError: the line is no JSON object.
     """
     return _object(read_json_bytes(line, where), where)
 
@@ -156,10 +156,10 @@ def read_json_bytes(text: bytes, where: str) -> JSON:
     """The value of a JSON text.
 
     Raises:
-        DataError: it is none.
+        DataError: the text is no JSON.
     """
     try:
-        found: JSON = json.loads(text.decode(), parse_constant=_no_constant)
+        value: JSON = json.loads(text.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8.") from None
     except RecursionError:
@@ -170,18 +170,18 @@ def read_json_bytes(text: bytes, where: str) -> JSON:
         ) from None
     except ValueError as error:
         raise DataError(f"{where}: no JSON: {error}; mend it.") from None
-    return found
+    return value
 
 
-def _object(found: JSON, where: str) -> Row:
-    if not isinstance(found, dict):
-        raise DataError(f'{where}: {_kind(found)}, not an object such as {{"input": "..."}}; mend it.')
-    return found
+def _object(value: JSON, where: str) -> Row:
+    if not isinstance(value, dict):
+        raise DataError(f'{where}: {_kind(value)}, not an object such as {{"input": "..."}}; mend it.')
+    return value
 
 
-def _kind(found: JSON) -> str:
+def _kind(value: JSON) -> str:
     names = {list: "a list", dict: "an object", str: "a string", bool: "a truth value", type(None): "null"}
-    return names.get(type(found), "a number")
+    return names.get(type(value), "a number")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -192,5 +192,5 @@ def _lowered(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _state(found: stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
+def _state(stat: stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""From a path to rows: by the name of a file, by a pattern, or by what a folder holds."""
+"""Opens the rows of a path: a file, a glob pattern, or a folder."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from agentrl.errors import DataError
 
 
 def open_rows(path: str, columns: Sequence[str], *, split: str) -> Rows:
-    """The rows of a file, of the files that fit a pattern (`data/train-*.parquet`), or of a folder.
+    """The rows of a file, of the files that match a pattern (`data/train-*.parquet`), or of a folder.
 
-    columns: those that will be read. split: of a folder whose files are parted into several.
+    columns: the names of the columns to read. split: of a folder that holds several splits.
 
     Raises:
-        DataError: there is no such file, or it is of no kind that can be read.
+        DataError: there is no such file, or its format is not supported.
     """
     files = _files(path, split)
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         raise DataError(f"{path} holds {' and '.join(sorted(kinds))} files; name those of one kind.")
     if kinds == {PARQUET}:
-        # Together, so that they share what is kept in memory.
+        # One object for all files, so that they share its cache.
         return ParquetRows(files, columns)
-    parts = [_opened(file, columns) for file in files]
+    parts = [_open_file(file, columns) for file in files]
     return parts[0] if len(parts) == 1 else Chained(parts)
 
 
 def _files(path: str, split: str) -> Sequence[Path]:
-    where = Path(path)
-    if where.is_dir():
-        found = files_of(where, split)
-    elif where.exists():
-        found = [where]
+    target = Path(path)
+    if target.is_dir():
+        files = files_of(target, split)
+    elif target.exists():
+        files = [target]
     else:
-        found = [Path(one) for one in sorted(glob(path, recursive=True))] if "*" in path else []
-    if not found:
+        files = [Path(match) for match in sorted(glob(path, recursive=True))] if "*" in path else []
+    if not files:
         raise DataError(f"there is no file or folder {path}; check the path.")
-    return found
+    return files
 
 
 def _kind(path: Path) -> str:
@@ -53,7 +53,7 @@ def _kind(path: Path) -> str:
     return KINDS[suffix]
 
 
-def _opened(path: Path, columns: Sequence[str]) -> Rows:
+def _open_file(path: Path, columns: Sequence[str]) -> Rows:
     kind = _kind(path)
     if kind == ARROW:
         return ArrowRows(path, columns)
