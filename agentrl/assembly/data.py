@@ -87,8 +87,8 @@ def training_source(config: RunConfig, env: AnyEnv) -> DataSource:
 
 def bounded(source: DataSource, config: RunConfig, env: AnyEnv, renderer: Renderer) -> DataSource:
     """The source without the prompts that are longer than `rollout_max_prompt_len`."""
-    most = config.data.rollout_max_prompt_len
-    return source if most is None else Bounded(source, most=most, length=prompt_length(env, renderer))
+    max_len = config.data.rollout_max_prompt_len
+    return source if max_len is None else Bounded(source, most=max_len, length=prompt_length(env, renderer))
 
 
 def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
@@ -96,7 +96,7 @@ def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
 
     def length(task: Task) -> int:
         if isinstance(env, SingleTurnEnv):
-            # The tools of a row belong to the tools of its episode.
+            # An episode also has the tools of its row.
             env.task = task
         return len(renderer.render(task.prompt, env.tool_schemas))
 
@@ -139,8 +139,8 @@ def custom_source(path: str, *, seed: int) -> DataSource:
 
 def first_tasks(source: DataSource, n: int) -> list[Task]:
     """The tasks of the first `n` numbers, at most of one epoch, without the skipped ones."""
-    most = n if source.num_tasks is None else min(n, source.num_tasks)
-    tasks = (source.task(ordinal) for ordinal in range(most))
+    count = n if source.num_tasks is None else min(n, source.num_tasks)
+    tasks = (source.task(ordinal) for ordinal in range(count))
     return [task for task in tasks if not isinstance(task, Skipped)]
 
 

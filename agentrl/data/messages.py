@@ -12,7 +12,8 @@ _ROLES = get_args(Role)
 
 
 def prompt_of(value: JSON) -> Observation:
-    """The messages of a prompt. A string is one message of the user; a list holds messages.
+    """The messages of a prompt. A string is one message of the user; a list holds messages, and the
+    model answers the last of them.
 
     Raises:
         ValueError: the value is neither, or a message is invalid; the text describes the fault.

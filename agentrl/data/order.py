@@ -1,4 +1,4 @@
-"""Shuffled orders as functions: each row number is computed, and memory does not grow with the file.
+"""Shuffled orders as functions: each row number is computed; no list of all rows is stored.
 
     Permutation(n, key)[position]     one shuffled order of 0 ... n - 1
     Shuffled, Windowed, InOrder       the row of a position in an epoch

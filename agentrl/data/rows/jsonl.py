@@ -25,7 +25,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class JsonlRows(Rows):
-    """A file with one JSON object a line; empty lines are no rows.
+    """A file with one JSON object a line; blank lines are no rows.
 
     Raises:
         DataError: the file cannot be read.
