@@ -106,8 +106,8 @@ def train(
     Ctrl-C stops it cleanly: the weights of the last finished step and the journal are complete.
 
     Args:
-        run: the run file, or the folder of a run that goes on where it stopped.
-        resume: whether the run of a run file goes on, where its folder holds one.
+        run: the run file, or the folder of a run that is resumed.
+        resume: whether the run of a run file is resumed, where its folder holds one.
 
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.

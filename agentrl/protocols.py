@@ -73,7 +73,7 @@ class Environment(Protocol):
         """Let go of everything the episode held."""
 
 
-class Env(Environment, Protocol):
+class SingleAgentEnvironment(Environment, Protocol):
     """One episode of an environment with one agent."""
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
@@ -83,7 +83,7 @@ class Env(Environment, Protocol):
         """Answer one assistant message; the observation holds only what is new."""
 
 
-class MultiAgentEnv(Environment, Protocol):
+class MultiAgentEnvironment(Environment, Protocol):
     """One episode of an environment with several agents, who act in turns or at the same time."""
 
     @property

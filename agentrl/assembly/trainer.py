@@ -21,7 +21,7 @@ from agentrl.trainer.launch.launched import LaunchedRanks
 from agentrl.trainer.launch.processes import Processes
 from agentrl.trainer.megatron import plan as megatron
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.trainer.megatron.files.checkpoint import Checkpoint
+from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
 from agentrl.trainer.megatron.model.shape import check_layout, shape_of
 from agentrl.trainer.plan import Learning, Plan
 from agentrl.trainer.ranks import Ranks, RankTrainer
@@ -195,7 +195,7 @@ def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> 
 
 
 def _check_readable(directory: str, layout: MegatronConfig) -> None:
-    with Checkpoint(directory) as checkpoint:
+    with CheckpointReader(directory) as checkpoint:
         check_layout(checkpoint.shape, layout)
         # Raises where a tensor is missing.
         deque(checkpoint.specs(), maxlen=0)

@@ -24,7 +24,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group("runs")
 def runs() -> None:
-    """List the runs of a folder, show one, audit it, go on with it."""
+    """List the runs of a folder, show one, audit it, resume it."""
 
 
 @runs.command("list")
@@ -83,7 +83,7 @@ def audit_command(name: str, output_dir: str, as_json: bool) -> None:
 @_FOLDER
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 def resume_command(name: str, output_dir: str, quiet: bool) -> None:
-    """Go on with a run after its last checkpoint (`agentrl train FOLDER --resume` takes settings, too)."""
+    """Resume a run from its last checkpoint (`agentrl train FOLDER --resume` takes settings, too)."""
     result = agentrl.train(run_folder(name, output_dir), resume=True, quiet=quiet)
     if quiet:
         click.echo(str(result.folder))

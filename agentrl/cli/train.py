@@ -16,13 +16,15 @@ from agentrl.extras import TRAINING, require
 @click.command("train", cls=EngineFlags, context_settings={"show_default": False})
 @click.argument("run", required=False, type=click.Path())
 @click.option(
-    "--resume", is_flag=True, help="Go on with the run of RUN where it stopped; begin it if it has not begun."
+    "--resume",
+    is_flag=True,
+    help="Resume the run of RUN from its last checkpoint; begin it if it has not begun.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 def train_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool | None) -> None:
     """Train an agent with the settings of RUN, a TOML file; every setting is also a flag, and flags win.
 
-    RUN may be the folder of a run that was stopped or killed: it goes on after its last checkpoint.
+    RUN may be the folder of a run that was stopped or killed: it is resumed from its last checkpoint.
 
     Arguments of SGLang's own servers are flags, too: --sglang-mem-fraction-static 0.8.
 

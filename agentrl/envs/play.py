@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeGuard, cast
 
 from agentrl.errors import StageError, UserError, all_of, stage
-from agentrl.protocols import Act, Agent, Env, MultiAgentEnv, Session, ToolSchema
+from agentrl.protocols import Act, Agent, MultiAgentEnvironment, Session, SingleAgentEnvironment, ToolSchema
 from agentrl.types import (
     AGENT,
     JSON,
@@ -71,7 +71,7 @@ class _Record:
 
 
 async def play(
-    env: Env | MultiAgentEnv,
+    env: SingleAgentEnvironment | MultiAgentEnvironment,
     agents: Agent | Mapping[str, Agent],
     task: Task,
     *,
@@ -127,23 +127,25 @@ class Frozen:
         await self._agent.close(session_id)
 
 
-def has_several_agents(env: Env | MultiAgentEnv) -> TypeGuard[MultiAgentEnv]:
+def has_several_agents(
+    env: SingleAgentEnvironment | MultiAgentEnvironment,
+) -> TypeGuard[MultiAgentEnvironment]:
     """Whether an environment has several agents: it then has an attribute `acting`."""
     return hasattr(env, "acting")
 
 
-def as_multi_agent(env: Env | MultiAgentEnv) -> MultiAgentEnv:
+def as_multi_agent(env: SingleAgentEnvironment | MultiAgentEnvironment) -> MultiAgentEnvironment:
     """The environment as one of several agents; one of a single agent is wrapped."""
     if has_several_agents(env):
         return env
-    return SingleAgent(cast(Env, env))
+    return SingleAgent(cast(SingleAgentEnvironment, env))
 
 
 @dataclass(slots=True)
 class _Game:
     """A running episode. unseen: observations that an agent has not acted on yet, by name."""
 
-    world: MultiAgentEnv
+    world: MultiAgentEnvironment
     players: Mapping[str, Agent]
     episode_id: str
     sampling_seed: int
@@ -247,7 +249,7 @@ class _Game:
 class SingleAgent:
     """An environment of one agent with the interface of several."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: SingleAgentEnvironment) -> None:
         self._env = env
         self.id, self.limits = env.id, env.limits
         self.possible_agents = self.acting = tuple(env.possible_agents)
@@ -289,7 +291,7 @@ class SingleAgent:
         await self._env.close()
 
 
-def _players(world: MultiAgentEnv, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
+def _players(world: MultiAgentEnvironment, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
     names = tuple(world.possible_agents)
     by_name = dict(agents) if isinstance(agents, Mapping) else dict.fromkeys(names[:1], agents)
     if wrong := [name for name in names if not _NAME.fullmatch(name) or name == "parts"]:

@@ -16,7 +16,7 @@ from agentrl.collector import rare_collections
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.parts import Records
 from agentrl.run.resuming import attempt_at, run_until_signal, start_of
-from agentrl.run.stages import Stage
+from agentrl.run.stages import StageTime
 from agentrl.run.summary import show, write_page, write_summary
 from agentrl.run.training import TrainingRun
 from agentrl.types import JSON
@@ -36,7 +36,7 @@ class TrainResult:
     folder: Path
     env_id: str
     reports: Mapping[str, Mapping[str, EvalReport]]
-    stages: tuple[Stage, ...]
+    stages: tuple[StageTime, ...]
 
 
 def train(
@@ -57,7 +57,7 @@ def train(
                     _stages(config, Records.opened(config, folder, console, begun), launch)
                 )
         except (KeyboardInterrupt, SystemExit):
-            console.line(f"Stopped. `agentrl train {folder.path} --resume` goes on with it.")
+            console.line(f"Stopped. Resume it with `agentrl train {folder.path} --resume`.")
             raise
         write_summary(finished)
         write_page(finished)

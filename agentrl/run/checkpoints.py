@@ -1,4 +1,4 @@
-"""The checkpoints of a run: everything that it takes to go on, whole or not there, with checksums.
+"""The checkpoints of a run: everything that it takes to resume, whole or not there, with checksums.
 
     checkpoints/step_000020/
       state.json           how far the run was: `RunState`
@@ -92,7 +92,7 @@ class Checkpoint:
 
 
 class Begun(NamedTuple):
-    """A process that works on a run: its number, from 1, and the checkpoint that it goes on from."""
+    """A process that works on a run: its number, from 1, and the checkpoint that it resumes from."""
 
     attempt: int
     origin: Checkpoint | None
@@ -171,7 +171,7 @@ class Checkpoints:
         for path in (*_files(coming), *filter(Path.is_dir, coming.rglob("*")), coming):
             _sync(path)
         target = self.folder / f"step_{state.step:06d}"
-        # Only a damaged one has the same step: a run goes on from the newest that is whole.
+        # Only a damaged one has the same step: a run resumes from the newest that is whole.
         shutil.rmtree(target, ignore_errors=True)
         os.replace(coming, target)
         _sync(self.folder)
@@ -225,7 +225,7 @@ def _read_state(path: Path) -> RunState:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise ConfigError(
-            f"{path} is of another version of agentrl ({where}: {problem['msg']}); go on with that version, "
+            f"{path} is of another version of agentrl ({where}: {problem['msg']}); resume with that version, "
             "or start a new run from the model in checkpoint/."
         ) from None
 

@@ -40,7 +40,7 @@ class RunFolder:
         path = folder.path
         if folder.holds_run:
             raise RunExistsError(
-                f"{path} already holds a run; go on with it (`agentrl train {path} --resume`), choose "
+                f"{path} already holds a run; resume it (`agentrl train {path} --resume`), choose "
                 "another --name, or remove that folder."
             )
         try:
@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """What the run goes on from."""
+        """What the run resumes from."""
         return self.path / "checkpoints"
 
     @property

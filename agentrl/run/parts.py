@@ -36,8 +36,8 @@ class World:
 class Records:
     """The outputs of a run: console, metrics, journal, durations, checkpoints.
 
-    attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it goes on
-    from; None = it begins.
+    attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it
+    resumes; None = the run begins.
     """
 
     folder: RunFolder

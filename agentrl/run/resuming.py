@@ -1,4 +1,4 @@
-"""How a run begins, or goes on: its configuration, its folder, its attempt."""
+"""How a run begins, or resumes: its configuration, its folder, its attempt."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ MAY_CHANGE = frozenset(
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
     }
 )
-"""Settings that may be others when a run goes on: how long it takes, what it reports, where it is served."""
+"""Settings that may change when a run resumes: how long it takes, what it reports, where it is served."""
 _CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr"})
 _PLACE = ("output_dir", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run that is about to begin, or to go on. changes: settings that are not what they were."""
+    """A run that is about to begin, or to resume. changes: settings that are not what they were."""
 
     config: RunConfig
     folder: RunFolder
@@ -70,15 +70,15 @@ class RunStart:
 
 
 def start_of(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool) -> RunStart:
-    """What `agentrl train RUN` begins or goes on with.
+    """What `agentrl train RUN` begins or resumes.
 
-    With `resume`, the run of a run file goes on where its folder holds one, and begins otherwise.
+    With `resume`, the run of a run file is resumed where its folder holds one, and begins otherwise.
 
     Args:
-        run: a run file, or the folder of a run, which goes on.
+        run: a run file, or the folder of a run, which is resumed.
 
     Raises:
-        ConfigError: a setting is wrong, or must not change when a run goes on; a folder holds no run.
+        ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
     config = load_run(run, settings)
@@ -158,7 +158,7 @@ def _rolled_back(start: RunStart, console: RunConsole) -> Checkpoint | None:
     if checkpoint is None:
         console.line(f"{folder} has no checkpoint yet: it begins again.")
     else:
-        console.line(f"{folder} goes on after step {checkpoint.state.step}.")
+        console.line(f"{folder} resumes after step {checkpoint.state.step}.")
     return checkpoint
 
 
@@ -174,7 +174,7 @@ def _changes(before: RunConfig, after: RunConfig, folder: Path) -> dict[str, str
         name = refused[0]
         raise ConfigError(
             f"{folder} was begun with {name} = {_value(old, name)}, and that cannot become "
-            f"{_value(new, name)} when it goes on; leave {name} out, or begin a new run with "
+            f"{_value(new, name)} when it resumes; leave {name} out, or begin a new run with "
             f"--hf-checkpoint {folder / 'checkpoint'}."
         )
     return {name: f"{_value(old, name)} -> {_value(new, name)}" for name in names}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Stage(NamedTuple):
+class StageTime(NamedTuple):
     """A stage that has ended. steps: units of work in it (count); wall_s, cpu_s: seconds."""
 
     name: str
@@ -26,7 +26,7 @@ class Stopwatch:
     """Times stages that follow each other; stages of one name are summed."""
 
     def __init__(self) -> None:
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, StageTime] = {}
 
     @contextmanager
     def stage(self, name: str, steps: int = 1) -> Iterator[None]:
@@ -35,8 +35,8 @@ class Stopwatch:
         try:
             yield
         finally:
-            before = self._stages.get(name, Stage(name, 0, 0.0, 0.0))
-            self._stages[name] = Stage(
+            before = self._stages.get(name, StageTime(name, 0, 0.0, 0.0))
+            self._stages[name] = StageTime(
                 name,
                 before.steps + steps,
                 before.wall_s + time.perf_counter() - wall,
@@ -44,7 +44,7 @@ class Stopwatch:
             )
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageTime, ...]:
         """All stages so far, in the order in which they began."""
         return tuple(self._stages.values())
 

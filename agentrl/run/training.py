@@ -351,7 +351,7 @@ def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
 
 
 def _source(config: RunConfig, env: AnyEnv, dialect: Dialect, data: RunData, records: Records) -> ModelSource:
-    """The model that RL begins with; when a run goes on, the one that it began with."""
+    """The model that RL begins with; of a resumed run, the one that it began with."""
     folder, directory = records.folder, config.model.hf_checkpoint
     if records.origin is not None and config.warm_start.warm_start_steps:
         return open_source(folder.warm_start)

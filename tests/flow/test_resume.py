@@ -1,4 +1,4 @@
-"""A run that was stopped goes on from its last checkpoint, and ends as if it had never been stopped."""
+"""A run that was stopped resumes from its last checkpoint, and ends as if it had never been stopped."""
 
 from __future__ import annotations
 
@@ -175,13 +175,18 @@ def test_two_processes_cannot_work_on_one_run(whole):
         agentrl.train(whole, quiet=True)
 
 
-def started(folder: Path, *flags: str, world: str = "Slow", **settings: object) -> subprocess.Popen[str]:
+def started(
+    folder: Path, *flags: str, world: str = "Slow", limit_bytes: int | None = None, **settings: object
+) -> subprocess.Popen[str]:
+    """A run in a process of its own. limit_bytes: of each file that it writes."""
     options = {**SMALL, "env": f"tests.flow.worlds:{world}", "output_dir": folder, "name": "x", **settings}
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "use_tensorboard"
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-c", HEARING, "train", *words, "--no-use-tensorboard", "--inline", *flags]
+    if limit_bytes is not None:
+        command = ["prlimit", f"--fsize={limit_bytes}", *command]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -197,7 +202,7 @@ def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert "--resume` goes on with it" in " ".join(out.split())
+    assert "--resume`." in " ".join(out.split())
     assert "Traceback" not in out
     (attempt,) = attempts(tmp_path / "x")
     assert attempt.ended == "terminated"
@@ -254,3 +259,15 @@ def _kill(process: subprocess.Popen[str], folder: Path, *, after_steps: int, in_
 
 def _newest(folder: Path) -> int:
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*")), default=0)
+
+
+def test_a_disk_that_takes_no_checkpoint_stops_no_run(tmp_path):
+    """A limit on file sizes stands for a full disk: the model fits, weights with an optimizer do not."""
+    process = started(tmp_path, limit_bytes=400_000, world="Talkative")
+    out, _ = process.communicate(timeout=300)
+    said = " ".join(out.split())
+    assert process.returncode == 0, out
+    assert "the checkpoint of step 2 could not be written (" in said
+    assert "there is none before it, and the run goes on" in said
+    assert list((tmp_path / "x" / "checkpoints").iterdir()) == []
+    assert weights_of(tmp_path / "x")

@@ -240,7 +240,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(learned, tmp_path):
     shutil.copytree(learned.folder, copy)
     before = (copy / "metrics.jsonl").read_bytes()
     with pytest.raises(
-        agentrl.UserError, match=r"already holds a run; go on with it .*--resume`\), choose another --name"
+        agentrl.UserError, match=r"already holds a run; resume it .*--resume`\), choose another --name"
     ):
         train("Bandit", tmp_path, "learned")
     assert (copy / "metrics.jsonl").read_bytes() == before

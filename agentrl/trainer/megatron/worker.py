@@ -18,7 +18,7 @@ from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.files import saving
-from agentrl.trainer.megatron.files.checkpoint import Checkpoint
+from agentrl.trainer.megatron.files.checkpoint import CheckpointReader
 from agentrl.trainer.megatron.gather import gathered
 from agentrl.trainer.megatron.learner import MegatronLearner, is_reporting_rank
 from agentrl.trainer.megatron.local_ranks import LocalRanks
@@ -64,7 +64,7 @@ class MegatronWorker:
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors in the order of the checkpoint's layers, in the dtype that is published."""
-        with Checkpoint(self._plan.models["old"]) as checkpoint:
+        with CheckpointReader(self._plan.models["old"]) as checkpoint:
             return tuple(checkpoint.specs("bfloat16" if self._plan.config.bf16 else "float32"))
 
     def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
@@ -154,7 +154,7 @@ class MegatronWorker:
 
 
 def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
-    with Checkpoint(plan.models[role]) as checkpoint:
+    with CheckpointReader(plan.models[role]) as checkpoint:
         network = Network(checkpoint.shape, plan.layout, bf16=plan.config.bf16)
         network.load(checkpoint.read)
     return network
@@ -162,7 +162,7 @@ def _network(plan: MegatronPlan, role: ScoreRole = "old") -> Network:
 
 def _critic(plan: MegatronPlan) -> Network:
     """A critic with the policy's trunk, and a head that predicts 0 everywhere."""
-    with Checkpoint(plan.models["old"]) as checkpoint:
+    with CheckpointReader(plan.models["old"]) as checkpoint:
         shape = checkpoint.shape.of_a_critic
         zero_head = torch.zeros(1, int(shape.sizes["hidden_size"]))
         network = Network(shape, plan.layout, bf16=plan.config.bf16)

@@ -13,7 +13,7 @@ from agentrl.protocols import TensorSpec
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 
 
-class Checkpoint(TensorFiles):
+class CheckpointReader(TensorFiles):
     """Tensors by their names, and the shape of their model. Close it, or use it in a `with`.
 
     Raises:
