@@ -13,6 +13,8 @@ import agentrl
 from agentrl.assembly.load import read_run
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
+from agentrl.observe import read_metrics
+from agentrl.observe.history import METRICS, attempts, is_locked
 from agentrl.types import JSON
 
 if TYPE_CHECKING:
@@ -107,10 +109,6 @@ def facts_of(folder: Path) -> dict[str, JSON]:
     Raises:
         ConfigError: its config.toml is of another version.
     """
-    require("a list of runs", *TRAINING)
-    from agentrl.observe import read_metrics
-    from agentrl.run.history import METRICS, attempts, is_locked
-
     config, tries = read_run(folder), attempts(folder)
     rows = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     ended = tries[-1].ended if tries else "not begun"

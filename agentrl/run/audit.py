@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentrl.observe import EpisodeOutcome, Outcome, Reconciliation, read_metrics, read_outcomes, reconcile
+from agentrl.observe.history import JOURNAL, METRICS, ROLLED_BACK
 from agentrl.run.checkpoints import Checkpoints
-from agentrl.run.history import JOURNAL, METRICS, ROLLED_BACK
 from agentrl.run.journal_entries import BROKEN_GROUP
 from agentrl.types import JSON
 

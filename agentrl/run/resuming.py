@@ -15,9 +15,9 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ConfigError
+from agentrl.observe.history import Ending, attempts, begin_attempt, end_attempt, locked, roll_back
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
-from agentrl.run.history import Ending, attempts, begin_attempt, end_attempt, locked, roll_back
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 

@@ -23,6 +23,7 @@ from agentrl.envs import AnyEnv, BaseEnv, Scorer, tasks_of
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import TrainerError
+from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
@@ -31,7 +32,6 @@ from agentrl.rollout.producer import Producer
 from agentrl.run.checkpoints import RunState
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
-from agentrl.run.history import record_sizes
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop

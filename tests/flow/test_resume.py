@@ -16,8 +16,8 @@ import pytest
 import agentrl
 from agentrl.errors import ConfigError, UserError
 from agentrl.observe import reconcile
+from agentrl.observe.history import attempts, locked
 from agentrl.run.audit import Audit, audit
-from agentrl.run.history import attempts, locked
 from tests.flow.runs import HEARING, TINY, metrics_of, train
 from tests.flow.worlds import Struck
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.observe.history import record_sizes, roll_back
 from agentrl.run.checkpoints import Checkpoints, RunState
-from agentrl.run.history import record_sizes, roll_back
 
 
 class Saver:
