@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -239,7 +240,10 @@ def _opened(game: str, kwargs: Mapping[str, object]) -> AecGame:
     # pygame prints a greeting to standard output, which is for results.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
-        module = importlib.import_module(game)
+        with warnings.catch_warnings():
+            # PettingZoo 1.27 warns of every import of a game's module, which is how `game` names it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(game)
     except ModuleNotFoundError as error:
         raise UserError(
             f"there is no game `{game}` ({error}); name a module such as pettingzoo.classic.tictactoe_v3."

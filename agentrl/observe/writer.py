@@ -43,7 +43,6 @@ class Journal:
 
     def __init__(self, run_dir: Path, *, max_pending_bytes: int = _MAX_PENDING_BYTES) -> None:
         self._folder = run_dir / "trajectories"
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._max_pending_bytes = max_pending_bytes
         self._thread = ThreadPoolExecutor(1, "agentrl-journal")
         self._pending: deque[_Part] = deque()
@@ -97,6 +96,7 @@ class Journal:
             self._thread.shutdown(wait=False)
 
     async def _write(self, name: str, entries: Iterable[Entry]) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}{SUFFIX}"
         # All entries are submitted before the first wait, so that a cancellation loses none.
         for part, num_bytes in _parts(list(entries)):

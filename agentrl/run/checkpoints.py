@@ -123,7 +123,9 @@ class Checkpoints:
         await self.written()
         coming = self.folder / f".step_{state.step:06d}.coming"
         try:
-            shutil.rmtree(coming, ignore_errors=True)
+            # What was killed while it was written.
+            for partial in self.folder.glob(".step_*.coming"):
+                shutil.rmtree(partial, ignore_errors=True)
             coming.mkdir(parents=True)
             copied = await trainer.save_state(str(coming / TRAINER))
         except OSError as error:
@@ -146,9 +148,10 @@ class Checkpoints:
         Raises:
             TrainerError: a process of the trainer failed.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            await writing
+        if self._writing is not None:
+            # A run that is stopped here still has its checkpoint written: `close` waits for it.
+            await asyncio.shield(self._writing)
+            self._writing = None
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; each that is not is reported.

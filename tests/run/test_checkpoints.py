@@ -163,3 +163,17 @@ def test_what_is_beyond_the_sizes_is_moved(tmp_path):
     assert (undone / "trajectories" / "step_2.jsonl.gz").read_bytes() == b"xyz"
     roll_back(tmp_path, kept, attempt=3)
     assert (undone / "metrics.jsonl").read_bytes() == b"34"
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_for_a_checkpoint_still_gets_it(tmp_path):
+    checkpoints, saver = Checkpoints(tmp_path, keep=5), Saver()
+    saver.release.clear()
+    await checkpoints.save(saver, state(1))
+    waiting = asyncio.create_task(checkpoints.save(Saver(), state(2)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    saver.release.set()
+    await checkpoints.written()
+    assert names(tmp_path) == ["step_000001"]
