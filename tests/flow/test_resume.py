@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -227,7 +228,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(tmp_path, rank
         process = started(tmp_path / "struck", "--resume", **longer)
         if strikes < 12:
             strikes += _kill(process, folder, after_steps=chance.randrange(2), in_writing=strikes % 2 == 0)
-            in_writing += any((folder / "checkpoints").glob(".*.coming"))
+            in_writing += bool(_partial(folder))
             continue
         out, _ = process.communicate(timeout=600)
         assert process.returncode == 0, out
@@ -238,12 +239,13 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(tmp_path, rank
 
 
 def _kill(process: subprocess.Popen[str], folder: Path, *, after_steps: int, in_writing: bool) -> int:
-    """Kill a run some steps after its last checkpoint, or while it writes one; 1."""
-    saved = _newest(folder)
+    """Kill a run some steps after the checkpoint that it resumed from, or while it writes one; 1."""
+    saved, number, stale = _newest(folder), len(attempts(folder)), _partial(folder)
     deadline = time.monotonic() + 300
-    while _newest(folder) < saved + after_steps or not (
-        (folder / "attempts.jsonl").exists()
-        and (not in_writing or any((folder / "checkpoints").glob(".*.coming")))
+    while (
+        len(attempts(folder)) == number
+        or _newest(folder) < saved + after_steps
+        or (in_writing and _partial(folder) <= stale)
     ):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -251,6 +253,15 @@ def _kill(process: subprocess.Popen[str], folder: Path, *, after_steps: int, in_
     process.kill()
     process.communicate()
     return 1
+
+
+def _partial(folder: Path) -> set[tuple[str, int]]:
+    """The checkpoints that are being written, or were when a run was killed."""
+    found = set()
+    for path in (folder / "checkpoints").glob(".step_*.coming"):
+        with suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
 
 
 def _newest(folder: Path) -> int:
