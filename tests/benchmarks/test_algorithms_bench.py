@@ -152,6 +152,7 @@ def bench(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_a_lagged_run_plays_with_the_weights_of_lag_updates_ago(bench):
     job = Job(bench, AlgorithmArm("lag 2", {"use_tis": True}, lag=2), seed=1)
     warm = run_job(job.warm_start)

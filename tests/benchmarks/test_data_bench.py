@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.data import GROUPS, LINES, Settings, bench_data
 from benchmarks.data_reader import FULL_READ, OURS, measure
 from tests.data.files import ROWS, write_parquet
@@ -11,6 +13,7 @@ from tests.data.files import ROWS, write_parquet
 SMALL = Settings(rows=3000, drawn=50, anywhere=3)
 
 
+@pytest.mark.full
 def test_every_file_is_read_by_both_sides(tmp_path):
     events = []
     result = bench_data(SMALL, repeats=2, on_event=events.append)

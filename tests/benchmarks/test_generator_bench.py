@@ -20,6 +20,7 @@ SMALL = Generator(
 )
 
 
+@pytest.mark.full
 def test_every_section_is_measured():
     result = bench_generator(SMALL)
     assert json.loads(json.dumps(result)) == result
@@ -45,6 +46,7 @@ async def test_every_turn_of_every_episode_is_played():
         assert [len(turn.observation[0].text) for turn in episode.turns[1:]] == [100, 100]
 
 
+@pytest.mark.full
 async def test_an_incomplete_episode_stops_the_benchmark():
     player = Player()
     player.engine.answer = player.encode("no tag at all")
