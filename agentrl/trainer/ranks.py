@@ -72,6 +72,7 @@ class RankTrainer:
         self.ranks = ranks
         self._plan = plan
         self._bucket_bytes = bucket_bytes
+        self._streaming = asyncio.Lock()
         ranks.begin(plan)
         self._manifest = cast(tuple[TensorSpec, ...], ranks.call("manifest")[0])
 
@@ -139,7 +140,7 @@ class RankTrainer:
         started = time.perf_counter()
         num_bytes, buckets = 0, self._buckets()
         try:
-            async with target.begin(self._manifest, version) as transaction:
+            async with self._streaming, target.begin(self._manifest, version) as transaction:
                 while (bucket := await self.ranks.run(next, buckets, None)) is not None:
                     num_bytes += bucket.data.nbytes
                     await transaction.put(bucket)
@@ -215,7 +216,9 @@ class RankTrainer:
         waiting = True
         while waiting:
             await asyncio.sleep(_POLL_S)
-            replies = await self.ranks.run(self.ranks.call, "is_written")
+            # A call between two buckets of a stream would take its replies.
+            async with self._streaming:
+                replies = await self.ranks.run(self.ranks.call, "is_written")
             for error in replies:
                 if isinstance(error, OSError):
                     raise error
