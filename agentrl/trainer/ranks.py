@@ -138,9 +138,15 @@ class RankTrainer:
             TrainerError: a rank failed.
         """
         started = time.perf_counter()
+        async with self._streaming:
+            num_bytes = await self._send(target, version)
+        return PublishReport(version, num_bytes, time.perf_counter() - started)
+
+    async def _send(self, target: WeightSink, version: int) -> int:
+        """Stream all buckets to the sink; returns their bytes."""
         num_bytes, buckets = 0, self._buckets()
         try:
-            async with self._streaming, target.begin(self._manifest, version) as transaction:
+            async with target.begin(self._manifest, version) as transaction:
                 while (bucket := await self.ranks.run(next, buckets, None)) is not None:
                     num_bytes += bucket.data.nbytes
                     await transaction.put(bucket)
@@ -150,7 +156,7 @@ class RankTrainer:
         finally:
             # When the engine has failed, the ranks are still sending.
             await self.ranks.run(buckets.drain)
-        return PublishReport(version, num_bytes, time.perf_counter() - started)
+        return num_bytes
 
     async def save(self, directory: str) -> None:
         """Write a Hugging Face directory, atomically.

@@ -131,6 +131,34 @@ async def test_a_saved_state_goes_on_bit_for_bit(model, tmp_path, optimizer):
         await stranger.load_state(str(tmp_path / "state"))
 
 
+class SlowSink(RecordingSink):
+    """A sink that takes longer for a bucket than a trainer waits between two questions to its ranks."""
+
+    async def put(self, bucket):
+        await asyncio.sleep(0.15)
+        await super().put(bucket)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_weights_are_sent_while_a_state_is_written(model, processes, tmp_path, fails):
+    plan = plan_over(model, PolicyLoss())
+    trainer = await processes.run(lambda: RankTrainer(processes, plan, bucket_bytes=4096))
+    whole = RecordingSink()
+    await trainer.publish(whole, version=1)
+    writing = await trainer.save_state(str(tmp_path / "state"))
+    sink = SlowSink()
+    async with asyncio.timeout(60):
+        if fails:
+            sink.commit = None
+            with pytest.raises(TypeError):
+                await trainer.publish(sink, version=2)
+        else:
+            await trainer.publish(sink, version=2)
+        await writing
+        assert sink.tensors == whole.tensors
+        assert (await trainer.update(batch())).metrics["train/loss"] != 0
+
+
 async def test_the_loop_goes_on_while_a_rank_updates(model, processes, tmp_path):
     trainer = await RankTrainer.started(processes, plan_over(model, Waits(tmp_path / "begun", 0.3)))
     ticks, updating = 0, asyncio.create_task(trainer.update(batch()))
