@@ -6,7 +6,9 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import rich_click as click
 
@@ -15,6 +17,8 @@ from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
 from benchmarks.config import AlgorithmsBench, QuickstartBench
+
+_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,13 +31,37 @@ def cli() -> None:
     """
 
 
+_PLAIN: Final = {
+    "engine": "The embedded engine against transformers' generate: tokens a second, side by side.",
+    "stall": "The longest stall of the event loop while 30M parameters are updated, in a rank and inline.",
+    "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
+    "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
+    "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
+    "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
+    "search": "The cost of a search: queries a second of the search tools, against bm25s and faiss directly.",
+}
+"""Benchmarks without settings, each `bench_NAME` in benchmarks/NAME.py, and what they measure."""
+
+
+def _add(name: str, help: str) -> None:
+    @cli.command(name, help=help)
+    @_JSON
+    def command(as_json: bool) -> None:
+        # Imported late: each imports what it measures.
+        _print(getattr(import_module(f"benchmarks.{name}"), f"bench_{name}")(), as_json)
+
+
+for _name, _help in _PLAIN.items():
+    _add(_name, _help)
+
+
 class _Quickstart(Section):
     bench: QuickstartBench = QuickstartBench()
 
 
 @config_flags(_Quickstart)
 @cli.command("quickstart")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@_JSON
 def quickstart_command(as_json: bool, **flags: str | bool | None) -> None:
     """How well an agent learns: over seeds, on held-out tasks, against two controls."""
     from benchmarks.quickstart import bench_quickstart
@@ -48,7 +76,7 @@ class _Algorithms(Section):
 
 @config_flags(_Algorithms)
 @cli.command("algorithms")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@_JSON
 def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
     """The gain of every estimator from the same warm starts, and the cost of delayed weights.
 
@@ -64,17 +92,8 @@ def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
     _print(bench_algorithms(parse(_Algorithms, values, source="the flags").bench, console), as_json)
 
 
-@cli.command("engine")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def engine_command(as_json: bool) -> None:
-    """The embedded engine against transformers' generate: tokens a second, side by side."""
-    from benchmarks.engine import bench_engine
-
-    _print(bench_engine(), as_json)
-
-
 @cli.command("engines")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@_JSON
 @click.option(
     "--only", default="", metavar="NAMES", help="Sections to run, e.g. throughput,client; none = all."
 )
@@ -98,7 +117,7 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
 
 
 @cli.command("megatron")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@_JSON
 @click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")
 def megatron_command(as_json: bool, only: str) -> None:
     """The Megatron trainer: steps and publishing, against the torch trainer and a memory copy.
@@ -112,62 +131,8 @@ def megatron_command(as_json: bool, only: str) -> None:
     _print(bench_megatron(only=names, on_event=partial(click.echo, err=True)), as_json)
 
 
-@cli.command("stall")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def stall_command(as_json: bool) -> None:
-    """The longest stall of the event loop while 30 million parameters are updated, in a rank and inline."""
-    from benchmarks.stall import bench_stall
-
-    _print(bench_stall(), as_json)
-
-
-@cli.command("generator")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def generator_command(as_json: bool) -> None:
-    """Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing."""
-    from benchmarks.generator import bench_generator
-
-    _print(bench_generator(), as_json)
-
-
-@cli.command("journal")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def journal_command(as_json: bool) -> None:
-    """How long the event loop stands still while 512 episodes of 8,000 tokens are journalled."""
-    from benchmarks.journal import bench_journal
-
-    _print(bench_journal(), as_json)
-
-
-@cli.command("envs")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def envs_command(as_json: bool) -> None:
-    """The cost of the episode loop: episodes a second with it and without it, side by side."""
-    from benchmarks.envs import bench_envs
-
-    _print(bench_envs(), as_json)
-
-
-@cli.command("python")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def python_command(as_json: bool) -> None:
-    """The cost of the sandbox: calls a second of the Python tool, against a process for every call."""
-    from benchmarks.python import bench_python
-
-    _print(bench_python(), as_json)
-
-
-@cli.command("search")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def search_command(as_json: bool) -> None:
-    """The cost of a search: queries a second of the search tools, against direct calls of bm25s and faiss."""
-    from benchmarks.search import bench_search
-
-    _print(bench_search(), as_json)
-
-
 @cli.command("data")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@_JSON
 @click.option("--rows", default=10_000_000, show_default=True, help="Rows of each file.")
 @click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement.")
 def data_command(as_json: bool, rows: int, repeats: int) -> None:

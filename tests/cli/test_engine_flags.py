@@ -72,5 +72,5 @@ def test_flags_of_our_own_stay_what_they_are():
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, capfd, words, message):
-    output = complaint(capfd, "train", "--env=Calculator-v0", f"--output-dir={tmp_path}", *words)
+    output = complaint(capfd, "train", "--env=Calculator-v0", "--inline", f"--output-dir={tmp_path}", *words)
     assert message in output

@@ -17,7 +17,8 @@ from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from tests.flow.runs import TINY
 
 ROOT = Path(__file__).parents[2]
-SMALL = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+# Inline: most of the time of a run that ends with an error would be the start of its processes.
+SMALL = [*(f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()), "--inline"]
 BANDIT = "--env=tests.flow.worlds:Bandit"
 
 

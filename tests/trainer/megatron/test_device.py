@@ -69,6 +69,7 @@ def step_of(layout: MegatronConfig, _rank: int, bf16: bool) -> dict[str, int]:
     return dict(queries)
 
 
+@pytest.mark.full
 def test_no_place_in_megatron_needs_an_answer_that_is_not_known():
     layouts = [
         {"tensor_model_parallel_size": 2, "sequence_parallel": True, "recompute_granularity": "full"},

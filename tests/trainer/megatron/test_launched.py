@@ -286,6 +286,7 @@ def test_two_nodes_train_to_the_same_weights_as_one(tmp_path):
     assert_same_weights(weights_of(theirs), weights_of_child_ranks(ours, actor_num_gpus_per_node=4))
 
 
+@pytest.mark.full
 def test_a_rank_of_a_launcher_that_dies_is_named_and_all_end(tmp_path):
     with launched(tmp_path, 2, world="Slow", **ENDLESS) as (driver, other):
         wait_for_training(driver, tmp_path)

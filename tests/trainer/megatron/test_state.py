@@ -82,6 +82,7 @@ async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
     assert reports[-1]["train/lr"] < reports[0]["train/lr"]
 
 
+@pytest.mark.full
 async def test_a_state_from_before_the_first_step(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
         await (await trainer.save_state(str(tmp_path / "state")))
