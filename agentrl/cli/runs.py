@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
 import agentrl
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
 from agentrl.observe import read_metrics
 from agentrl.observe.history import METRICS, attempts, is_locked
 from agentrl.types import JSON
+from agentrl.view.comparison import ComparedRun, Comparison
+from agentrl.view.scores import size_text
 
 if TYPE_CHECKING:
     from agentrl.run.audit import Audit
@@ -26,7 +31,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group("runs")
 def runs() -> None:
-    """List the runs of a folder, show one, audit it, resume it."""
+    """List the runs of a folder; show, audit, resume, compare and clean them."""
 
 
 @runs.command("list")
@@ -34,7 +39,7 @@ def runs() -> None:
 @_JSON
 def list_command(output_dir: str, as_json: bool) -> None:
     """List the runs, the newest last: state, steps, attempts, newest metrics."""
-    facts = [facts_of(path.parent) for path in sorted(Path(output_dir).glob("*/config.toml"), key=_age)]
+    facts = [facts_of(folder) for folder in _folders(output_dir)]
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -91,6 +96,90 @@ def resume_command(name: str, output_dir: str, quiet: bool) -> None:
         click.echo(str(result.folder))
 
 
+@runs.command("compare")
+@click.argument("names", nargs=-1, required=True)
+@_FOLDER
+@_JSON
+@click.option(
+    "--html", metavar="FILE", help="Also write a page, with the curves of all runs in shared charts."
+)
+def compare_command(names: tuple[str, ...], output_dir: str, as_json: bool, html: str | None) -> None:
+    """Compare runs: settings that differ, held-out scores, last metrics, wall and CPU time.
+
+    `agentrl plot` draws one curve of them as a picture.
+    """
+    folders = [run_folder(name, output_dir) for name in dict.fromkeys(names)]
+    if len(folders) < 2:
+        raise ConfigError("a comparison needs two runs or more; `agentrl runs list` lists them.")
+    # Two folders of one name are told apart by their paths.
+    short = len({folder.name for folder in folders}) == len(folders)
+    compared = {folder.name if short else str(folder): _compared(folder) for folder in folders}
+    comparison = Comparison(compared, _flat(RunConfig()))
+    if html is not None:
+        try:
+            comparison.write_page(Path(html))
+        except OSError as error:
+            raise ConfigError(f"{html} cannot be written ({error.strerror}); choose another path.") from None
+    click.echo(json.dumps(comparison.as_json()) if as_json else comparison.text())
+
+
+@runs.command("clean")
+@click.argument("names", nargs=-1)
+@_FOLDER
+@click.option("--force", "-f", is_flag=True, help="Remove; without it, only list what would be removed.")
+@click.option("--rolled-back", is_flag=True, help="Also the records that restarts undid (rolled_back/).")
+@click.option(
+    "--all", "complete", multiple=True, metavar="NAME", help="A run to remove with its journal and weights."
+)
+@_JSON
+def clean_command(
+    names: tuple[str, ...],
+    output_dir: str,
+    force: bool,
+    rolled_back: bool,
+    complete: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """List what the runs NAMES, or all runs, do not need; with --force, remove it.
+
+    That is: checkpoints but the newest and the best (metric_for_best_model), those that are damaged or were
+    not completed, and runs that ended before they measured anything. Journals and final weights stay, unless
+    --all names the run. A run in progress is never touched.
+    """
+    require("cleaning", *TRAINING)
+    from agentrl.run.cleaning import Scope, clean
+
+    scope = Scope.ROLLED_BACK if rolled_back else Scope.UNNEEDED
+    scopes = {run_folder(name, output_dir): scope for name in names}
+    scopes |= {run_folder(name, output_dir): Scope.EVERYTHING for name in complete}
+    scopes = scopes or dict.fromkeys(_idle_folders(output_dir), scope)
+    report = partial(click.echo, err=True)
+    items = [
+        item
+        for folder, folder_scope in scopes.items()
+        for item in clean(folder, folder_scope, dry_run=not force, on_event=report)
+    ]
+    num_bytes = sum(item.num_bytes for item in items)
+    if as_json:
+        listed = [{**item._asdict(), "path": str(item.path)} for item in items]
+        click.echo(json.dumps({"removed": force, "bytes": num_bytes, "items": listed}))
+        return
+    for item in items:
+        click.echo(f"{size_text(item.num_bytes):>10}  {item.path}  ({item.reason})")
+    noun = "folder" if len(items) == 1 else "folders"
+    outcome = "removed" if force else "to remove; add --force to do it" if items else "to remove"
+    click.echo(f"{size_text(num_bytes):>10}  {len(items)} {noun} {outcome}.")
+
+
+def _idle_folders(output_dir: str) -> Iterator[Path]:
+    """The runs of a folder; those in progress are left out, and reported."""
+    for folder in _folders(output_dir):
+        if is_locked(folder):
+            click.echo(f"{folder} is in progress and stays as it is.", err=True)
+        else:
+            yield folder
+
+
 def run_folder(name: str, output_dir: str) -> Path:
     """The folder of a run, given by its name or its path.
 
@@ -124,8 +213,27 @@ def facts_of(folder: Path) -> dict[str, JSON]:
     }
 
 
-def _age(path: Path) -> float:
-    return path.stat().st_mtime
+def _compared(folder: Path) -> ComparedRun:
+    try:
+        return ComparedRun.read(folder, _flat(read_run(folder)))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{folder} cannot be compared ({reason}); restore that file.") from None
+
+
+def _flat(config: RunConfig) -> dict[str, JSON]:
+    """All settings by `section.key`, but where the run is."""
+    sections: dict[str, dict[str, JSON]] = config.model_dump(mode="json")
+    settings = {
+        f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()
+    }
+    return {name: value for name, value in settings.items() if name not in ("run.name", "run.output_dir")}
+
+
+def _folders(output_dir: str) -> list[Path]:
+    """The folders of runs, the newest last."""
+    configs = sorted(Path(output_dir).glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
+    return [path.parent for path in configs]
 
 
 def _text(found: Audit) -> str:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -27,6 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from agentrl.config import Section
 from agentrl.errors import ConfigError
 from agentrl.protocols import Trainer
+from agentrl.run.stages import StageTime
 
 STATE, TRAINER, CHECKSUMS = "state.json", "trainer", "checksums.json"
 _STEP = re.compile(r"step_(\d{6,})")
@@ -66,6 +67,8 @@ class RunState(Section):
     """The evaluations up to now."""
     latest: dict[str, float] = Field(default_factory=dict)
     """Metrics of the last of them."""
+    stages: tuple[StageTime, ...] = ()
+    """The duration of each stage, over all attempts."""
 
 
 class FileSum(NamedTuple):
@@ -124,7 +127,7 @@ class Checkpoints:
         coming = self.folder / f".step_{state.step:06d}.coming"
         try:
             # What was killed while it was written.
-            for partial in self.folder.glob(".step_*.coming"):
+            for partial in self._partial():
                 shutil.rmtree(partial, ignore_errors=True)
             coming.mkdir(parents=True)
             copied = await trainer.save_state(str(coming / TRAINER))
@@ -166,6 +169,22 @@ class Checkpoints:
             self.on_event(f"Warning: {path} is damaged ({problem}); the checkpoint before it is used.")
         return None
 
+    def removable(self) -> dict[Path, str]:
+        """The folders that no resume needs, each with the reason; no checkpoint where none is whole.
+
+        It reads every byte of the newest checkpoint. No run may write here meanwhile.
+
+        Raises:
+            ConfigError: a checkpoint is of another version of agentrl.
+        """
+        reasons = dict.fromkeys(self._partial(), "a checkpoint that was not completed")
+        newest, paths = self.newest(), self._paths()
+        if newest is None:
+            return reasons
+        index = paths.index(newest.path)
+        reasons |= dict.fromkeys(self._superseded(paths[: index + 1]), "an older checkpoint")
+        return reasons | dict.fromkeys(paths[index + 1 :], "a damaged checkpoint")
+
     def _seal(self, coming: Path, state: RunState) -> None:
         """Runs in a thread: complete the folder, have it on disk, put it in its place, remove old ones."""
         (coming / STATE).write_text(state.model_dump_json(indent=1), encoding="utf-8")
@@ -178,19 +197,22 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(coming, target)
         _sync(self.folder)
-        self._prune()
+        for path in self._superseded(self._paths()):
+            shutil.rmtree(path, ignore_errors=True)
 
-    def _prune(self) -> None:
-        paths = self._paths()
+    def _superseded(self, paths: Sequence[Path]) -> list[Path]:
+        """Those of `paths`, oldest first, that are neither among the newest nor the best."""
         kept = set(paths[-self.keep :])
         if self.best is not None:
             scored = {path: _read_state(path / STATE).latest.get(self.best) for path in paths}
             values = {path: value for path, value in scored.items() if value is not None}
             # Of equal ones the oldest, so that it does not move with every save.
             kept |= {max(values, key=values.__getitem__)} if values else set()
-        for path in paths:
-            if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+        return [path for path in paths if path not in kept]
+
+    def _partial(self) -> list[Path]:
+        """Checkpoints that are being written, or were when the run was killed."""
+        return sorted(self.folder.glob(".step_*.coming"))
 
     def _paths(self) -> list[Path]:
         """The folders of checkpoints, oldest first."""

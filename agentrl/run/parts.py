@@ -63,7 +63,8 @@ class Records:
             folder.checkpoints, section.save_total_limit, section.metric_for_best_model, console.line
         )
         journal = Journal(folder.path)
-        return cls(folder, console, metrics, journal, Stopwatch(), checkpoints, begun.attempt, origin)
+        watch = Stopwatch(() if origin is None else origin.state.stages)
+        return cls(folder, console, metrics, journal, watch, checkpoints, begun.attempt, origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +23,13 @@ class StageTime(NamedTuple):
 
 
 class Stopwatch:
-    """Times stages that follow each other; stages of one name are summed."""
+    """Times stages that follow each other; stages of one name are summed.
 
-    def __init__(self) -> None:
-        self._stages: dict[str, StageTime] = {}
+    earlier: the stages of the attempts that a run resumes from.
+    """
+
+    def __init__(self, earlier: Iterable[StageTime] = ()) -> None:
+        self._stages = {stage.name: stage for stage in earlier}
 
     @contextmanager
     def stage(self, name: str, steps: int = 1) -> Iterator[None]:

@@ -288,6 +288,7 @@ class TrainingRun:
             records=record_sizes(records.folder.path),
             milestones=tuple(milestone.saved() for milestone in progress.milestones),
             latest=progress.latest,
+            stages=records.watch.stages,
         )
 
     def _restore(self, state: RunState) -> None:

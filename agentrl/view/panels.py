@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -36,24 +36,44 @@ class _Plan:
     keys: Sequence[tuple[str, str]] | Callable[[Sequence[str]], list[tuple[str, str]]]
     is_share: bool = False
 
+    def keys_among(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """The label and the name of each metric of the chart that is among `names`."""
+        keys = self.keys(names) if callable(self.keys) else self.keys
+        return [(label, key) for label, key in keys if key in names]
+
 
 def panels_of(records: Sequence[Record]) -> tuple[Panel, ...]:
     """The charts for which these records hold values, the most informative first."""
     names = tuple(dict.fromkeys(name for record in records for name in record))
     panels = []
     for plan in _PLANS:
-        keys = plan.keys(names) if callable(plan.keys) else plan.keys
-        curves = [Series(label, points_of(records, key)) for label, key in keys if key in names]
-        finite = tuple(curve for curve in curves if any(value is not None for _, value in curve.points))
-        if finite:
-            panels.append(Panel(plan.title, plan.unit, finite, plan.is_share))
-    return tuple(panels)
+        curves = [Series(label, points_of(records, key)) for label, key in plan.keys_among(names)]
+        panels.append(Panel(plan.title, plan.unit, _finite(curves), plan.is_share))
+    return tuple(panel for panel in panels if panel.series)
+
+
+def overlaid(runs: Mapping[str, Sequence[Record]]) -> tuple[Panel, ...]:
+    """The same charts of several runs: one for each curve of `panels_of`, with a curve for each run."""
+    names = tuple(dict.fromkeys(name for records in runs.values() for record in records for name in record))
+    panels = []
+    for plan in _PLANS:
+        keys = plan.keys_among(names)
+        for label, key in keys:
+            title = plan.title if len(keys) == 1 else f"{plan.title}: {label}"
+            curves = [Series(run, points_of(records, key)) for run, records in runs.items()]
+            panels.append(Panel(title, plan.unit, _finite(curves), plan.is_share))
+    return tuple(panel for panel in panels if panel.series)
 
 
 def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
     """One metric by step. Where a step was logged twice, the later value counts."""
     by_step = {record["step"]: record[key] for record in records if key in record}
     return tuple(sorted((step, value) for step, value in by_step.items() if step is not None))
+
+
+def _finite(curves: Sequence[Series]) -> tuple[Series, ...]:
+    """The curves that have a value."""
+    return tuple(curve for curve in curves if any(value is not None for _, value in curve.points))
 
 
 def _overall(names: Sequence[str]) -> list[tuple[str, str]]:

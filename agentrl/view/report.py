@@ -52,24 +52,13 @@ def write_report(data: ReportData, path: Path) -> Path:
     Raises:
         OSError: the file cannot be written.
     """
-    unfinished = path.with_name(path.name + ".part")
-    # Text of a model may be invalid Unicode; `visible` has made most of it readable.
-    unfinished.write_text(render_report(data), encoding="utf-8", errors="replace")
-    os.replace(unfinished, path)
-    return path
+    return save_page(render_report(data), path)
 
 
 def render_report(data: ReportData) -> str:
-    """The page as HTML. Every text on it is escaped: text of a model is untrusted."""
-    pages = Environment(
-        loader=PackageLoader("agentrl.view"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    pages.filters.update(visible=visible, score=score_text)
-    return pages.get_template("report.html").render(
+    """The page as HTML."""
+    return render_page(
+        "report.html",
         data=data,
         columns=columns_of(data.rows),
         has_bars=_are_shares(data.rows),
@@ -78,6 +67,32 @@ def render_report(data: ReportData) -> str:
         authors=list(NAMES.values()),
         has_frozen=any(entry.episode.frozen_agents for entry in data.episodes),
     )
+
+
+def render_page(template: str, **values: object) -> str:
+    """A page as HTML. Every text on it is escaped: text of a model is untrusted."""
+    pages = Environment(
+        loader=PackageLoader("agentrl.view"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters.update(visible=visible, score=score_text)
+    return pages.get_template(template).render(values)
+
+
+def save_page(page: str, path: Path) -> Path:
+    """Write a page atomically and return its path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    unfinished = path.with_name(path.name + ".part")
+    # Text of a model may be invalid Unicode; `visible` has made most of it readable.
+    unfinished.write_text(page, encoding="utf-8", errors="replace")
+    os.replace(unfinished, path)
+    return path
 
 
 class _EpisodeView:

@@ -38,6 +38,16 @@ def figure_text(value: Figure) -> str:
     return f"{value:z.3f}" if size >= 0.001 or size == 0 else f"{value:.1e}"
 
 
+def size_text(num_bytes: int) -> str:
+    """A number of bytes: 812 B, 3.4 kB, 1.6 GB; k is 1,000."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
+
+
 def time_text(seconds: float) -> str:
     """A span of time: 4 s, 1 min 05 s, 2 h 03 min."""
     rounded = round(max(seconds, 0.0))

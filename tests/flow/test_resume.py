@@ -126,7 +126,9 @@ def test_a_finished_run_goes_on_with_more_iterations(whole, tmp_path):
     Struck.at = None
     short = {**SMALL, "num_rollout": 3}
     train("Struck", tmp_path, "x", **short)
-    agentrl.train(tmp_path / "x", quiet=True, num_rollout=5)
+    stages = agentrl.train(tmp_path / "x", quiet=True, num_rollout=5).stages
+    # Those of both attempts.
+    assert {stage.name: stage.steps for stage in stages}["RL"] == 5
     # The evaluation after the third was the last one, and is undone.
     same(tmp_path / "x", whole)
     assert attempts(tmp_path / "x")[1].changes == {"num_rollout": "3 -> 5"}

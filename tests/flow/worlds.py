@@ -160,6 +160,16 @@ class Struck(Talkative):
         return await super().reset(task, seed=seed)
 
 
+class Brittle(Struck):
+    """Every fifth of its resets fails."""
+
+    async def reset(self, task, *, seed):
+        observation = await super().reset(task, seed=seed)
+        if Struck.resets % 5 == 0:
+            raise ConnectionError("the world broke")
+        return observation
+
+
 class Slow(Bandit):
     """Takes its time, so that somebody can come in between."""
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from agentrl.run.stages import Stopwatch, cpu_time
+from agentrl.run.stages import StageTime, Stopwatch, cpu_time
 
 BUSY = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
 
@@ -27,3 +27,12 @@ def test_the_time_of_a_stage_counts_processes_that_run_and_that_ended():
     assert (busy.steps, idle.steps) == (3, 1)
     assert 0.45 <= busy.cpu_s < 5.0
     assert idle.cpu_s < 0.3
+
+
+def test_the_stages_of_an_earlier_attempt_are_added():
+    watch = Stopwatch([StageTime("RL", 3, 10.0, 20.0), StageTime("evaluation", 1, 1.0, 1.0)])
+    with watch.stage("RL"):
+        pass
+    rl, evaluation = watch.stages
+    assert (rl.steps, round(rl.wall_s), round(rl.cpu_s)) == (4, 10, 20)
+    assert evaluation == StageTime("evaluation", 1, 1.0, 1.0)
