@@ -11,6 +11,7 @@
         MissingExtraError       a package that this installation lacks
         RunExistsError          the run folder already holds a run
         WorldBrokenError        the environment fails so often that a run cannot go on
+        TokenLawError           a trajectory breaks a token law, so nothing of its batch is trained on
       StageError                one episode failed at a named stage; data for the journal, never a crash
         ToolError               a tool failed without fault of the model
         EndpointError           a chat endpoint returned no turn
@@ -78,6 +79,14 @@ class RunExistsError(UserError):
 
 class WorldBrokenError(UserError):
     """The environment failed too often for the run to go on."""
+
+
+class TokenLawError(UserError):
+    """A trajectory breaks a token law, by an engine's or a renderer's fault. law: its name."""
+
+    def __init__(self, sentence: str, law: str) -> None:
+        super().__init__(sentence)
+        self.law = law
 
 
 class StageError(AgentRLError):

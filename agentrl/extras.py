@@ -24,6 +24,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "megatron": {"megatron": "megatron-core"},
     "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},
     "reasoning-gym": {"reasoning_gym": "reasoning-gym"},
+    "wandb": {"wandb": "wandb"},
     "search": {"faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"},
 }
 """By extra, as pyproject.toml declares them: each module, and the package that contains it."""

@@ -11,6 +11,7 @@ from agentrl.config import Section
 from agentrl.data.config import COLUMNS, DataConfig, Paths
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import LimitChoice, OpponentChoice, RewardChoice
+from agentrl.observe.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
 from agentrl.tools.config import ToolChoice
@@ -156,6 +157,7 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    observe: ObserveConfig = ObserveConfig()
 
     @property
     def run_name(self) -> str:
@@ -180,7 +182,7 @@ class RunConfig(Section):
     @property
     def inactive(self) -> dict[str, str]:
         """Those of all sections, and settings without effect with these prompts, trainer and engine."""
-        return super().inactive | self._inactive_data | self._inactive_layout
+        return super().inactive | self._inactive_data | self._inactive_layout | self._inactive_recordings
 
     @property
     def _inactive_data(self) -> dict[str, str]:
@@ -199,6 +201,14 @@ class RunConfig(Section):
             return dict.fromkeys(MegatronConfig.model_fields, "without trainer = megatron; choose it")
         processes = "with trainer = megatron and engine = sglang, which are processes; drop it"
         return {"inline": processes} if self.engine.engine == "sglang" else {}
+
+    @property
+    def _inactive_recordings(self) -> dict[str, str]:
+        """Recordings of steps that the run does not have."""
+        steps, observe = self.rollout.num_rollout, self.observe
+        names = ("profile_step", "memory_snapshot_step")
+        missing = [name for name in names if (getattr(observe, name) or 1) > steps]
+        return dict.fromkeys(missing, f"with num_rollout = {steps}, which is fewer steps; raise it")
 
     @model_validator(mode="after")
     def _megatron_supports_the_optimizer(self) -> RunConfig:

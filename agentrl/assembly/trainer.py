@@ -81,7 +81,7 @@ class TrainerFactory:
         )
         return await RankTrainer.started(self._torch_rank(), plan)
 
-    async def reinforcement(self, source: ModelSource, loss: Loss) -> Trainer:
+    async def reinforcement(self, source: ModelSource, loss: Loss) -> RankTrainer:
         """The RL trainer, with the networks that the algorithm needs.
 
         A critic, and a reference without a directory of its own, are initialized with the policy's weights.

@@ -34,6 +34,10 @@ class ModelSource:
         """The text of tokens, special ones included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text; nothing is added at its ends."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
 
 def open_source(directory: str | Path) -> ModelSource:
     """Read config and tokenizer of a Hugging Face model directory; no weight is read.

@@ -9,7 +9,15 @@ from agentrl.observe.journal import (
     read_outcomes,
     reconcile,
 )
-from agentrl.observe.metrics import JsonlTracker, MetricLog, Record, TensorBoardTracker, Tracker, read_metrics
+from agentrl.observe.metrics import (
+    JsonlTracker,
+    MetricLog,
+    Record,
+    TensorBoardTracker,
+    Tracker,
+    WandbTracker,
+    read_metrics,
+)
 from agentrl.observe.writer import Journal
 
 __all__ = [
@@ -23,6 +31,7 @@ __all__ = [
     "Record",
     "TensorBoardTracker",
     "Tracker",
+    "WandbTracker",
     "read_journal",
     "read_metrics",
     "read_outcomes",

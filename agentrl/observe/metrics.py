@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from types import TracebackType
 from typing import Protocol, TypeAlias, cast
 
 from agentrl.observe import lines
+from agentrl.observe.config import ObserveConfig
+from agentrl.types import JSON
 
 Record: TypeAlias = dict[str, float | None]
 """One step: `step`, `time_s` (since the run began) and metrics by name. None = not a finite number."""
@@ -81,12 +84,54 @@ class TensorBoardTracker:
         self._writer.close()
 
 
+class WandbTracker:
+    """A run of Weights & Biases, in the folder wandb/ of the run; it reads its key itself.
+
+    All attempts of a run are one run there: its id is kept in the folder. The horizontal axis is the metric
+    `step`, so that steps which a resumed run plays again are accepted.
+
+    Args:
+        run_dir: the run's folder; its name is the run's name there.
+        settings: shown with the run.
+    """
+
+    def __init__(self, run_dir: Path, config: ObserveConfig, settings: Mapping[str, JSON]) -> None:
+        # Imported late: it takes a second, and most runs do without.
+        import wandb
+
+        id_file = run_dir / "wandb_run_id"
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4), encoding="utf-8")
+        self._run = wandb.init(
+            project=config.wandb_project,
+            group=config.wandb_group,
+            name=run_dir.name,
+            mode=config.wandb_mode,
+            id=id_file.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            dir=str(run_dir),
+            config=dict(settings),
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
+        """Queue one row, with the step and the time in it."""
+        self._run.log({"step": step, "time_s": time_s, **metrics})
+
+    def close(self) -> None:
+        """Write, and send what is queued."""
+        self._run.finish()
+
+
 class MetricLog:
     """Sends each step's metrics to every tracker. A failure causes one warning and removes the tracker.
 
     metrics.jsonl is always written; TensorBoard events go to tensorboard/ unless switched off.
 
-    resumed_from, elapsed_s: of a run that goes on: its last step, and the seconds that it had taken.
+    trackers: further ones, by name; each is opened here. resumed_from, elapsed_s: of a run that goes on: its
+    last step, and the seconds that it had taken.
     """
 
     def __init__(
@@ -94,7 +139,7 @@ class MetricLog:
         run_dir: Path,
         *,
         use_tensorboard: bool = True,
-        trackers: Mapping[str, Tracker] | None = None,
+        trackers: Mapping[str, Callable[[], Tracker]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         resumed_from: int | None = None,
         elapsed_s: float = 0.0,
@@ -103,9 +148,13 @@ class MetricLog:
         self._clock = clock
         self._started = clock() - elapsed_s
         self._trackers: dict[str, Tracker] = {"metrics.jsonl": JsonlTracker(run_dir / "metrics.jsonl")}
+        opened: dict[str, Callable[[], Tracker]] = {}
         if use_tensorboard:
-            self._open_tensorboard(run_dir / "tensorboard", resumed_from)
-        self._trackers.update(trackers or {})
+            folder = run_dir / "tensorboard"
+            opened["tensorboard"] = lambda: TensorBoardTracker(folder, resumed_from=resumed_from)
+        for name, open_tracker in {**opened, **(trackers or {})}.items():
+            with _RemoveOnError(name, self._trackers):
+                self._trackers[name] = open_tracker()
 
     @property
     def elapsed_s(self) -> float:
@@ -133,10 +182,6 @@ class MetricLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _open_tensorboard(self, folder: Path, resumed_from: int | None) -> None:
-        with _RemoveOnError("tensorboard", self._trackers):
-            self._trackers["tensorboard"] = TensorBoardTracker(folder, resumed_from=resumed_from)
 
 
 class _RemoveOnError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,13 +48,14 @@ class TokenAgent:
             num_recorded = max((session.max_tokens or 0) - before, 0)
             tokens = TurnTokens(_int32(world[:num_recorded]), _empty_completion())
             return Act(Message("assistant"), tokens, restart)
+        prompt_crc32 = zlib.crc32(array("i", conversation.prefix))
         completion = await self._policy.generate(
             conversation.prefix, self._sampling(num_free_tokens, tools, session.seed), session=session.id
         )
         sampled: list[int] = completion.token_ids.tolist()
         message = self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
         conversation.add_turn(sampled, message)
-        return Act(message, TurnTokens(_int32(world), completion), restart)
+        return Act(message, TurnTokens(_int32(world), completion, prompt_crc32), restart)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""

@@ -14,6 +14,7 @@ from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.processes import Start, launched_processes
 from agentrl.collector import rare_collections
 from agentrl.evaluation.report import EvalReport
+from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
 from agentrl.run.resuming import attempt_at, run_until_signal, start_of
 from agentrl.run.stages import StageTime
@@ -76,6 +77,9 @@ async def _stages(config: RunConfig, records: Records, launch: Start) -> Trainin
         launch(folder.engine, folder.trainer) as processes,
     ):
         run = await TrainingRun.build(config, records, addresses, processes)
+        if config.observe.log_model_config:
+            for line in write_model_config(run.progress.source, config, folder.path):
+                records.console.line(line)
         await _play(run, config, addresses)
     return run
 

@@ -32,13 +32,20 @@ def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgr
 
     Of the batch, only the groups of finished optimizer steps are trained.
     """
-    for outcome in (*in_progress.outcomes, *outcomes):
-        yield from _failed(outcome.failed)
+    for outcome in in_progress.outcomes:
         if outcome.group is not None and outcome.group.id in in_progress.trained:
+            yield from _failed(outcome.failed)
             yield from _group(outcome.group, trained=True)
-            continue
-        for episode in outcome.finished:
-            yield Entry(episode, (), Outcome.DROPPED, STOPPED)
+        else:
+            yield from _left(outcome, in_progress.reason or STOPPED)
+    for outcome in outcomes:
+        yield from _left(outcome, STOPPED)
+
+
+def _left(outcome: GroupOutcome, reason: str) -> Iterator[Entry]:
+    yield from _failed(outcome.failed)
+    for episode in outcome.finished:
+        yield Entry(episode, (), Outcome.DROPPED, reason)
 
 
 def _group(group: Group, trained: bool, dropped: str = "") -> Iterator[Entry]:

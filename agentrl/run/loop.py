@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentrl.algorithms.corrections import CorrectionWatch
+from agentrl.algorithms.laws import TokenLaws
 from agentrl.algorithms.off_policy import mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
-from agentrl.errors import UserError
+from agentrl.errors import TokenLawError, UserError
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.run.metrics import rollout_metrics
+from agentrl.trainer.recording import Phase
 from agentrl.types import Group, Scores
 
 
@@ -27,7 +29,7 @@ class Iteration:
     """One iteration of the loop: the groups that were played, those that were trained on, metrics.
 
     trained, dropped: complete groups; a dropped one had no gradient. outcomes hold both, and the groups and
-    episodes that failed. warnings: sentences for the user.
+    episodes that failed. warnings: sentences for the user. phases: in their order, by the loop's clock.
     """
 
     step: int
@@ -36,17 +38,20 @@ class Iteration:
     dropped: Sequence[Group]
     metrics: dict[str, float]
     warnings: Sequence[str] = ()
+    phases: Sequence[Phase] = ()
 
 
 @dataclass(slots=True)
 class BatchInProgress:
     """The batch of the current iteration, so that its groups are journalled whatever stops the iteration.
 
-    trained: ids of the groups of finished optimizer steps.
+    trained: ids of the groups of finished optimizer steps. reason: why the others are dropped, where that is
+    more than the end of the run.
     """
 
     outcomes: Sequence[GroupOutcome] = ()
     trained: set[str] = field(default_factory=set)
+    reason: str = ""
 
 
 class _Credited(NamedTuple):
@@ -61,6 +66,7 @@ class Loop:
     """The parts that an iteration uses.
 
     in_progress: the current batch; empty between two iterations. watch: warns of a correction without effect.
+    laws: every trajectory is checked by them before it is scored or trained on.
     """
 
     producer: Producer
@@ -69,16 +75,21 @@ class Loop:
     sink: WeightSink
     num_steps: int
     watch: CorrectionWatch = field(default_factory=CorrectionWatch)
+    laws: TokenLaws = field(default_factory=TokenLaws)
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
 
     async def iterate(self, step: int) -> Iteration:
-        """Play the batch of `step`, train on it, and publish a new version if weights were updated."""
+        """Play the batch of `step`, train on it, and publish a new version if weights were updated.
+
+        Raises:
+            TokenLawError: a trajectory breaks a token law; nothing of the batch is trained on.
+        """
         started = self.clock()
         outcomes = self.in_progress.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
-        batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
+        batch = self._checked(groups)
         # The complete batch before the first update: the old policy is the one before all its steps.
         scores = await self._scores(batch)
         scored = self.clock()
@@ -105,7 +116,24 @@ class Loop:
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.in_progress.outcomes = ()
         self.in_progress.trained.clear()
-        return Iteration(step, outcomes, trained, dropped, metrics, warnings)
+        phases = (
+            Phase("rollout", started, played),
+            Phase("log_probs", played, scored),
+            Phase("actor_train", scored, updated),
+            Phase("update_weights", updated, ended),
+        )
+        return Iteration(step, outcomes, trained, dropped, metrics, warnings, phases)
+
+    def _checked(self, groups: Sequence[Group]) -> RolloutBatch:
+        """The batch of the groups, which obey the token laws."""
+        try:
+            self.laws.check_episodes(groups, version=self.producer.version)
+            batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
+            self.laws.check_samples(groups, [s for group in groups for s in batch.samples[group.id]])
+        except TokenLawError as error:
+            self.in_progress.reason = f"token_law_{error.law}"
+            raise
+        return batch
 
     def _credited(self, batch: RolloutBatch, scores: Scores) -> _Credited:
         if not batch.tokens.samples:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import EnvFactory
 from agentrl.checkpoints.source import ModelSource
+from agentrl.config import effective_values
 from agentrl.envs import Scorer
 from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.observe import Journal, MetricLog
+from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
 from agentrl.protocols import Renderer, Trainer
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
@@ -52,10 +53,15 @@ class Records:
     @classmethod
     def opened(cls, config: RunConfig, folder: RunFolder, console: RunConsole, begun: Begun) -> Records:
         """The outputs in the folder of a run; they continue what is there."""
-        section, origin = config.checkpoint, begun.origin
+        section, origin, observe = config.checkpoint, begun.origin, config.observe
+        trackers: dict[str, Callable[[], Tracker]] = {}
+        if observe.use_wandb:
+            settings = effective_values(config)
+            trackers["wandb"] = lambda: WandbTracker(folder.path.resolve(), observe, settings)
         metrics = MetricLog(
             folder.path,
             use_tensorboard=config.run.use_tensorboard,
+            trackers=trackers,
             resumed_from=None if origin is None else origin.state.step,
             elapsed_s=0.0 if origin is None else origin.state.elapsed_s,
         )

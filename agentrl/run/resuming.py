@@ -15,6 +15,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ConfigError
+from agentrl.extras import require
 from agentrl.observe.history import Ending, attempts, begin_attempt, end_attempt, locked, roll_back
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
@@ -38,6 +39,8 @@ MAY_CHANGE = frozenset(
             "prompt_data",
         ),
         *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
+        *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),
+        *("log_model_config", "profile_step", "memory_snapshot_step"),
         *("lr", "min_lr", "lr_decay_iters", "critic_lr", "max_episode_retries"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
@@ -79,9 +82,12 @@ def start_of(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bo
 
     Raises:
         ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run.
+        MissingExtraError: the settings need a package that is not installed.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
     config = load_run(run, settings)
+    if config.observe.use_wandb:
+        require("use_wandb", "wandb")
     is_folder = run is not None and Path(run).is_dir()
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     if is_folder or (resume and folder.holds_run):

@@ -58,8 +58,14 @@ def cpu_time() -> float:
     The time of a descendant whose parent has not waited for it is lost when it ends.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    running = sum(_ticks(pid) for pid in _descendants(os.getpid()))
+    running = sum(_ticks(pid) for pid in list(process_tree())[1:])
     return time.process_time() + ended.ru_utime + ended.ru_stime + running / _TICKS_PER_S
+
+
+def process_tree() -> Iterator[int]:
+    """This process, then all its descendants."""
+    yield os.getpid()
+    yield from _descendants(os.getpid())
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import GroupFilter
+from agentrl.algorithms.laws import TokenLaws
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm, build_group_filter
 from agentrl.assembly.config import RunConfig
@@ -31,12 +32,14 @@ from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer
 from agentrl.run.checkpoints import RunState
 from agentrl.run.demonstrations import demonstrate
+from agentrl.run.drift import drift_metrics
 from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.metrics import skipped_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
+from agentrl.run.recording import StepRecorder
 from agentrl.run.warm_start import warm_start
 from agentrl.types import Limits
 
@@ -172,13 +175,15 @@ class TrainingRun:
             sink=self.sink,
             num_steps=config.rollout.num_steps_per_rollout,
             watch=CorrectionWatch(config.algorithm.correction),
+            laws=TokenLaws(progress.source.vocab_size),
         )
         progress.state = await self._state(producer, stream)
         if origin is None and config.warm_start.warm_start_steps:
             await self._save()
+        recorder = StepRecorder(config.observe, trainer, self.records.folder.path, self.records.console.line)
         try:
             async with LagMeter() as lag:
-                await self._iterations(loop, lag, stream)
+                await self._iterations(loop, recorder, lag, stream)
         finally:
             await self._stop(loop)
 
@@ -219,7 +224,9 @@ class TrainingRun:
             progress.latest |= eval_metrics(evaluations)
         records.metrics.log(progress.step, progress.latest)
 
-    async def _iterations(self, loop: Loop, lag: LagMeter, stream: PromptStream) -> None:
+    async def _iterations(
+        self, loop: Loop, recorder: StepRecorder, lag: LagMeter, stream: PromptStream
+    ) -> None:
         number, first = self.config.rollout.num_rollout, self.progress.step
         with self.records.console.stage(RL, number) as bar:
             bar.advance(first)
@@ -228,9 +235,14 @@ class TrainingRun:
             for step in range(first, number):
                 lag.take()
                 with self.records.watch.stage(RL):
-                    iteration = await loop.iterate(step)
+                    async with recorder.step(step + 1) as phases:
+                        iteration = await loop.iterate(step)
+                        phases.extend(iteration.phases)
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
                     iteration.metrics.update(skipped_metrics(stream.take_skipped()))
+                    seed = f"drift/{self.config.run.seed}/{step}"
+                    drift = drift_metrics(iteration.outcomes, self.progress.source, seed=seed)
+                    iteration.metrics.update(drift)
                     # Until the journal has this step, no checkpoint may say that it has.
                     self.progress.state = None
                     await self._record(iteration)

@@ -16,6 +16,7 @@ from agentrl.protocols import TensorSpec
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.rank_plan import RankPlace
 from agentrl.trainer.launch.shared_buffers import Filled
+from agentrl.trainer.recording import Phase, Recording
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 
 
@@ -71,6 +72,12 @@ class Worker(Protocol):
 
     def load(self, folder: Path, step: int, done: Mapping[ScoreRole, Done]) -> None:
         """Restore what `save` has written."""
+
+    def start_recording(self, recording: Recording) -> None:
+        """Record this rank from now on."""
+
+    def write_recording(self, recording: Recording, phases: Sequence[Phase]) -> OSError | None:
+        """End the recording and write this rank's files; why they cannot be written, if so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from agentrl.trainer import saved
 from agentrl.trainer.batch import check_extras, check_sampled
 from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
+from agentrl.trainer.recording import Phase, Recording
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
 
 R = TypeVar("R")
@@ -196,6 +197,25 @@ class RankTrainer:
         folder = Path(directory).resolve()
         steps, done = saved.read_summary(folder, self._plan)
         await self.ranks.run(self.ranks.call, "load", folder, steps, done)
+
+    async def start_recording(self, recording: Recording) -> None:
+        """Record every rank from now on.
+
+        Raises:
+            TrainerError: a rank failed.
+        """
+        await self.ranks.run(self.ranks.call, "start_recording", recording)
+
+    async def write_recording(self, recording: Recording, phases: Sequence[Phase]) -> None:
+        """End the recording; every rank writes its files. phases: of the step, in seconds since 1970.
+
+        Raises:
+            OSError: they cannot be written.
+            TrainerError: a rank failed.
+        """
+        for error in await self.ranks.run(self.ranks.call, "write_recording", recording, list(phases)):
+            if isinstance(error, OSError):
+                raise error
 
     async def close(self) -> None:
         """End the ranks."""

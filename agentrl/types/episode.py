@@ -78,10 +78,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnTokens:
-    """The tokens of one turn: those of the world, then the sampled ones."""
+    """The tokens of one turn: those of the world, then the sampled ones.
+
+    prompt_crc32: CRC-32 of the complete prompt that the engine received, its ids as int32; None = nothing was
+    sampled, or it was not recorded.
+    """
 
     world_ids: IntArray
     completion: Completion
+    prompt_crc32: int | None = None
 
     def __post_init__(self) -> None:
         freeze(self.world_ids)

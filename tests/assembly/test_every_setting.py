@@ -257,6 +257,7 @@ def test_bounds_of_mis_follow_its_level(level, bounds):
 
 SERVERS = {"engine": "sglang", "sglang_url": "http://127.0.0.1:1"}
 # What a setting of another section is given, and what it has no effect under.
+WITHOUT_RL = {"num_rollout": 0, "warm_start_steps": 1}
 INACTIVE = {
     **{
         name: (64, {"hf_checkpoint": "x"})
@@ -299,12 +300,18 @@ INACTIVE = {
     "rollout_health_check_interval": (1.0, {}),
     "rollout_health_check_timeout": (1.0, {}),
     "rollout_health_check_first_wait": (1.0, {}),
+    "wandb_project": ("x", {}),
+    "wandb_group": ("x", {}),
+    "wandb_mode": ("offline", {}),
+    "profile_step": (41, {"num_rollout": 40}),
+    "memory_snapshot_step": (1, WITHOUT_RL),
 }
 # A validator refuses these with a sentence of its own.
 REFUSED_ANYWAY = {"sglang_url", "sglang", "sglang_groups"}
 CONTEXTS = (
     *({}, {"trainer": "megatron", **SERVERS}, {"hf_checkpoint": "x"}, {"dialect": "inline"}, SERVERS),
     {"data_source_path": "x:y"},
+    WITHOUT_RL,
 )
 
 

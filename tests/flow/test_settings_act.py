@@ -7,11 +7,14 @@ without effect.
 from __future__ import annotations
 
 import shutil
+import sys
 import zlib
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -54,6 +57,13 @@ CHANGES = {
     "seed": Change(1),
     "num_threads": Change(2),
     "use_tensorboard": Change(True),
+    "use_wandb": Change(True),
+    "wandb_project": Change("other", {"use_wandb": True}),
+    "wandb_group": Change("seeds", {"use_wandb": True}),
+    "wandb_mode": Change("offline", {"use_wandb": True}),
+    "log_model_config": Change(True),
+    "profile_step": Change(1),
+    "memory_snapshot_step": Change(1),
     "reset_timeout_s": Change(17.0),
     "tool_timeout_s": Change(17.0),
     "step_timeout_s": Change(17.0),
@@ -131,6 +141,20 @@ def test_every_setting_is_here_or_where_the_algorithms_are():
     assert {*CHANGES, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(leaves(RunConfig))
 
 
+class StandInWandb(ModuleType):
+    """Writes its arguments as the name of a file in the run's folder."""
+
+    Settings = SimpleNamespace
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+
+    def init(self, *, project, group, mode, dir, **others):
+        Path(dir, f"wandb-{project}-{group}-{mode}").touch()
+        return MagicMock()
+
+
 def weights_of(folder: Path) -> int:
     return zlib.crc32((folder / "checkpoint" / "model.safetensors").read_bytes())
 
@@ -153,6 +177,7 @@ def observed(monkeypatch, folder: Path, settings: Mapping[str, object]) -> objec
     folder.mkdir()
     Shaky.chance.seed(0)
     monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "wandb", StandInWandb())
     shape = SHAPE if "hf_checkpoint" in settings else ()
     options = {name: value for name, value in {**SMALL, **settings}.items() if name not in shape}
     try:

@@ -82,7 +82,8 @@ def test_tensorboard_reads_the_same_numbers(tmp_path):
 
 def test_a_failing_tracker_causes_one_warning_and_the_others_go_on(tmp_path):
     broken, recorder = Broken(), Recorder()
-    log = MetricLog(tmp_path, use_tensorboard=False, trackers={"faraway": broken, "mine": recorder})
+    trackers = {"faraway": lambda: broken, "mine": lambda: recorder}
+    log = MetricLog(tmp_path, use_tensorboard=False, trackers=trackers)
     with pytest.warns(RuntimeWarning) as warned:
         log.log(0, {"a": 1.0})
     with warnings.catch_warnings():
@@ -99,7 +100,7 @@ def test_a_failing_tracker_causes_one_warning_and_the_others_go_on(tmp_path):
 
 
 def test_a_tracker_that_cannot_close_does_not_stop_the_run(tmp_path):
-    log = MetricLog(tmp_path, use_tensorboard=False, trackers={"faraway": Broken()})
+    log = MetricLog(tmp_path, use_tensorboard=False, trackers={"faraway": Broken})
     with pytest.warns(RuntimeWarning, match="still no route"):
         log.close()
 

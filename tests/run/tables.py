@@ -33,7 +33,7 @@ def episodes_of(id, rewards, seed) -> Group:
         episode(
             f"{id}.{i}",
             [
-                turn([1, 2], rng.integers(0, VOCABULARY, rng.integers(1, 4)).tolist())
+                turn([1, 2], rng.integers(0, VOCABULARY, rng.integers(1, 4)).tolist(), version=0)
                 for _ in range(rng.integers(1, 4))
             ],
         )

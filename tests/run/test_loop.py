@@ -18,9 +18,9 @@ ALGORITHM = build_algorithm(AlgorithmConfig(), max_length=9)
 
 
 class Took:
-    """A producer with one batch."""
+    """A producer with one batch, of version 3."""
 
-    version = 0
+    version = 3
 
     async def take(self):
         groups = [group(f"g{n}", [0.0, 1.0]) for n in range(4)]

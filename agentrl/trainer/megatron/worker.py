@@ -32,13 +32,14 @@ from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.plan import Done, StepSums, scored_tokens
+from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
 
 _log = logging.getLogger(__name__)
 
 
-class MegatronWorker:
+class MegatronWorker(Recorder):
     """One rank of the trainer; the parallel state must be initialized."""
 
     def __init__(self, plan: MegatronPlan) -> None:

@@ -18,6 +18,7 @@ from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
 from agentrl.trainer.plan import Done, Learning, StepSums, scored_tokens
+from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, values_of
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
@@ -41,7 +42,7 @@ class AuxiliaryModels(NamedTuple):
     teacher: PreTrainedModel | None = None
 
 
-class TorchWorker:
+class TorchWorker(Recorder):
     """Trains `model` in place. Dropout is off: the loss compares probabilities with those of an engine.
 
     model: a causal language model in fp32 with full attention. policy: how it learns; a loss whose

@@ -1,0 +1,47 @@
+"""Settings of what a run shows of itself: trackers, the model's config, recordings of single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from agentrl.config import Section, Spelling
+
+Step = Annotated[int, Field(ge=1)]
+
+
+class ObserveConfig(Section):
+    """What a run shows of itself, besides metrics.jsonl and the journal."""
+
+    use_wandb: bool = False
+    """Send the metrics to Weights & Biases, too; its key is read from WANDB_API_KEY or from `wandb login`,
+    and written nowhere."""
+    wandb_project: str = "agentrl"
+    """Project of the run there."""
+    wandb_group: str | None = None
+    """Group of the run there, such as several seeds of one experiment."""
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    """offline writes the run's folder wandb/ only, without a network, for `wandb sync`; disabled drops it."""
+    log_model_config: bool = False
+    """Print the model's shape and its parameters by component at the start, and write all of its config to
+    model_config.json."""
+    profile_step: Step | None = None
+    """RL step that is traced (from 1): profile/ gets a Chrome trace of each of the trainer's ranks, with the
+    phases of the run."""
+    memory_snapshot_step: Step | None = None
+    """RL step whose memory is recorded (from 1): memory/ gets what each operator allocated, the memory of
+    every process, and of ranks on a GPU a snapshot for torch's memory viewer."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {
+        "record_memory_history": Spelling(
+            "Same as memory_snapshot_step = 1.", lambda on, _: {"memory_snapshot_step": 1} if on else {}
+        )
+    }
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """Settings of W&B, where it is not used."""
+        names = () if self.use_wandb else ("wandb_project", "wandb_group", "wandb_mode")
+        return dict.fromkeys(names, "without use_wandb; add it")

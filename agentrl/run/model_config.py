@@ -1,0 +1,79 @@
+"""The shape of a run's model, for `log_model_config`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.assembly.config import RunConfig
+from agentrl.checkpoints.source import ModelSource
+from agentrl.checkpoints.tensors import tensor_shapes
+from agentrl.types import JSON
+
+FILE = "model_config.json"
+_SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden size": "hidden_size",
+    "feed-forward size": "intermediate_size",
+    "attention heads": "num_attention_heads",
+    "key-value heads": "num_key_value_heads",
+    "head size": "head_dim",
+    "vocabulary": "vocab_size",
+    "context": "max_position_embeddings",
+}
+# The first that matches a parameter's name: a norm inside attention is a norm.
+_COMPONENTS = {
+    "norms": r"norm",
+    "embedding": r"embed",
+    "output head": r"lm_head",
+    "attention": r"attn|attention",
+    "experts": r"expert",
+    "feed-forward": r"mlp|feed_forward",
+}
+_OTHER = "other"
+
+
+def write_model_config(source: ModelSource, config: RunConfig, folder: Path) -> Iterator[str]:
+    """Write model_config.json into the run's folder, and yield lines for the terminal."""
+    sizes, parameters = _sizes(source), _parameters(source)
+    dtypes: dict[str, JSON] = {
+        "model directory": str(source.config.dtype or "float32").removeprefix("torch."),
+        "computed in": "bfloat16" if config.trainer.bf16 else "float32",
+    }
+    facts: dict[str, JSON] = {
+        "directory": str(source.directory),
+        "model_type": source.config.model_type,
+        "trainer": config.trainer.trainer,
+        "engine": config.engine.engine,
+        "sizes": sizes,
+        "parameters": {"total": sum(parameters.values()), **parameters},
+        "dtypes": dtypes,
+        "config": json.loads(source.config.to_json_string(use_diff=False)),
+    }
+    (folder / FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    yield f"Model: {source.config.model_type} in {source.directory}"
+    yield "  " + ", ".join(f"{name} {size}" for name, size in sizes.items())
+    shares = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
+    yield f"  {sum(parameters.values()):,} parameters: {shares}"
+    yield "  dtype: " + ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+
+
+def _sizes(source: ModelSource) -> dict[str, JSON]:
+    values = source.config.get_text_config().to_dict()
+    return {name: values[key] for name, key in _SIZES.items() if values.get(key) is not None}
+
+
+def _parameters(source: ModelSource) -> dict[str, int]:
+    """The parameters of each component (count); tied ones count once."""
+    counts: Counter[str] = Counter()
+    for name, shape in tensor_shapes(source.config).items():
+        counts[_component(name)] += math.prod(shape)
+    return dict(counts.most_common())
+
+
+def _component(name: str) -> str:
+    return next((part for part, pattern in _COMPONENTS.items() if re.search(pattern, name)), _OTHER)
