@@ -51,6 +51,7 @@ from agentrl.types import (
 if TYPE_CHECKING:
     from agentrl.evaluation.model import evaluate
     from agentrl.run import TrainResult
+    from agentrl.run.sft import SftResult
 
 __all__ = [
     "AgentRLError",
@@ -86,6 +87,7 @@ __all__ = [
     "play",
     "register",
     "say",
+    "sft",
     "tool",
     "train",
 ]
@@ -116,6 +118,30 @@ def train(
     from agentrl.run import train as trained
 
     return trained(run, resume=resume, quiet=quiet, **settings)
+
+
+def sft(
+    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+) -> SftResult:
+    """Fine-tune a model on conversations, or on episodes of a run, with the settings of a run file (TOML).
+
+        agentrl.sft(sft_data="conversations.jsonl", hf_checkpoint="model", num_epoch=3)
+        agentrl.sft("examples/sft_then_rl/run.toml")
+        agentrl.sft(sft_data="runs/first", min_reward=1.0, hf_checkpoint="runs/first/checkpoint")
+
+    The same run file serves `agentrl.train`, which starts from the result with `hf_checkpoint`.
+
+    Args:
+        run: the run file, or the folder of a run that is resumed.
+        resume: whether the run of a run file is resumed, where its folder holds one.
+
+    Raises:
+        UserError: a setting, the data or the model is wrong; the message has the remedy.
+    """
+    require("fine-tuning", *TRAINING)
+    from agentrl.run.sft import sft as fine_tuned
+
+    return fine_tuned(run, resume=resume, quiet=quiet, **settings)
 
 
 def __getattr__(name: str) -> object:

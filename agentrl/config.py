@@ -298,12 +298,19 @@ def effective_values(config: Section) -> Values:
 
 def _effective(section: Section, inactive: Iterable[str]) -> dict[str, JSON]:
     values: dict[str, JSON] = section.model_dump(mode="json", exclude_none=True)
-    for name in (*section.without_effect, *(set(inactive) - section.model_fields_set)):
+    for name in (*section.without_effect, *(name for name in inactive if not _was_set(section, name))):
         table, key = section.table_keys().get(name, ("", name))
         holder = values.get(table) if table else values
         if isinstance(holder, dict):
             holder.pop(key, None)
     return values
+
+
+def _was_set(section: Section, name: str) -> bool:
+    """Whether a leaf of the section, by its flat name, was set."""
+    table, key = section.table_keys().get(name, ("", name))
+    holder: Section = getattr(section, table) if table else section
+    return key in holder.model_fields_set
 
 
 def write_toml(config: Section, path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import agentrl
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
+@pytest.mark.parametrize("name", ["train", "sft", "evaluate"])
 def test_lazy_imports_are_functions(name):
     assert callable(getattr(agentrl, name))
     assert getattr(agentrl, name) is getattr(agentrl, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -55,8 +55,12 @@ def samples_of(episode: Episode) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: RolloutId) -> Sample:
+def demonstration(
+    parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: RolloutId, *, untrained: Collection[int] = ()
+) -> Sample:
     """A Sample from runs of tokens and their authors; the loss mask is 1 exactly on demo tokens.
+
+    untrained: indices of the parts that the loss leaves out, whoever their author is.
 
     Raises:
         ValueError: a part was written by a policy, or the first token is a demo token.
@@ -64,11 +68,13 @@ def demonstration(parts: Sequence[tuple[Author, Sequence[int]]], rollout_id: Rol
     if any(author is Author.POLICY for author, _ in parts):
         raise ValueError(f"demonstration {rollout_id} holds policy tokens; those come from episodes")
     ids = np.concatenate([np.asarray(part, dtype=np.int32) for _, part in parts])
-    author = np.repeat([int(author) for author, _ in parts], [len(part) for _, part in parts])
+    lengths = [len(part) for _, part in parts]
+    author = np.repeat([int(author) for author, _ in parts], lengths)
+    is_trained = np.repeat([index not in untrained for index in range(len(parts))], lengths)
     return Sample(
         token_ids=ids,
         author=author.astype(np.int8),
-        loss_mask=author == Author.DEMO,
+        loss_mask=(author == Author.DEMO) & is_trained,
         logprobs=np.zeros(len(ids), dtype=np.float32),
         versions=np.full(len(ids), NO_VERSION, dtype=np.int32),
         turns=np.zeros(len(ids), dtype=np.int32),

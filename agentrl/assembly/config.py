@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
-from agentrl.config import Section
-from agentrl.data.config import COLUMNS, DataConfig, Paths
+from agentrl.config import Section, leaves
+from agentrl.data.config import COLUMNS, DataConfig, PathList, Paths
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import LimitChoice, OpponentChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
@@ -19,12 +19,14 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.types import JSON
 
+Command = Literal["train", "sft"]
+
 
 class RunSection(Section):
     """The run itself."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
-    """The run's folder below output_dir; left out, the environment's id and the seed."""
+    """The run's folder below output_dir; left out, the environment's id and the seed. SFT appends -sft."""
     output_dir: str = "runs"
     """Folder of all runs."""
     seed: int = 0
@@ -115,11 +117,35 @@ class WarmStartSection(Section):
         return self.num_demonstrations or self.warm_start_steps * self.warm_start_batch_size
 
 
+class SftSection(Section):
+    """Supervised fine-tuning (`agentrl sft`): on conversations, or on episodes that a run has played."""
+
+    sft_data: PathList = None
+    """What is imitated: files of conversations (.jsonl, .json, .parquet, .arrow, or a folder), folders of
+    runs or files of their journals (.jsonl.gz); `path@[0:100]` = some of a path; several as a list (as a
+    flag: JSON)."""
+    messages_key: str = "messages"
+    """Column of the messages, in the form of OpenAI's API; the assistant's are trained, except those with
+    weight = 0 or step_loss_mask = 0."""
+    tools_key: str | None = None
+    """Column of the tool schemas on offer; left out, `tools` where a row has it, else the environment's."""
+    min_reward: float | None = None
+    """Least reward of an episode that is imitated; left out, every completed episode is."""
+    num_epoch: Count = 1
+    """How often each conversation or episode is trained on (count)."""
+    sft_batch_size: Count = 32
+    """Conversations or episodes in one optimizer step (count)."""
+    sft_lr: Annotated[float, Field(gt=0.0)] | None = None
+    """Peak learning rate of SFT; left out, lr. How it rises and falls is the trainer's."""
+    eval_sft_data: PathList = None
+    """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
+
+
 class EvalSection(Section):
     """Held-out episodes before, during and after training."""
 
     eval_interval: Count = 10
-    """RL iterations between evaluations (count)."""
+    """RL iterations, or optimizer steps of SFT, between evaluations (count)."""
     eval_prompt_data: Paths = None
     """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data."""
     eval_split: str = "test"
@@ -131,10 +157,11 @@ class EvalSection(Section):
 
 
 class CheckpointSection(Section):
-    """What a run goes on from after an interruption (`agentrl train RUN --resume`)."""
+    """What a run goes on from after an interruption (`agentrl train RUN --resume`; sft likewise)."""
 
     save_interval: Count = 10
-    """RL iterations between checkpoints (count); one is also written when the run ends or is stopped."""
+    """RL iterations, or optimizer steps of SFT, between checkpoints (count); one is also written when the run
+    ends or is stopped."""
     save_total_limit: Count = 2
     """The newest checkpoints that are kept (count)."""
     metric_for_best_model: str | None = None
@@ -144,10 +171,14 @@ class CheckpointSection(Section):
 class RunConfig(Section):
     """The configuration of a run. It is written to config.toml; reading that back gives an equal object."""
 
+    command: ClassVar[Command] = "train"
+    """The command whose run this is."""
+
     run: RunSection = RunSection()
     env: EnvSection = EnvSection()
     data: DataConfig = DataConfig()
     model: ModelSection = ModelSection()
+    sft: SftSection = SftSection()
     warm_start: WarmStartSection = WarmStartSection()
     rendering: RenderingConfig = RenderingConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -181,8 +212,13 @@ class RunConfig(Section):
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Those of all sections, and settings without effect with these prompts, trainer and engine."""
-        return super().inactive | self._inactive_data | self._inactive_layout | self._inactive_recordings
+        """Those of all sections, and settings without effect with this command, data, trainer and engine."""
+        own = self._inactive_data | self._inactive_layout | self._inactive_recordings
+        return super().inactive | own | self._of_other_command
+
+    @property
+    def _of_other_command(self) -> dict[str, str]:
+        return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
 
     @property
     def _inactive_data(self) -> dict[str, str]:
@@ -224,5 +260,70 @@ class RunConfig(Section):
             raise ValueError(
                 f"n_samples_per_prompt = {size}: advantage_estimator `{name}` compares siblings and needs "
                 "groups of at least 2; raise n_samples_per_prompt."
+            )
+        return self
+
+
+_WITH_ENV = ("env_kwargs", "tools", "tool_kwargs")
+SFT_SETTINGS = frozenset(
+    {
+        *(
+            name
+            for kind in (RunSection, ModelSection, SftSection, RenderingConfig)
+            for name in kind.model_fields
+        ),
+        *(name for kind in (TrainerConfig, MegatronConfig) for name in kind.model_fields),
+        *("env", *_WITH_ENV, "rollout_max_context_len"),
+        *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),
+        *("eval_interval", "save_interval", "save_total_limit"),
+    }
+)
+"""The settings that have an effect in `agentrl sft`."""
+
+
+class SftConfig(RunConfig):
+    """A run's configuration as `agentrl sft` reads it: one file serves SFT and RL."""
+
+    command: ClassVar[Command] = "sft"
+
+    @property
+    def has_env(self) -> bool:
+        """Whether an environment gives the dialect and the tools; there is none by default."""
+        return "env" in self.env.model_fields_set
+
+    @property
+    def run_name(self) -> str:
+        """That of the run that may follow, and -sft."""
+        name = super().run_name if self.has_env or self.run.name is not None else f"seed{self.run.seed}"
+        return name if name.endswith("-sft") else f"{name}-sft"
+
+    @property
+    def sft_trainer(self) -> TrainerConfig:
+        """The trainer's settings, with the learning rate of SFT."""
+        return self.trainer.model_copy(update={"lr": self.sft.sft_lr or self.trainer.lr})
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """Settings of RL, and those of SFT without effect under the others."""
+        own = super().inactive
+        if not self.has_env:
+            own |= dict.fromkeys(("env", *_WITH_ENV), "without env; name it")
+        if self.sft.sft_lr is not None:
+            own["lr"] = "with sft_lr; drop that"
+        if self.trainer.trainer == "megatron":
+            own["inline"] = "with trainer = megatron, whose ranks are processes; drop it"
+        return own
+
+    @property
+    def _of_other_command(self) -> dict[str, str]:
+        others = leaves(RunConfig).keys() - SFT_SETTINGS
+        return dict.fromkeys(sorted(others), "with agentrl sft; use agentrl train")
+
+    @model_validator(mode="after")
+    def _sft_falls(self) -> SftConfig:
+        if self.sft_trainer.lr < self.trainer.min_lr:
+            raise ValueError(
+                f"min_lr ({self.trainer.min_lr:g}) must not exceed sft_lr ({self.sft_trainer.lr:g}); lower "
+                "min_lr."
             )
         return self

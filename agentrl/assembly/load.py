@@ -11,7 +11,9 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 
-def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> RunConfig:
+def load_config(
+    run_file: str | Path | None, settings: Mapping[str, JSON], kind: type[RunConfig] = RunConfig
+) -> RunConfig:
     """Read the run file, apply the flat settings over it, check the result.
 
     A setting of the file without effect in this run is kept, see `listed_inactive`; one of `settings` is
@@ -23,29 +25,33 @@ def load_config(run_file: str | Path | None, settings: Mapping[str, JSON]) -> Ru
     values = read_toml(Path(run_file)) if run_file is not None else {}
     if run_file is not None:
         # Without the settings first, so that an error in the file is reported as the file's.
-        parse(RunConfig, values, source=str(run_file))
+        parse(kind, values, source=str(run_file))
     source = "the settings given" if run_file is None else f"{run_file} with the settings given"
-    config = parse(RunConfig, merge(RunConfig, values, by_section(RunConfig, settings)), source=source)
+    config = parse(kind, merge(kind, values, by_section(kind, settings)), source=source)
     refuse_inactive(config, settings, source=source)
     return config
 
 
-def load_run(run: str | Path | None, settings: Mapping[str, JSON]) -> RunConfig:
+def load_run(
+    run: str | Path | None, settings: Mapping[str, JSON], kind: type[RunConfig] = RunConfig
+) -> RunConfig:
     """The configuration of a run file, or of the folder of a run, with the flat settings laid over it.
+
+    kind: as which command reads it.
 
     Raises:
         ConfigError: a setting is wrong; the folder holds no run.
     """
     path = None if run is None else Path(run)
     if path is None or not path.is_dir():
-        return load_config(path, settings)
-    read_run(path)
+        return load_config(path, settings, kind)
+    read_run(path, kind)
     # The folder may have been moved or renamed.
     home: dict[str, JSON] = {"output_dir": str(path.absolute().parent), "name": path.absolute().name}
-    return load_config(path / "config.toml", {**settings, **home})
+    return load_config(path / "config.toml", {**settings, **home}, kind)
 
 
-def read_run(folder: Path) -> RunConfig:
+def read_run(folder: Path, kind: type[RunConfig] = RunConfig) -> RunConfig:
     """The configuration that a run wrote into its folder.
 
     Raises:
@@ -54,7 +60,7 @@ def read_run(folder: Path) -> RunConfig:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: there is no config.toml in it; name the folder of a run.")
-    return parse(RunConfig, read_toml(path), source=str(path))
+    return parse(kind, read_toml(path), source=str(path))
 
 
 def listed_inactive(config: RunConfig) -> Iterator[str]:

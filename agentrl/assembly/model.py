@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
 from agentrl.assembly.config import ModelSection
-from agentrl.checkpoints.fresh import write_untrained
+from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights, write_untrained
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.envs import BaseEnv
@@ -23,7 +24,7 @@ _SMALL_MODEL = 20_000_000
 
 def model_source(
     section: ModelSection,
-    env: BaseEnv,
+    env: BaseEnv | None,
     dialect: Dialect,
     *,
     seed: int,
@@ -32,8 +33,8 @@ def model_source(
 ) -> ModelSource:
     """The directory `hf_checkpoint`, or `folder`, which a new model for this environment is written into.
 
-    The first process that opens a new model initializes its weights. corpus: the text for its tokenizer; left
-    out, the environment's own.
+    The first process that opens a new model initializes its weights. env: None = without an environment.
+    corpus: the text for its tokenizer; left out, the environment's own.
 
     Raises:
         ModelLoadError: the directory is missing or does not hold a model.
@@ -45,7 +46,7 @@ def model_source(
 
 def fresh_source(
     section: ModelSection,
-    env: BaseEnv,
+    env: BaseEnv | None,
     dialect: Dialect,
     *,
     seed: int,
@@ -62,10 +63,10 @@ def fresh_source(
     """
     special: Sequence[str] = CALL_MARKERS
     if isinstance(dialect, Tags):
-        tags = dialect.names(schema.name for schema in env.tool_schemas)
+        tags = dialect.names(schema.name for schema in (() if env is None else env.tool_schemas))
         special = [form(tag) for tag in tags for form in (opening, closing)]
     try:
-        text = env.corpus() if corpus is None else corpus
+        text = env.corpus() if corpus is None and env is not None else corpus or ()
         tokenizer = train_tokenizer(text, special_tokens=special, vocab_size=section.vocab_size)
     except ValueError as error:
         raise ConfigError(f"{error}.") from error
@@ -87,6 +88,21 @@ def fresh_source(
     )
     write_untrained(folder, config, tokenizer)
     return ModelSource(folder, config, tokenizer, seed)
+
+
+def drawn(source: ModelSource, *, inline: bool) -> ModelSource:
+    """The source with its weights on disk, where no engine opens it first. The call blocks.
+
+    inline: initialize them in this process, in place of one that ends.
+
+    Raises:
+        ModelLoadError: they cannot be initialized, or written.
+    """
+    if source.seed is not None and inline:
+        draw_weights(source.directory, source.seed)
+    else:
+        draw_in_subprocess(source)
+    return replace(source, seed=None)
 
 
 def threads_for(config: PreTrainedConfig, requested: int | None) -> int:

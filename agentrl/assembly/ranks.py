@@ -26,6 +26,19 @@ def launcher_env_of(config: RunConfig) -> LauncherEnv | None:
     return launcher_env(config.megatron, os.environ)
 
 
+def served_as_rank(config: RunConfig) -> bool:
+    """Run as a launcher's rank other than 0 until the run has ended; False where this process is the run.
+
+    Raises:
+        ConfigError: there is no rank 0; the environment is incomplete, or contradicts the layout.
+    """
+    env = launcher_env_of(config)
+    if env is None or not env.rank:
+        return False
+    run_launched_rank(env)
+    return True
+
+
 def run_launched_rank(env: LauncherEnv) -> None:
     """Run as a rank other than 0 until the run has ended.
 
@@ -51,7 +64,9 @@ def launched_ranks(config: RunConfig) -> Iterator[LaunchedRanks | None]:
         yield None
         return
     if env.rank:
-        raise ConfigError(f"this process is rank {env.rank} of a run; start it as `agentrl train`.")
+        raise ConfigError(
+            f"this process is rank {env.rank} of a run; start it as `agentrl {config.command}`."
+        )
     from agentrl.trainer.launch.launched import connected_ranks
 
     # A child process, such as an inference server, hosts stores of its own.

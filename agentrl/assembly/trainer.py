@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,7 +92,19 @@ class TrainerFactory:
             ModelLoadError: the torch trainer cannot train the model in packed rows.
             TrainerError: a process of the trainer does not start.
         """
-        plan = self.plan(source, loss)
+        return await self._start(self.plan(source, loss))
+
+    async def supervised(self, source: ModelSource, settings: TrainerConfig, steps: int) -> RankTrainer:
+        """The trainer of SFT, on the ranks that RL has, with the policy as its only network.
+
+        Raises:
+            ModelLoadError: the torch trainer cannot train the model in packed rows.
+            TrainerError: a process of the trainer does not start.
+        """
+        models: dict[ScoreRole, str] = {"old": str(source.directory.resolve())}
+        return await self._start(self._plan_of(source, Learning(sft_loss, settings, steps), models))
+
+    async def _start(self, plan: Plan) -> RankTrainer:
         if not isinstance(plan, megatron.MegatronPlan):
             return await RankTrainer.started(self._torch_rank(), plan)
         # The warm start is over: the memory of its rank is free for others.
@@ -108,7 +121,17 @@ class TrainerFactory:
         if algorithm.advantage_estimator == "ppo":
             critic = Learning(ValueLoss(algorithm.value_clip or None), _critic_settings(config), steps)
         policy, models = Learning(loss, config.trainer, steps), _models(source, config)
-        warmup = algorithm.num_critic_only_steps
+        return self._plan_of(source, policy, models, critic)
+
+    def _plan_of(
+        self,
+        source: ModelSource,
+        policy: Learning,
+        models: Mapping[ScoreRole, str],
+        critic: Learning | None = None,
+    ) -> Plan:
+        config = self.config
+        warmup = 0 if critic is None else config.algorithm.num_critic_only_steps
         if config.trainer.trainer == "megatron":
             return megatron.MegatronPlan(
                 layout=config.megatron, policy=policy, models=models, critic=critic, critic_warmup=warmup

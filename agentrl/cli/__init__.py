@@ -15,6 +15,7 @@ from agentrl.cli.plot import plot_command
 from agentrl.cli.runs import runs
 from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
+from agentrl.cli.sft import sft_command
 from agentrl.cli.tools import tools
 from agentrl.cli.train import train_command
 from agentrl.errors import AgentRLError, UserError
@@ -30,13 +31,15 @@ INTERRUPTED = 130
 def cli() -> None:
     """An agent gym on top of an RL engine.
 
-    Train an agent with `agentrl train`, score one with `agentrl eval`, list the environments with
-    `agentrl envs list`, and the tools that can be added to them with `agentrl tools list`.
+    Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
+    list the environments with `agentrl envs list`, and the tools that can be added to them with `agentrl
+    tools list`.
     """
 
 
 for command in (
     train_command,
+    sft_command,
     evaluate_command,
     data,
     envs,

@@ -19,8 +19,12 @@ from agentrl.types import JSON
 T = TypeVar("T")
 
 
-def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command]:
+def config_flags(
+    tree: type[Section], *, without: Collection[str] = ()
+) -> Callable[[click.Command], click.Command]:
     """A decorator that adds one flag for every leaf to a command, grouped by section in --help.
+
+    without: leaves, and spellings, that have no flag.
 
     A flag that was not used is None. Text is passed on unparsed: the configuration's own types parse it, so
     that a flag and a TOML key fail with the same sentence.
@@ -29,9 +33,13 @@ def config_flags(tree: type[Section]) -> Callable[[click.Command], click.Command
     def decorate(command: click.Command) -> click.Command:
         groups: dict[str, list[str]] = {}
         for name, (section, leaf) in leaves(tree).items():
+            if name in without:
+                continue
             command.params.append(_option(name, leaf))
             groups.setdefault(section, []).append(_flag(name))
         for name, (section, spelling) in spellings(tree).items():
+            if name in without:
+                continue
             command.params.append(_other_option(name, spelling))
             groups.setdefault(section, []).append(_flag(name))
         panels: list[OptionGroupDict] = [

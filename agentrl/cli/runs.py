@@ -17,7 +17,7 @@ from agentrl.assembly.load import read_run
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
 from agentrl.observe import read_metrics
-from agentrl.observe.history import METRICS, attempts, is_locked
+from agentrl.observe.history import METRICS, attempts, command_of, is_locked
 from agentrl.types import JSON
 from agentrl.view.comparison import ComparedRun, Comparison
 from agentrl.view.scores import size_text
@@ -76,8 +76,11 @@ def audit_command(name: str, output_dir: str, as_json: bool) -> None:
     require("an audit", *TRAINING)
     from agentrl.run.audit import audit
 
+    folder = run_folder(name, output_dir)
+    if command_of(folder) == "sft":
+        raise ConfigError(f"{folder} is a run of `agentrl sft`, which plays no prompts; audit one that does.")
     try:
-        found = audit(run_folder(name, output_dir))
+        found = audit(folder)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name} cannot be audited: {error}; restore that file.") from None
     click.echo(json.dumps(found.as_json()) if as_json else _text(found))
@@ -91,7 +94,9 @@ def audit_command(name: str, output_dir: str, as_json: bool) -> None:
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
 def resume_command(name: str, output_dir: str, quiet: bool) -> None:
     """Resume a run from its last checkpoint (`agentrl train FOLDER --resume` takes settings, too)."""
-    result = agentrl.train(run_folder(name, output_dir), resume=True, quiet=quiet)
+    folder = run_folder(name, output_dir)
+    resumed = agentrl.sft if command_of(folder) == "sft" else agentrl.train
+    result = resumed(folder, resume=True, quiet=quiet)
     if quiet:
         click.echo(str(result.folder))
 
@@ -203,10 +208,11 @@ def facts_of(folder: Path) -> dict[str, JSON]:
     ended = tries[-1].ended if tries else "not begun"
     return {
         "name": folder.name,
+        "command": command_of(folder),
         "env": config.env.env,
         "state": "running" if is_locked(folder) else ended or "killed",
         "step": max((int(row["step"] or 0) for row in rows), default=0),
-        "of": config.rollout.num_rollout,
+        "of": config.rollout.num_rollout if command_of(folder) == "train" else None,
         "attempts": len(tries),
         "checkpoints": [path.name for path in sorted((folder / "checkpoints").glob("step_*"))],
         "metrics": {name: value for name, value in (rows[-1] if rows else {}).items() if name != "step"},

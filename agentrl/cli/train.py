@@ -5,14 +5,14 @@ from __future__ import annotations
 import rich_click as click
 
 import agentrl
-from agentrl.assembly.config import RunConfig
+from agentrl.assembly.config import RunConfig, SftSection
 from agentrl.assembly.load import load_run
-from agentrl.assembly.ranks import launcher_env_of, run_launched_rank
+from agentrl.assembly.ranks import served_as_rank
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
 from agentrl.extras import TRAINING, require
 
 
-@config_flags(RunConfig)
+@config_flags(RunConfig, without=SftSection.model_fields)
 @click.command("train", cls=EngineFlags, context_settings={"show_default": False})
 @click.argument("run", required=False, type=click.Path())
 @click.option(
@@ -37,9 +37,7 @@ def train_command(run: str | None, resume: bool, quiet: bool, **flags: str | boo
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
     config = load_run(run, settings)
     require("training", *TRAINING)
-    env = launcher_env_of(config)
-    if env is not None and env.rank:
-        run_launched_rank(env)
+    if served_as_rank(config):
         return
     result = agentrl.train(run, resume=resume, quiet=quiet, **settings)
     if quiet:

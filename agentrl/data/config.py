@@ -36,6 +36,9 @@ def _are_paths(value: object) -> bool:
 Paths = Annotated[str | tuple[str, ...] | dict[str, float] | None, BeforeValidator(_read)]
 """One path, several, or several with weights; as a flag a path, or JSON."""
 
+PathList = Annotated[str | tuple[str, ...] | None, BeforeValidator(_read)]
+"""One path, or several; as a flag a path, or JSON."""
+
 
 def weights_of(paths: str | tuple[str, ...] | dict[str, float]) -> Mapping[str, float]:
     """Every path with its weight, which is 1 by default."""
@@ -72,6 +75,11 @@ class DataChoice(ColumnChoice):
     """Prompts to play in place of the environment's own: a .jsonl, .json, .parquet or .arrow file or the
     folder of a dataset, `path@[0:100]` = some of its rows; several as a list, or as a table of path and
     weight (as a flag: JSON)."""
+
+
+def paths_of(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The paths of a setting; empty where it was left out."""
+    return (paths,) if isinstance(paths, str) else paths or ()
 
 
 COLUMNS = tuple(ColumnChoice.model_fields)

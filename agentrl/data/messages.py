@@ -21,17 +21,26 @@ def prompt_of(value: JSON) -> Observation:
     if isinstance(value, str):
         if not value.strip():
             raise ValueError("is empty")
-        messages: Observation = (Message("user", value),)
-    elif isinstance(value, list):
-        messages = tuple(_message(item, number) for number, item in enumerate(value, start=1))
-    else:
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
         raise ValueError(f"is {json.dumps(value)[:60]}, not a string or a list of messages")
-    if not messages:
-        raise ValueError("is an empty list of messages")
+    messages = messages_of(value)
     if messages[-1].role == "assistant":
         raise ValueError(
             "ends with a message of the assistant, which is what the model shall write; leave it out"
         )
+    return messages
+
+
+def messages_of(items: Sequence[JSON]) -> Observation:
+    """The messages of a list.
+
+    Raises:
+        ValueError: the list is empty, or a message is invalid; the text describes the fault.
+    """
+    messages = tuple(_message(item, number) for number, item in enumerate(items, start=1))
+    if not messages:
+        raise ValueError("is an empty list of messages")
     try:
         for message in messages:
             message.text.encode()
@@ -99,7 +108,9 @@ def _call(item: JSON, number: int) -> ToolCall:
         try:
             arguments = json.loads(arguments)
         except ValueError:
-            arguments = None
+            raise ValueError(
+                f"has a message {number} with a tool call whose arguments are not JSON: {arguments[:60]!r}"
+            ) from None
     if not isinstance(name, str) or not isinstance(arguments, dict) or not isinstance(id, str | None):
         raise ValueError(
             f"has a message {number} with a tool call that lacks a name or an object of arguments"

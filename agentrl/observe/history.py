@@ -36,7 +36,7 @@ class Attempt(Section):
     """One process that worked on a run.
 
     resumed_from: the step that it went on from; None = it began anew. ended: None = it runs, or was killed.
-    changes: settings that were changed for it, each as `old -> new`.
+    changes: settings that were changed for it, each as `old -> new`. command: of agentrl, whose run it is.
     """
 
     number: int
@@ -45,6 +45,7 @@ class Attempt(Section):
     resumed_from: int | None = None
     ended: Ending | None = None
     changes: dict[str, str] = Field(default_factory=dict)
+    command: str = "train"
 
 
 @contextmanager
@@ -90,7 +91,14 @@ def attempts(folder: Path) -> list[Attempt]:
     return [Attempt.model_validate(facts) for facts in found.values()]
 
 
-def begin_attempt(folder: Path, *, resumed_from: int | None, changes: Mapping[str, str]) -> int:
+def command_of(folder: Path) -> str:
+    """The command of agentrl whose run is in a folder."""
+    return next((attempt.command for attempt in attempts(folder)), "train")
+
+
+def begin_attempt(
+    folder: Path, *, resumed_from: int | None, changes: Mapping[str, str], command: str = "train"
+) -> int:
     """Note that this process begins; returns the number of the attempt, from 1."""
     number = len(attempts(folder)) + 1
     attempt = Attempt(
@@ -99,6 +107,7 @@ def begin_attempt(folder: Path, *, resumed_from: int | None, changes: Mapping[st
         began=datetime.now(UTC),
         resumed_from=resumed_from,
         changes=dict(changes),
+        command=command,
     )
     _note(folder, cast(dict[str, JSON], attempt.model_dump(mode="json", exclude_defaults=True)))
     return number

@@ -176,7 +176,7 @@ class FamilyRenderer:
         if ids[: len(prompt)] != prompt:
             raise UserError(
                 "this chat format begins an answer otherwise than its prompt ends, so no demonstration can "
-                "be written in it; set warm_start_steps = 0, or use another dialect."
+                "be written in it; leave the warm start out, or use another dialect."
             )
         stops = self.stops(tools).token_ids
         ends = [index for index, token in enumerate(ids) if token in stops and index >= len(prompt)]

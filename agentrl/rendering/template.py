@@ -110,7 +110,7 @@ class TemplateRenderer:
         if not text.startswith(prompt):
             raise UserError(
                 "the tokenizer's chat template begins an answer otherwise than its prompt ends, so no "
-                "demonstration can be written in it; set warm_start_steps = 0, or use another dialect."
+                "demonstration can be written in it; leave the warm start out, or use another dialect."
             )
         close = self._facts.call_close if action.tool_calls else self._facts.close
         return list(self._encode(text[len(prompt) :].rpartition(close)[0] + close))

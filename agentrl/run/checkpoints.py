@@ -52,13 +52,13 @@ class RunState(Section):
     attempt: int
     """The attempt that wrote it, from 1 (count)."""
     step: int
-    """Iterations of RL that are done (count)."""
+    """Iterations of RL, or optimizer steps of SFT, that are done (count)."""
     version: int
     """Version of the weights that serve."""
     source: str
-    """Fingerprint of the data source."""
+    """Fingerprint of the data."""
     next_ordinal: int
-    """The first prompt of the data source that no group was started on."""
+    """The first prompt of the data source that no group was started on; in SFT, of the conversations."""
     elapsed_s: float
     """What the run has taken so far, over all attempts (seconds)."""
     records: dict[str, int]

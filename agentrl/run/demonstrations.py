@@ -1,17 +1,86 @@
-"""Demonstrations for a warm start: the environment's own script, played and rendered as tokens."""
+"""Demonstrations as tokens: of any conversation, and of an environment's own script, which is played."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from agentrl.algorithms.samples import demonstration
 from agentrl.envs import AnyEnv, MultiAgentEnv, Script, ScriptedAgent, play
 from agentrl.errors import WorldBrokenError
 from agentrl.protocols import Act, Renderer, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation
-from agentrl.types import AGENT, Author, Ending, Episode, Observation, RolloutId, Sample, Task
+from agentrl.types import (
+    AGENT,
+    JSON,
+    Author,
+    Ending,
+    Episode,
+    Message,
+    Observation,
+    RolloutId,
+    Sample,
+    Task,
+)
+
+
+class Demonstrated(NamedTuple):
+    """One turn to imitate: what came before it, the action, the tools on offer.
+
+    is_trained: whether the loss covers it.
+    """
+
+    observation: Observation
+    action: Message
+    tools: Sequence[ToolSchema]
+    is_trained: bool = True
+
+
+class ReadsDifferentlyError(ValueError):
+    """The tokens of an action read back as another action."""
+
+
+def samples_of_turns(
+    turns: Iterable[Demonstrated], renderer: Renderer, rollout_id: RolloutId, *, is_checked: bool = False
+) -> list[Sample]:
+    """One Sample for each unbroken prefix of a conversation that has trained turns.
+
+    An action has the tokens that a policy would sample for it, author = demo; all others are the world's. So
+    the tokens are those of an episode of the same messages.
+
+    is_checked: whether the tokens of each trained action are parsed, as those of a policy would be.
+
+    Raises:
+        ReadsDifferentlyError: a checked action is read back as another one: the format has no form for it.
+        ValueError: a call that could not be parsed has no canonical form.
+        UserError: the format cannot write an action, or has no form for a message.
+        RenderingError: the tokenizer's chat template refuses the conversation.
+    """
+    conversation = Conversation(renderer)
+    prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
+    untrained: list[set[int]] = [set()]
+    for turn in turns:
+        world_ids, restart = conversation.add_observation(turn.observation, turn.tools)
+        if restart is not None:
+            prefixes.append([])
+            untrained.append(set())
+        action_ids = renderer.write(turn.action, turn.tools)
+        if is_checked and turn.is_trained:
+            action = renderer.parse(action_ids, turn.tools, prompt_ids=conversation.prefix)
+            if _content_of(action) != _content_of(turn.action):
+                raise ReadsDifferentlyError(f"{turn.action} is read back as {action}")
+        conversation.add_turn(action_ids, turn.action)
+        prefixes[-1] += [(Author.WORLD, world_ids), (Author.DEMO, action_ids)]
+        if not turn.is_trained:
+            untrained[-1].add(len(prefixes[-1]) - 1)
+    samples = (
+        demonstration(parts, rollout_id, untrained=left_out)
+        for parts, left_out in zip(prefixes, untrained, strict=True)
+        if parts
+    )
+    return [sample for sample in samples if sample.loss_mask.any()]
 
 
 async def demonstrate(
@@ -86,13 +155,12 @@ def _samples_of(
     episode: Episode, agent: str, renderer: Renderer, tools_by_turn: Sequence[Sequence[ToolSchema]]
 ) -> list[Sample]:
     """One Sample for each unbroken prefix of an agent."""
-    conversation = Conversation(renderer)
-    prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
-    for turn, tools in zip(episode.turns_of(agent), tools_by_turn, strict=True):
-        world_ids, restart = conversation.add_observation(turn.observation, tools)
-        if restart is not None:
-            prefixes.append([])
-        action_ids = renderer.write(turn.action, tools)
-        conversation.add_turn(action_ids, turn.action)
-        prefixes[-1] += [(Author.WORLD, world_ids), (Author.DEMO, action_ids)]
-    return [demonstration(parts, RolloutId(episode.id, agent)) for parts in prefixes if parts]
+    turns = zip(episode.turns_of(agent), tools_by_turn, strict=True)
+    demonstrated = [Demonstrated(turn.observation, turn.action, tools) for turn, tools in turns]
+    return samples_of_turns(demonstrated, renderer, RolloutId(episode.id, agent))
+
+
+def _content_of(message: Message) -> tuple[str, str, Sequence[tuple[str, Mapping[str, JSON] | None]]]:
+    """What an action says and calls, without the form in which it was written."""
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return message.text.strip(), (message.reasoning or "").strip(), calls

@@ -40,7 +40,7 @@ class RunFolder:
         path = folder.path
         if folder.holds_run:
             raise RunExistsError(
-                f"{path} already holds a run; resume it (`agentrl train {path} --resume`), choose "
+                f"{path} already holds a run; resume it (`agentrl {config.command} {path} --resume`), choose "
                 "another --name, or remove that folder."
             )
         try:

@@ -16,7 +16,15 @@ from agentrl.assembly.load import load_run, read_run
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ConfigError
 from agentrl.extras import require
-from agentrl.observe.history import Ending, attempts, begin_attempt, end_attempt, locked, roll_back
+from agentrl.observe.history import (
+    Ending,
+    attempts,
+    begin_attempt,
+    command_of,
+    end_attempt,
+    locked,
+    roll_back,
+)
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints
 from agentrl.run.folder import RunFolder
 from agentrl.types import JSON
@@ -41,13 +49,13 @@ MAY_CHANGE = frozenset(
         *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),
         *("log_model_config", "profile_step", "memory_snapshot_step"),
-        *("lr", "min_lr", "lr_decay_iters", "critic_lr", "max_episode_retries"),
+        *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr", "max_episode_retries"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
     }
 )
 """Settings that may change when a run resumes: how long it takes, what it reports, where it is served."""
-_CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr"})
+_CHANGES_LEARNING = frozenset({"lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"})
 _PLACE = ("output_dir", "name")
 
 
@@ -72,8 +80,14 @@ class RunStart:
             )
 
 
-def start_of(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool) -> RunStart:
-    """What `agentrl train RUN` begins or resumes.
+def start_of(
+    run: str | Path | None,
+    settings: Mapping[str, JSON],
+    *,
+    resume: bool,
+    kind: type[RunConfig] = RunConfig,
+) -> RunStart:
+    """What `agentrl train RUN`, or the command of another kind of run, begins or resumes.
 
     With `resume`, the run of a run file is resumed where its folder holds one, and begins otherwise.
 
@@ -81,17 +95,24 @@ def start_of(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bo
         run: a run file, or the folder of a run, which is resumed.
 
     Raises:
-        ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run.
+        ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run, or
+            one of another command.
         MissingExtraError: the settings need a package that is not installed.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
-    config = load_run(run, settings)
+    config = load_run(run, settings, kind)
     if config.observe.use_wandb:
         require("use_wandb", "wandb")
     is_folder = run is not None and Path(run).is_dir()
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
     if is_folder or (resume and folder.holds_run):
-        return RunStart(config, folder, True, _changes(read_run(folder.path), config, folder.path))
+        command = command_of(folder.path)
+        if command != config.command:
+            raise ConfigError(
+                f"{folder.path} is a run of `agentrl {command}`; resume it with "
+                f"`agentrl {command} {folder.path} --resume`."
+            )
+        return RunStart(config, folder, True, _changes(read_run(folder.path, kind), config, folder.path))
     return RunStart(config, RunFolder.create(config), False, {})
 
 
@@ -108,7 +129,8 @@ def attempt_at(start: RunStart, console: RunConsole) -> Iterator[Begun]:
     with locked(folder):
         origin = _rolled_back(start, console) if start.resumes else None
         step = None if origin is None else origin.state.step
-        number = begin_attempt(folder, resumed_from=step, changes=start.changes)
+        command = start.config.command
+        number = begin_attempt(folder, resumed_from=step, changes=start.changes, command=command)
         ending: Ending = "failed"
         try:
             yield Begun(number, origin)

@@ -10,7 +10,7 @@ from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_metrics
 from agentrl.run.held_out import GREEDY, SAMPLED
-from agentrl.run.parts import Milestone
+from agentrl.run.parts import Milestone, Records
 from agentrl.run.training import TrainingRun
 from agentrl.types import JSON, Episode, Verdict
 from agentrl.view.report import ReportData, ReportEpisode, write_report
@@ -65,10 +65,15 @@ def show(run: TrainingRun) -> None:
     for milestone in _in_table(run)[-1:]:
         for episode, verdict in _samples_of(milestone):
             console.episode(episode, verdict, title=milestone.name)
-    for stage in run.records.watch.stages:
-        console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
-    console.line(f"Run:    {run.records.folder.path}")
-    console.line(f"Report: {run.records.folder.report}")
+    show_files(run.records)
+
+
+def show_files(records: Records) -> None:
+    """Print the duration of each stage, and the paths of the run's files."""
+    for stage in records.watch.stages:
+        records.console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
+    records.console.line(f"Run:    {records.folder.path}")
+    records.console.line(f"Report: {records.folder.report}")
 
 
 def _in_table(run: TrainingRun) -> list[Milestone]:

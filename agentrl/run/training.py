@@ -34,13 +34,13 @@ from agentrl.run.checkpoints import RunState
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.drift import drift_metrics
 from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
+from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
 from agentrl.run.loop import Iteration, Loop
 from agentrl.run.metrics import skipped_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
 from agentrl.run.recording import StepRecorder
-from agentrl.run.warm_start import warm_start
 from agentrl.types import Limits
 
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
@@ -141,15 +141,12 @@ class TrainingRun:
                 world.make_env, world.renderer, tasks, number, seed=seed, progress=bar.advance
             )
         trainer = progress.trainer = await self.trainers.warm_start(progress.source)
+        size = section.warm_start_batch_size
+        order = shuffled_batches(len(samples), size, seed=seed, total=steps * size)
+        batches = ([samples[index] for index in indices] for indices in order)
         with watch.stage(WARM_START, steps), console.stage(WARM_START, steps) as bar:
-            await warm_start(
-                trainer,
-                samples,
-                steps=steps,
-                batch_size=section.warm_start_batch_size,
-                seed=seed,
-                progress=lambda report: bar.advance(1, loss=report.metrics["train/loss"]),
-            )
+            async for report in imitate(trainer, batches):
+                bar.advance(1, loss=report.metrics["train/loss"])
         await trainer.publish(self.sink, version=0)
         directory = records.folder.warm_start
         await trainer.save(str(directory))

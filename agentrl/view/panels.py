@@ -77,7 +77,12 @@ def _finite(curves: Sequence[Series]) -> tuple[Series, ...]:
 
 
 def _overall(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name.removeprefix("eval/"), name) for name in names if _depth(name) == 1]
+    return [(name.removeprefix("eval/"), name) for name in names if _depth(name) == 1 and name != _HELD_OUT]
+
+
+def _supervised(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The losses of SFT; that of RL is no measure of success."""
+    return [] if "rollout/raw_reward" in names else [("training", "train/loss"), ("held out", _HELD_OUT)]
 
 
 def _by_part(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -92,7 +97,9 @@ def _depth(name: str) -> int:
     return name.count("/") if name.startswith("eval/") else 0
 
 
+_HELD_OUT = "eval/loss"
 _PLANS = (
+    _Plan("Loss", "nats per token", _supervised),
     _Plan("Success on held-out tasks", "share of episodes", _overall, is_share=True),
     _Plan("Held-out success by kind of task", "share of episodes", _by_part, is_share=True),
     _Plan("Reward in training", "mean per episode", [("reward", "rollout/raw_reward")]),

@@ -46,6 +46,7 @@ PUBLIC = [
     "play",
     "register",
     "say",
+    "sft",
     "tool",
     "train",
 ]

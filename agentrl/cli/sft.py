@@ -1,0 +1,47 @@
+"""`agentrl sft`."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+import agentrl
+from agentrl.assembly.config import SFT_SETTINGS, RunConfig, SftConfig
+from agentrl.assembly.load import load_run
+from agentrl.assembly.ranks import served_as_rank
+from agentrl.cli.flags import config_flags, flag_values
+from agentrl.config import leaves, spellings
+from agentrl.extras import TRAINING, require
+
+_WITHOUT = {name for name in leaves(RunConfig) if name not in SFT_SETTINGS} | {
+    name for name, (section, _) in spellings(RunConfig).items() if section != "rendering"
+}
+
+
+@config_flags(SftConfig, without=_WITHOUT)
+@click.command("sft", context_settings={"show_default": False})
+@click.argument("run", required=False, type=click.Path())
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume the run of RUN from its last checkpoint; begin it if it has not begun.",
+)
+@click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
+def sft_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool | None) -> None:
+    """Fine-tune a model on conversations, or on the episodes of a run, with the settings of RUN (TOML).
+
+    RUN may be the run file of `agentrl train`, which then starts from the result: --hf-checkpoint
+    runs/NAME-sft/checkpoint. With its environment, a conversation has the tokens that an episode of the same
+    messages has. RUN may also be the folder of a run that was stopped or killed.
+
+    Writes <output_dir>/<name>-sft/: config.toml, metrics.jsonl, TensorBoard events, a Hugging Face model
+    (checkpoint/) and report.html.
+    """
+    settings = flag_values(flags, SftConfig)
+    # An invalid setting is reported at once, not after the seconds that importing torch takes.
+    config = load_run(run, settings, SftConfig)
+    require("fine-tuning", *TRAINING)
+    if served_as_rank(config):
+        return
+    result = agentrl.sft(run, resume=resume, quiet=quiet, **settings)
+    if quiet:
+        click.echo(str(result.folder))
