@@ -10,10 +10,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import Annotated, ClassVar, NamedTuple, Self, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -21,6 +21,9 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types import JSON
 
 Values = dict[str, dict[str, JSON]]
+
+ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+"""Where a function stands: package.module:name."""
 
 
 class Spelling(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section, Spelling, chosen, renamed
+from agentrl.config import ImportPath, Section, Spelling, chosen, renamed
 
 Estimator = Literal[
     "grpo",
@@ -27,7 +27,6 @@ KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
 
 
 class Recipe(NamedTuple):

@@ -1,15 +1,23 @@
-"""The contract of an advantage estimator, checked on small batches with the special cases of large ones."""
+"""The contracts of estimators and filters, checked on small batches with the special cases of large ones."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
-from agentrl.algorithms.filters import GroupFilter
+from agentrl.algorithms.filters import (
+    BufferFilter,
+    GroupFilter,
+    RolloutFilter,
+    chosen_ids,
+    is_reason,
+    removed_rollouts,
+)
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 from agentrl.types import (
@@ -100,12 +108,48 @@ def check_group_filter(group_filter: GroupFilter) -> None:
     groups, _, _ = _parts(spread=1.0)
     for group in groups:
         reason = group_filter(group)
-        if reason is not None and not (isinstance(reason, str) and re.fullmatch(r"\w+", reason)):
+        if reason is not None and not is_reason(reason):
             raise ValueError(
                 f"a filter returns one word, why a group is dropped, or None to keep it, not {reason!r}"
             )
-        if group_filter(group) != reason:
-            raise ValueError("a second call decided otherwise; a filter must not draw random numbers")
+        _check_repeats(partial(group_filter, group))
+
+
+def check_buffer_filter(buffer_filter: BufferFilter) -> None:
+    """Check that a buffer filter satisfies its contract: use it in the tests of your own.
+
+    It has to choose one, two and all of four groups of different sizes, with equal and unequal rewards, and
+    the same in a second call.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The filter's own errors are not
+            caught.
+    """
+    groups, _, _ = _parts(spread=1.0)
+    for number in (1, 2, len(groups)):
+        chosen_ids(buffer_filter, groups, number)
+    _check_repeats(lambda: chosen_ids(buffer_filter, groups, 2))
+
+
+def check_rollout_filter(rollout_filter: RolloutFilter) -> None:
+    """Check that a rollout sample filter satisfies its contract: use it in the tests of your own.
+
+    It is called with a batch of groups of different sizes, with equal and unequal rewards, and with a batch
+    of one group. It must return a mapping from rollouts of the batch to one word each, and the same in a
+    second call.
+
+    Raises:
+        ValueError: the contract is violated; the message is one sentence. The filter's own errors are not
+            caught.
+    """
+    groups, _, _ = _parts(spread=1.0)
+    removed_rollouts(rollout_filter, groups[:1])
+    _check_repeats(lambda: removed_rollouts(rollout_filter, groups))
+
+
+def _check_repeats(decide: Callable[[], object]) -> None:
+    if decide() != decide():
+        raise ValueError("a second call decided otherwise; a filter must not draw random numbers")
 
 
 def _check_arrays(advantages: Advantages, tokens: Tokens) -> None:
@@ -164,7 +208,7 @@ def _parts(spread: float) -> tuple[tuple[Group, ...], tuple[Sample, ...], Scores
 
 
 def _group(id: str, totals: Sequence[float], lengths: Sequence[Sequence[int]], split: str = "") -> Group:
-    """lengths: the policy's tokens in each turn of each episode (count)."""
+    """lengths: the policy's tokens in each turn of each episode (count); the last of four was truncated."""
     episodes = tuple(_episode(f"{id}.{i}", turn_lengths, split) for i, turn_lengths in enumerate(lengths))
     verdicts = tuple(
         Verdict(e.id, "check_estimator", total, turn_rewards=(0.5, *[None] * (len(e.turns) - 1)))
@@ -185,7 +229,9 @@ def _episode(id: str, lengths: Sequence[int], split: str) -> Episode:
         limits=Limits(),
         trajectories=two_trajectories if id == split else one_trajectory,
         step_rewards=(),
-        ending=Ending.COMPLETED,
+        ending=Ending.TRUNCATED if id.endswith(".3") else Ending.COMPLETED,
+        # Events that did not happen are 0, as they are in the environments that count them.
+        counts=Counter(),
     )
 
 

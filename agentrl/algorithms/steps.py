@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import NamedTuple, TypeVar
@@ -12,7 +12,7 @@ from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Tokens
 from agentrl.algorithms.weights import WeightFunction
-from agentrl.types import Credit, FloatArray, Group, Sample, Scores, TrainBatch
+from agentrl.types import Credit, Group, RolloutId, Sample, Scores, TrainBatch
 
 T = TypeVar("T")
 
@@ -32,21 +32,29 @@ class RolloutBatch:
     advantages are whitened. It costs a forward pass only where it can have a gradient.
 
     samples: of each group, by its id. idle: ids of the groups that cannot have a gradient, whatever their
-    scores. tokens: of all other groups, in their order.
+    scores. tokens: of all other groups, in their order. removed: rollouts that a filter takes out of the
+    loss: they have scores and advantages and count as any other, and no term of the loss is computed on them.
     """
 
     groups: tuple[Group, ...]
     samples: Mapping[str, tuple[Sample, ...]]
     idle: frozenset[str]
     tokens: Tokens
+    removed: frozenset[RolloutId] = frozenset()
 
     @classmethod
-    def of(cls, groups: Sequence[Group], *, is_idle: Callable[[Group], bool]) -> RolloutBatch:
+    def of(
+        cls,
+        groups: Sequence[Group],
+        *,
+        is_idle: Callable[[Group], bool],
+        removed: Collection[RolloutId] = (),
+    ) -> RolloutBatch:
         """Extract the tokens of `groups`; idle groups are left out of `tokens`."""
         samples = {group.id: tuple(s for e in group.episodes for s in samples_of(e)) for group in groups}
         idle = frozenset(group.id for group in groups if is_idle(group))
         scored = [sample for group in groups if group.id not in idle for sample in samples[group.id]]
-        return cls(tuple(groups), samples, idle, Tokens.of(scored))
+        return cls(tuple(groups), samples, idle, Tokens.of(scored), frozenset(removed))
 
     def steps(
         self,
@@ -68,18 +76,23 @@ class RolloutBatch:
         values = self.tokens.scatter(advantages.advantages_N)
         returns_N = advantages.returns_N
         returns = None if returns_N is None else self.tokens.scatter(returns_N)
-        steps = []
+        steps, loss_samples = [], self._loss_samples
+
+        def has_gradient(group: Group) -> bool:
+            indices = [i for _, i in loss_samples.get(group.id, ())]
+            return any(values[i].any() for i in indices) if policy_term_only else bool(indices)
+
         for groups in balanced(self.groups, num_steps):
             shares = iter(weights([sample for group in groups for sample in self.samples[group.id]]))
             own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
-            trained = [g for g in groups if self._has_gradient(g.id, values, policy_term_only)]
-            indices = [i for group in trained for i in self._sample_indices[group.id]]
+            trained = [group for group in groups if has_gradient(group)]
+            indices = [i for group in trained for _, i in loss_samples[group.id]]
             samples = _at(self.tokens.samples, indices)
             if not any(sample.loss_mask.any() for sample in samples):
                 continue
             credit = Credit(
                 _at(values, indices),
-                tuple(share for group in trained for share in own[group.id]),
+                tuple(own[group.id][place] for group in trained for place, _ in loss_samples[group.id]),
                 None if returns is None else _at(returns, indices),
             )
             steps.append(
@@ -88,16 +101,18 @@ class RolloutBatch:
         return steps
 
     @property
-    def _sample_indices(self) -> dict[str, range]:
-        """The indices of each group's samples among those of `tokens`."""
+    def _loss_samples(self) -> dict[str, list[tuple[int, int]]]:
+        """Each group's samples that the loss is computed on: place in the group, index in `tokens`."""
         scored = [group.id for group in self.groups if group.id not in self.idle]
-        ends = list(accumulate(len(self.samples[id]) for id in scored))
-        return {id: range(end - len(self.samples[id]), end) for id, end in zip(scored, ends, strict=True)}
-
-    def _has_gradient(self, id: str, values: Sequence[FloatArray], policy_term_only: bool) -> bool:
-        if id in self.idle:
-            return False
-        return not policy_term_only or any(values[i].any() for i in self._sample_indices[id])
+        starts = accumulate((len(self.samples[id]) for id in scored), initial=0)
+        return {
+            id: [
+                (place, start + place)
+                for place, sample in enumerate(self.samples[id])
+                if sample.rollout_id not in self.removed
+            ]
+            for id, start in zip(scored, starts, strict=False)
+        }
 
 
 def balanced(groups: Sequence[Group], n: int) -> list[list[Group]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.contract import check_estimator, check_group_filter
+from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.estimators import (
     Adjusted,
@@ -18,18 +18,12 @@ from agentrl.algorithms.estimators import (
     ReinforcePlusPlus,
     TurnRelative,
 )
-from agentrl.algorithms.filters import GroupFilter, has_signal
+from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
-from agentrl.errors import ConfigError
+from agentrl.assembly.functions import checked, function_at
 from agentrl.losses import KlTerm, Loss, PolicyLoss, check_loss
-from agentrl.tools.names import Names
 from agentrl.types import Group, ScoreRole
-
-T = TypeVar("T")
-_ESTIMATORS = Names("estimator", "package.module:name", ConfigError)
-_LOSSES = Names("loss", "package.module:name", ConfigError)
-_FILTERS = Names("filter", "package.module:name", ConfigError)
 
 
 def _never(_: Group) -> bool:
@@ -105,17 +99,6 @@ def build_loss(config: AlgorithmConfig) -> Loss:
     )
 
 
-def build_group_filter(path: str | None) -> GroupFilter | None:
-    """The dynamic sampling filter at an import path, which has been checked.
-
-    Raises:
-        ConfigError: it cannot be imported, or violates its contract.
-    """
-    if path is None:
-        return None
-    return _checked(path, cast(GroupFilter, _callable(_FILTERS, path)), check_group_filter)
-
-
 def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:
     """The roles that the trainer scores before advantages are estimated."""
     is_scored: dict[ScoreRole, bool] = {
@@ -152,28 +135,11 @@ def _without_signal(group: Group) -> bool:
 
 
 def _custom_estimator(path: str) -> AdvantageEstimator:
-    return _checked(path, cast(AdvantageEstimator, _callable(_ESTIMATORS, path)), check_estimator)
+    return checked(path, cast(AdvantageEstimator, function_at("estimator", path)), check_estimator)
 
 
 def _custom_loss(path: str) -> Loss:
-    return _checked(path, cast(Loss, _callable(_LOSSES, path)), check_loss)
-
-
-def _checked(path: str, function: T, check: Callable[[T], None]) -> T:
-    try:
-        check(function)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return function
-
-
-def _callable(names: Names, path: str) -> object:
-    imported = names.imported(path)
-    if not callable(imported) or isinstance(imported, type):
-        raise ConfigError(
-            f"{path} is a {type(imported).__name__}; name a function, or an object that is one."
-        )
-    return imported
+    return checked(path, cast(Loss, function_at("loss", path)), check_loss)
 
 
 def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:

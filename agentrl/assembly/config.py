@@ -10,7 +10,7 @@ from agentrl.algorithms.config import RECIPES, AlgorithmConfig
 from agentrl.config import Section, leaves
 from agentrl.data.config import COLUMNS, DataConfig, PathList, Paths
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import LimitChoice, OpponentChoice, RewardChoice
+from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.config import Count, RolloutConfig
@@ -41,7 +41,7 @@ class RunSection(Section):
     """Write TensorBoard events in addition to metrics.jsonl."""
 
 
-class EnvSection(ToolChoice, OpponentChoice, RewardChoice, LimitChoice):
+class EnvSection(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice):
     """The environment of the training."""
 
     env: str = "HopSearch-v0"
@@ -201,14 +201,20 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        rollout = self.rollout
-        if rollout.rollout_top_p == 1.0 and rollout.rollout_top_k == 0:
-            return ()
-        return (
-            f"rollout_top_p = {rollout.rollout_top_p:g} and rollout_top_k = {rollout.rollout_top_k} cut the "
-            "distribution that is sampled, while logprobs and gradients are the whole policy's: the "
-            "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off.",
-        )
+        rollout, warnings = self.rollout, []
+        if rollout.rollout_top_p < 1.0 or rollout.rollout_top_k:
+            warnings.append(
+                f"rollout_top_p = {rollout.rollout_top_p:g} and rollout_top_k = {rollout.rollout_top_k} cut "
+                "the distribution that is sampled, while logprobs and gradients are the whole policy's: the "
+                "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off."
+            )
+        if rollout.over_sampling_batch_size is not None and rollout.buffer_filter_path is None:
+            warnings.append(
+                "over_sampling_batch_size takes the groups that end first, so two runs of one seed differ, "
+                "and a run that resumes is not bit-equal to one that was never interrupted; "
+                "buffer_filter_path chooses among all groups instead."
+            )
+        return tuple(warnings)
 
     @property
     def inactive(self) -> dict[str, str]:

@@ -60,6 +60,12 @@ class RunData(NamedTuple):
             on_event(NOTHING_HELD_OUT)
         return cls(source, held_out, config.data.gives_prompts)
 
+    @property
+    def first_task(self) -> Task | None:
+        """The first task of RL, else of evaluations: functions are tried out on it; None = none."""
+        tasks = first_tasks(self.source, 1) if self.source is not None else []
+        return next(iter([*tasks, *(self.held_out or ())[:1]]), None)
+
     def corpus(self, env: AnyEnv) -> Iterator[str]:
         """Text to train a fresh model's tokenizer: of the environment, and the first prompts of the data."""
         yield from env.corpus()

@@ -5,7 +5,7 @@ from agentrl.envs.base import BaseEnv, Env, Script, tasks_of
 from agentrl.envs.dialect import Chat, Dialect, Tags
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.pettingzoo import PettingZooEnv
-from agentrl.envs.play import play
+from agentrl.envs.play import PlayEpisode, play
 from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
 from agentrl.envs.scoring import GroupReward, Reward, Scored, Scorer, exact_match, score, squad_normalize
 from agentrl.envs.single_turn import SingleTurnEnv
@@ -22,6 +22,7 @@ __all__ = [
     "GroupReward",
     "MultiAgentEnv",
     "PettingZooEnv",
+    "PlayEpisode",
     "Reward",
     "Scored",
     "Scorer",

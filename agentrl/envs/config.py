@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from agentrl.config import Section
+from agentrl.config import ImportPath, Section, Spelling, renamed
 
 Seconds = Annotated[float, Field(ge=0.0)]
 
@@ -24,11 +24,27 @@ class OpponentChoice(Section):
 
 
 class RewardChoice(Section):
-    """The reward of an answer, in environments that leave it to the run."""
+    """Rewards of a run, besides those of its environment."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {
+        "custom_rm_path": renamed("reward"),
+        "reward_fn_path": renamed("reward"),
+    }
 
     reward: str | None = None
     """Reward of an answer, for environments that take one (SingleTurn-v0): exact_match, f1, number, choice,
     or package.module:function of a task and an answer; left out, the environment's own."""
+    group_reward: ImportPath | None = None
+    """Reward that compares siblings, in addition to the environment's own (package.module:function): from the
+    episodes of a group to one number for each; or a GroupReward, which has a weight."""
+
+
+class GenerateChoice(Section):
+    """Who drives an episode."""
+
+    custom_generate_function_path: ImportPath | None = None
+    """Async function that plays an episode in its own way (package.module:function), in training and in
+    evaluations, with the environment and the agent of the run; left out, turn by turn."""
 
 
 class LimitChoice(Section):

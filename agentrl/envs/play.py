@@ -7,11 +7,11 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeGuard, cast
+from typing import Protocol, TypeGuard, cast
 
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Act, Agent, MultiAgentEnvironment, Session, SingleAgentEnvironment, ToolSchema
@@ -70,6 +70,22 @@ class _Record:
         return tuple(trajectories)
 
 
+class PlayEpisode(Protocol):
+    """Plays one episode, as `play` does."""
+
+    def __call__(
+        self,
+        env: SingleAgentEnvironment | MultiAgentEnvironment,
+        agents: Agent | Mapping[str, Agent],
+        task: Task,
+        *,
+        seed: int = 0,
+        episode_id: str = "",
+        sampling_seed: int = 0,
+    ) -> Coroutine[None, None, Episode]:
+        """See `play`."""
+
+
 async def play(
     env: SingleAgentEnvironment | MultiAgentEnvironment,
     agents: Agent | Mapping[str, Agent],
@@ -93,23 +109,8 @@ async def play(
     Raises:
         UserError: an agent of the environment has no player, or an invalid name.
     """
-    started = time.perf_counter()
-    world = as_multi_agent(env)
-    episode_id = episode_id or f"{task.id}-{seed}-{sampling_seed}"
-    game = _Game(world, _players(world, agents), episode_id, sampling_seed)
-    failure: Failure | None = None
-    ending = Ending.FAILED
-    try:
-        async with stage("episode", env.limits.episode_timeout_s):
-            ending = await game.run(task, seed)
-    except StageError as error:
-        failure = _failure(error)
-    finally:
-        broken = await game.close()
-    # A world that failed often cannot be closed either: the first failure is reported.
-    failure = failure or broken
-    seconds = time.perf_counter() - started
-    return game.episode(task, seed, Ending.FAILED if failure else ending, failure, seconds)
+    game = Game.of(env, agents, task, seed, episode_id, sampling_seed)
+    return await game.played(game.run)
 
 
 class Frozen:
@@ -142,38 +143,71 @@ def as_multi_agent(env: SingleAgentEnvironment | MultiAgentEnvironment) -> Multi
 
 
 @dataclass(slots=True)
-class _Game:
+class Game:
     """A running episode. unseen: observations that an agent has not acted on yet, by name."""
 
     world: MultiAgentEnvironment
     players: Mapping[str, Agent]
+    task: Task
+    seed: int
     episode_id: str
     sampling_seed: int
     record: _Record = field(default_factory=_Record)
     unseen: dict[str, Observation] = field(default_factory=dict)
     turns: Counter[str] = field(default_factory=Counter)
 
-    async def run(self, task: Task, seed: int) -> Ending:
+    @classmethod
+    def of(
+        cls,
+        env: SingleAgentEnvironment | MultiAgentEnvironment,
+        agents: Agent | Mapping[str, Agent],
+        task: Task,
+        seed: int,
+        episode_id: str,
+        sampling_seed: int,
+    ) -> Game:
+        """An episode that has not begun; the arguments are those of `play`.
+
+        Raises:
+            UserError: an agent of the environment has no player, or an invalid name.
+        """
+        world = as_multi_agent(env)
+        episode_id = episode_id or f"{task.id}-{seed}-{sampling_seed}"
+        return cls(world, _players(world, agents), task, seed, episode_id, sampling_seed)
+
+    async def played(self, run: Callable[[], Awaitable[Ending]]) -> Episode:
+        """Play by `run`, close everything, and return the episode."""
+        started = time.perf_counter()
+        failure: Failure | None = None
+        ending = Ending.FAILED
+        try:
+            async with stage("episode", self.world.limits.episode_timeout_s):
+                ending = await run()
+        except StageError as error:
+            failure = _failure(error)
+        finally:
+            broken = await self.close()
+        # A world that failed often cannot be closed either: the first failure is reported.
+        failure = failure or broken
+        seconds = time.perf_counter() - started
+        return self.episode(Ending.FAILED if failure else ending, failure, seconds)
+
+    async def run(self) -> Ending:
         """Play turns until the world, a limit or an unfinished message ends the episode."""
         limits = self.world.limits
-        async with stage("reset", limits.reset_timeout_s):
-            observations, _ = await self.world.reset(task, seed=seed)
+        observations = await self.reset()
         for number in range(limits.max_turns * len(self.players)):
-            self._deliver(observations)
+            self.deliver(observations)
             acting = [name for name in self.world.possible_agents if name in self.world.acting]
             if not acting:
                 raise StageError("step", "invalid", "no agent's turn it is, and the episode has not ended")
             if any(self.turns[name] == limits.max_turns for name in acting):
                 return Ending.TRUNCATED
-            acts = await self._acts(acting, number)
-            finishes = {_finish(act) for act in acts.values()}
-            if finishes != {Finish.STOP}:
-                # The world never receives an unfinished message.
-                return Ending.ABORTED if Finish.ABORT in finishes else Ending.TRUNCATED
-            async with stage("step", limits.step_timeout_s):
-                step = await self.world.step({name: act.message for name, act in acts.items()})
-                _check_reward(step.reward, self.players)
-            self.record.rewards.append(step.reward)
+            acts = await self.acts(acting, number)
+            unfinished = ending_of(acts)
+            if unfinished is not None:
+                return unfinished
+            step = await self.step({name: act.message for name, act in acts.items()})
             if step.terminated:
                 return Ending.COMPLETED
             if step.truncated:
@@ -181,17 +215,29 @@ class _Game:
             observations = step.observations
         return Ending.TRUNCATED
 
-    def episode(
-        self, task: Task, seed: int, ending: Ending, failure: Failure | None, seconds: float
-    ) -> Episode:
+    async def reset(self) -> Mapping[str, Observation]:
+        """Begin the task; the first observations."""
+        async with stage("reset", self.world.limits.reset_timeout_s):
+            observations, _ = await self.world.reset(self.task, seed=self.seed)
+        return observations
+
+    async def step(self, actions: Mapping[str, Message]) -> JointStep:
+        """Pass the actions to the world, and record its rewards."""
+        async with stage("step", self.world.limits.step_timeout_s):
+            step = await self.world.step(actions)
+            _check_reward(step.reward, self.players)
+        self.record.rewards.append(step.reward)
+        return step
+
+    def episode(self, ending: Ending, failure: Failure | None, seconds: float) -> Episode:
         """The record as an Episode."""
         world, record = self.world, self.record
         frozen = tuple(name for name, agent in self.players.items() if isinstance(agent, Frozen))
         return Episode(
             id=self.episode_id,
             env_id=world.id,
-            task=task,
-            seed=seed,
+            task=self.task,
+            seed=self.seed,
             limits=world.limits,
             trajectories=record.frozen(frozen),
             step_rewards=tuple(record.rewards),
@@ -217,13 +263,14 @@ class _Game:
                 )
         return broken[0] if broken else None
 
-    def _deliver(self, observations: Mapping[str, Observation]) -> None:
+    def deliver(self, observations: Mapping[str, Observation]) -> None:
+        """Add observations to those that their agents have not acted on yet."""
         for name, observation in observations.items():
             if name not in self.players:
                 raise StageError("step", "invalid", f"there is no agent {name!r} to show something to")
             self.unseen[name] = _joined(self.unseen.get(name, ()), observation)
 
-    async def _acts(self, acting: Sequence[str], number: int) -> dict[str, Act]:
+    async def acts(self, acting: Sequence[str], number: int) -> dict[str, Act]:
         """One turn of each, at the same time; recorded in the order of `acting`."""
         observations = {name: self.unseen.pop(name, ()) for name in acting}
         if len(acting) == 1:
@@ -309,6 +356,14 @@ def _joined(before: Observation, observation: Observation) -> Observation:
         return observation
     messages = (*before, *observation)
     return History(messages, before.reason) if isinstance(before, History) else messages
+
+
+def ending_of(acts: Mapping[str, Act]) -> Ending | None:
+    """How unfinished messages end an episode: the world never receives one; None = all are finished."""
+    finishes = {_finish(act) for act in acts.values()}
+    if finishes == {Finish.STOP}:
+        return None
+    return Ending.ABORTED if Finish.ABORT in finishes else Ending.TRUNCATED
 
 
 def _finish(act: Act) -> Finish:

@@ -9,7 +9,7 @@ from pydantic import Field
 from agentrl.config import Section
 from agentrl.data.config import COLUMNS, DataChoice
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import LimitChoice, OpponentChoice, RewardChoice
+from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.chat.config import EndpointConfig
 from agentrl.rollout.config import Count
@@ -17,7 +17,7 @@ from agentrl.tools.config import ToolChoice
 from agentrl.types import JSON
 
 
-class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, LimitChoice):
+class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice):
     """Settings of the episodes and of sampling."""
 
     n: Count = 512

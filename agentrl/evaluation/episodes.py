@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.envs import AnyEnv, Scorer, play
+from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked
 from agentrl.errors import ConfigError, WorldBrokenError, all_of
@@ -43,6 +43,7 @@ class Evaluator:
 
     progress: called after every episode with 1.
     opponents: they play the agents that the policy does not play.
+    play_episode: plays an episode, `agentrl.play` or another function of its signature.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -52,6 +53,7 @@ class Evaluator:
     concurrency: int = 256
     progress: Callable[[int], None] = lambda _: None
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
+    play_episode: PlayEpisode = play
 
     async def run(self, tasks: Sequence[Task], n: int, *, seed: int) -> Evaluation:
         """Play n episodes over `tasks` in their order, starting over at the end.
@@ -87,7 +89,7 @@ class Evaluator:
     async def _play(self, task: Task, index: int, seed: int, slots: asyncio.Semaphore) -> Marked:
         async with slots:
             env, sampling_seed = self.make_env(), zlib.crc32(f"sample/{seed}/{index}".encode())
-            episode = await play(
+            episode = await self.play_episode(
                 env,
                 agents_of(env, task, self.make_agent, self.opponents, seed=sampling_seed),
                 task,

@@ -9,9 +9,11 @@ from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.data import file_source, first_tasks
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
+from agentrl.assembly.rewards import build_scorer
+from agentrl.assembly.rollout import build_play
 from agentrl.collector import rare_collections
 from agentrl.config import by_section, parse, refuse_inactive
-from agentrl.envs import AnyEnv, Scorer, tasks_of
+from agentrl.envs import AnyEnv, tasks_of
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator
@@ -72,6 +74,9 @@ async def _played(
         make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
     env = make_env()
     tasks = _tasks(config, env)
+    first = tasks[0] if tasks else None
+    scorer = await build_scorer(section, make_env, first)
+    play_episode = await build_play(section.custom_generate_function_path, make_env, first)
     opening = (
         endpoint_players(config, env)
         if directory is None
@@ -85,11 +90,12 @@ async def _played(
             evaluator = Evaluator(
                 make_env=make_env,
                 make_agent=players.make_agent,
-                scorer=Scorer(env.rewards),
+                scorer=scorer,
                 setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
                 concurrency=players.concurrency,
                 progress=bar.advance,
                 opponents=opponents,
+                play_episode=play_episode,
             )
             return await evaluator.run(tasks, section.n, seed=section.seed)
 

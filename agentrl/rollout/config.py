@@ -7,10 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.config import Section
+from agentrl.config import ImportPath, Section
 
 Count = Annotated[int, Field(ge=1)]
-ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
 
 
 class RolloutConfig(Section):
@@ -48,14 +47,26 @@ class RolloutConfig(Section):
     agentrl.algorithms.filters:zero_std; left out, every complete group is in the batch."""
     max_num_gen_batches: Count = 10
     """Batches of groups that are played for one batch of groups that the filter keeps, before the run stops
-    with a sentence (count)."""
+    with a sentence (count); of over_sampling_batch_size groups where that is set."""
+    over_sampling_batch_size: Count | None = None
+    """Prompts that start at a time (count), at least rollout_batch_size: a batch takes the groups that end
+    first and drops the rest, so a resumed run is not bit-equal; left out, every group is waited for."""
+    buffer_filter_path: ImportPath | None = None
+    """Function that chooses the groups of an over-sampled batch when all have ended (package.module:name),
+    such as agentrl.algorithms.filters:highest_std; left out, the first to end."""
+    rollout_sample_filter_path: ImportPath | None = None
+    """Function that takes single rollouts of a batch out of the loss (package.module:name), such as
+    agentrl.algorithms.filters:truncated; they still count in the baselines."""
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """The limit of a filter, without one."""
-        if self.dynamic_sampling_filter_path is not None:
-            return {}
-        return {"max_num_gen_batches": "without dynamic_sampling_filter_path; add it"}
+        """The limit of a filter without one, and the choice among groups where none are left over."""
+        unused = {}
+        if self.dynamic_sampling_filter_path is None:
+            unused["max_num_gen_batches"] = "without dynamic_sampling_filter_path; add it"
+        if self.over_sampling_batch_size is None:
+            unused["buffer_filter_path"] = "without over_sampling_batch_size; add it"
+        return unused
 
     @property
     def prompts(self) -> int:
@@ -82,5 +93,15 @@ class RolloutConfig(Section):
                 f" = {played} must equal global_batch_size ({step}) x num_steps_per_rollout"
                 f" ({self.num_steps_per_rollout}) = {trained}; change one of the four, or leave one of the"
                 " two batch sizes out and it is derived."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _over_sampling_fills_a_batch(self) -> RolloutConfig:
+        size = self.over_sampling_batch_size
+        if size is not None and size < self.prompts:
+            raise ValueError(
+                f"over_sampling_batch_size ({size}) must be at least rollout_batch_size ({self.prompts}): "
+                "a batch is taken from the prompts that start at a time; raise it."
             )
         return self

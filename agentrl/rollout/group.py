@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.algorithms.filters import GroupFilter
 from agentrl.data import Prompt
-from agentrl.envs import AnyEnv, Scorer, play
+from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
-from agentrl.types import Episode, Group, Verdict
+from agentrl.types import Ending, Episode, Group, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
     """A complete group, or None where it could not be filled; and every episode that failed.
 
-    reason: why the filter dropped the complete group.
+    finished: of a group that was cancelled also the episodes that were in play, as aborted ones.
+    reason: why the group was dropped: by the filter that its player has, or where batches are over-sampled.
     """
 
     group: Group | None
@@ -31,7 +32,7 @@ class GroupOutcome:
 
     @property
     def kept(self) -> Group | None:
-        """The group, unless the filter dropped it."""
+        """The group, unless it was dropped."""
         return None if self.reason else self.group
 
     @property
@@ -49,6 +50,7 @@ class GroupPlayer:
 
     make_agent: makes an agent of the trained policy. opponents: they play the agents that are not trained.
     drops: the dynamic sampling filter: why a complete group is dropped and replaced, None = it is kept.
+    play_episode: plays an episode, `agentrl.play` or another function of its signature.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -60,6 +62,9 @@ class GroupPlayer:
     shuffle_rewards: bool = False
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
     drops: GroupFilter | None = None
+    play_episode: PlayEpisode = play
+    # By prompt, then by sibling: every attempt of the groups in play that has ended.
+    _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
     async def play(self, prompt: Prompt, version: int) -> GroupOutcome:
         """Play a group; `version` is the policy's when it starts.
@@ -70,7 +75,31 @@ class GroupPlayer:
         Raises:
             UserError: the filter failed.
         """
-        attempts_of = await all_of([self._sibling(prompt, k) for k in range(self.size)])
+        attempts_of = self._attempts[prompt.index] = [[] for _ in range(self.size)]
+        await all_of([self._sibling(prompt, k, attempts) for k, attempts in enumerate(attempts_of)])
+        outcome = await self._judged(prompt, version, attempts_of)
+        self._attempts.pop(prompt.index, None)
+        return outcome
+
+    def cancelled(self, prompt: Prompt) -> GroupOutcome:
+        """The outcome of a group whose `play` was cancelled.
+
+        Each episode that was in play is an aborted one, without turns.
+        """
+        attempts_of = self._attempts.pop(prompt.index, [[] for _ in range(self.size)])
+        env, task, seed = self.make_env(), prompt.task, prompt.seed
+        lost, finished = [], []
+        for k, attempts in enumerate(attempts_of):
+            lost += [marked.episode for marked in attempts if not marked.is_usable]
+            finished += [marked.episode for marked in attempts if marked.is_usable]
+            if len(attempts) <= self.retries and not (attempts and attempts[-1].is_usable):
+                name = _episode_id(prompt, k, len(attempts))
+                finished.append(Episode(name, env.id, task, seed, env.limits, (), (), Ending.ABORTED))
+        return GroupOutcome(None, tuple(lost), tuple(finished))
+
+    async def _judged(
+        self, prompt: Prompt, version: int, attempts_of: Sequence[Sequence[Marked]]
+    ) -> GroupOutcome:
         lost = tuple(m.episode for attempts in attempts_of for m in attempts if not m.is_usable)
         siblings = [attempts[-1] for attempts in attempts_of if attempts[-1].is_usable]
         finished = tuple(marked.episode for marked in siblings)
@@ -96,12 +125,12 @@ class GroupPlayer:
                 f"the dynamic sampling filter failed on group {group.id} ({error.detail}); mend it."
             ) from error
 
-    async def _sibling(self, prompt: Prompt, k: int) -> list[Marked]:
-        attempts: list[Marked] = []
+    async def _sibling(self, prompt: Prompt, k: int, attempts: list[Marked]) -> None:
+        """Play an episode until it is usable; each attempt is added to `attempts`."""
         for attempt in range(self.retries + 1):
-            name = f"g{prompt.index}-{k}" + (f"-retry{attempt}" if attempt else "")
+            name = _episode_id(prompt, k, attempt)
             env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
-            episode = await play(
+            episode = await self.play_episode(
                 env,
                 agents_of(env, prompt.task, self.make_agent, self.opponents, seed=sampling_seed),
                 prompt.task,
@@ -112,7 +141,10 @@ class GroupPlayer:
             attempts.append(await self.scorer.mark(episode))
             if attempts[-1].is_usable:
                 break
-        return attempts
+
+
+def _episode_id(prompt: Prompt, k: int, attempt: int) -> str:
+    return f"g{prompt.index}-{k}" + (f"-retry{attempt}" if attempt else "")
 
 
 def _shuffled(verdicts: Sequence[Verdict], rng: random.Random) -> list[Verdict]:

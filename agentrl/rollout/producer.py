@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
@@ -56,8 +56,9 @@ class Producer:
         self._num_done = 0
         self._num_started = 0
         self._num_broken_in_a_row = 0
-        self._untaken: list[GroupOutcome] = []
-        self._in_flight: deque[asyncio.Task[GroupOutcome]] = deque()
+        # By ordinal; and in the order of their start.
+        self._untaken: dict[int, GroupOutcome] = {}
+        self._in_flight: dict[asyncio.Task[GroupOutcome], Prompt] = {}
 
     @property
     def version(self) -> int:
@@ -89,18 +90,17 @@ class Producer:
         """
         self._num_dropped = 0
         self._admit()
-        while sum(outcome.kept is not None for outcome in self._untaken) < self._batch_size:
+        while self._num_kept < self._batch_size:
             if not self._in_flight:
                 raise UserError(self._no_signal())
-            outcome = await self._in_flight[0]
-            self._in_flight.popleft()
-            self._untaken.append(outcome)
-            if outcome.group is not None:
-                self._num_broken_in_a_row = 0
-            else:
-                self._replace(outcome)
-        outcomes, self._untaken = self._untaken, []
-        return outcomes
+            oldest = next(iter(self._in_flight))
+            outcome = await oldest
+            self._untaken[self._in_flight.pop(oldest).index] = outcome
+            self._count_broken(outcome)
+            if outcome.group is None:
+                self._start()
+        outcomes, self._untaken = self._untaken, {}
+        return list(outcomes.values())
 
     async def close(self) -> list[GroupOutcome]:
         """Cancel every group in flight and wait until each has cleaned up.
@@ -111,10 +111,14 @@ class Producer:
         for task in self._in_flight:
             task.cancel()
         ended = await asyncio.gather(*self._in_flight, return_exceptions=True)
-        leftover = self._untaken + [outcome for outcome in ended if isinstance(outcome, GroupOutcome)]
+        leftover = [*self._untaken.values(), *(o for o in ended if isinstance(o, GroupOutcome))]
         self._in_flight.clear()
-        self._untaken = []
+        self._untaken = {}
         return leftover
+
+    @property
+    def _num_kept(self) -> int:
+        return sum(outcome.kept is not None for outcome in self._untaken.values())
 
     def _admit(self) -> None:
         allowed = (self._num_done + self._max_staleness + 1) * self._batch_size
@@ -123,7 +127,8 @@ class Producer:
             self._start()
 
     def _start(self) -> None:
-        self._in_flight.append(asyncio.create_task(self._played(self._next_prompt())))
+        prompt = self._next_prompt()
+        self._in_flight[asyncio.create_task(self._played(prompt))] = prompt
 
     async def _played(self, prompt: Prompt) -> GroupOutcome:
         outcome = await self._play_group(prompt, version=self._version)
@@ -134,16 +139,18 @@ class Producer:
         return outcome
 
     def _no_signal(self) -> str:
-        reasons = Counter(outcome.reason for outcome in self._untaken if outcome.reason)
-        num_kept = sum(outcome.kept is not None for outcome in self._untaken)
+        reasons = Counter(outcome.reason for outcome in self._untaken.values() if outcome.reason)
         counts = ", ".join(f"{reason}: {number}" for reason, number in sorted(reasons.items()))
         return (
             f"{len(self._untaken)} groups were played for a batch of {self._batch_size}, and the filter kept "
-            f"{num_kept} ({counts}); take tasks that are neither too hard nor too easy, raise "
+            f"{self._num_kept} ({counts}); take tasks that are neither too hard nor too easy, raise "
             "n_samples_per_prompt, or raise max_num_gen_batches."
         )
 
-    def _replace(self, outcome: GroupOutcome) -> None:
+    def _count_broken(self, outcome: GroupOutcome) -> None:
+        if outcome.group is not None:
+            self._num_broken_in_a_row = 0
+            return
         self._num_broken_in_a_row += 1
         if self._num_broken_in_a_row >= self._max_broken:
             episode = outcome.failed[-1]
@@ -153,4 +160,3 @@ class Producer:
                 f"{episode.env_id}: {self._num_broken_in_a_row} groups in a row could not be played "
                 f"(last: {cause}); mend the environment, `agentrl eval` with it plays single episodes."
             )
-        self._start()

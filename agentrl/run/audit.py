@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.observe import EpisodeOutcome, Outcome, Reconciliation, read_metrics, read_outcomes, reconcile
 from agentrl.observe.history import JOURNAL, METRICS, ROLLED_BACK
 from agentrl.run.checkpoints import Checkpoints
-from agentrl.run.journal_entries import BROKEN_GROUP
+from agentrl.run.journal_entries import BROKEN_GROUP, REMOVED
 from agentrl.types import JSON
 
 _GROUP = re.compile(r"g(\d+)-")
@@ -96,10 +96,10 @@ def _fate(group: Sequence[EpisodeOutcome]) -> str:
 
 
 def _is_trained_whole(group: Sequence[EpisodeOutcome]) -> bool:
-    """Whether each sibling was trained once; attempts that failed stand beside."""
+    """Whether each sibling was trained once or taken out of the loss; failed attempts do not count."""
     siblings = {outcome.id.partition("-retry")[0] for outcome in group}
-    trained = [outcome for outcome in group if outcome.outcome == Outcome.TRAINED]
-    return len(trained) == len(siblings)
+    ended = [o for o in group if o.outcome == Outcome.TRAINED or o.reason.startswith(REMOVED)]
+    return len(ended) == len(siblings)
 
 
 def _num_skipped(metrics: Path) -> int:

@@ -66,6 +66,7 @@ class HeldOut:
             scorer=self.world.scorer,
             setting=self._setting(env, sampling.temperature),
             opponents=self.world.opponents,
+            play_episode=self.world.play_episode,
         )
         return await evaluator.run(self.tasks, number, seed=self.seed)
 

@@ -6,22 +6,23 @@ It is synchronous with `max_staleness = 0`: see `agentrl.rollout.Producer`, whic
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentrl.algorithms.corrections import CorrectionWatch
+from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.algorithms.off_policy import mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
-from agentrl.errors import TokenLawError, UserError
+from agentrl.errors import StageError, TokenLawError, UserError, stage
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer
 from agentrl.run.metrics import rollout_metrics
 from agentrl.trainer.recording import Phase
-from agentrl.types import Group, Scores
+from agentrl.types import Group, RolloutId, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Iteration:
 
     trained, dropped: complete groups; a dropped one had no gradient. outcomes hold both, and the groups and
     episodes that failed. warnings: sentences for the user. phases: in their order, by the loop's clock.
+    removed: rollouts that a filter took out of the loss, each with the reason.
     """
 
     step: int
@@ -39,18 +41,20 @@ class Iteration:
     metrics: dict[str, float]
     warnings: Sequence[str] = ()
     phases: Sequence[Phase] = ()
+    removed: Mapping[RolloutId, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class BatchInProgress:
     """The batch of the current iteration, so that its groups are journalled whatever stops the iteration.
 
-    trained: ids of the groups of finished optimizer steps. reason: why the others are dropped, where that is
-    more than the end of the run.
+    trained: ids of the groups of finished optimizer steps. removed: see `Iteration`. reason: why the others
+    are dropped, where that is more than the end of the run.
     """
 
     outcomes: Sequence[GroupOutcome] = ()
     trained: set[str] = field(default_factory=set)
+    removed: Mapping[RolloutId, str] = field(default_factory=dict)
     reason: str = ""
 
 
@@ -66,7 +70,8 @@ class Loop:
     """The parts that an iteration uses.
 
     in_progress: the current batch; empty between two iterations. watch: warns of a correction without effect.
-    laws: every trajectory is checked by them before it is scored or trained on.
+    laws: every trajectory is checked by them before it is scored or trained on. removed: the filter that
+    takes rollouts out of the loss; None = there is none.
     """
 
     producer: Producer
@@ -78,6 +83,7 @@ class Loop:
     laws: TokenLaws = field(default_factory=TokenLaws)
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
+    removed: RolloutFilter | None = None
 
     async def iterate(self, step: int) -> Iteration:
         """Play the batch of `step`, train on it, and publish a new version if weights were updated.
@@ -89,7 +95,8 @@ class Loop:
         outcomes = self.in_progress.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
-        batch = self._checked(groups)
+        removed = self.in_progress.removed = await self._removed(groups)
+        batch = self._checked(groups, removed)
         # The complete batch before the first update: the old policy is the one before all its steps.
         scores = await self._scores(batch)
         scored = self.clock()
@@ -101,7 +108,7 @@ class Loop:
         ended = self.clock()
         trained = [group for group in groups if group.id in self.in_progress.trained]
         dropped = [group for group in groups if group.id not in self.in_progress.trained]
-        metrics = rollout_metrics(outcomes) | _averaged(reports) | credited.metrics
+        metrics = rollout_metrics(outcomes, removed) | _averaged(reports) | credited.metrics
         metrics |= {
             "train/optimizer_steps": float(len(reports)),
             "perf/rollout_time": played - started,
@@ -114,7 +121,7 @@ class Loop:
             "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),
         }
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
-        self.in_progress.outcomes = ()
+        self.in_progress.outcomes, self.in_progress.removed = (), {}
         self.in_progress.trained.clear()
         phases = (
             Phase("rollout", started, played),
@@ -122,18 +129,27 @@ class Loop:
             Phase("actor_train", scored, updated),
             Phase("update_weights", updated, ended),
         )
-        return Iteration(step, outcomes, trained, dropped, metrics, warnings, phases)
+        return Iteration(step, outcomes, trained, dropped, metrics, warnings, phases, removed)
 
-    def _checked(self, groups: Sequence[Group]) -> RolloutBatch:
+    def _checked(self, groups: Sequence[Group], removed: Collection[RolloutId]) -> RolloutBatch:
         """The batch of the groups, which obey the token laws."""
         try:
             self.laws.check_episodes(groups, version=self.producer.version)
-            batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle)
+            batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle, removed=removed)
             self.laws.check_samples(groups, [s for group in groups for s in batch.samples[group.id]])
         except TokenLawError as error:
             self.in_progress.reason = f"token_law_{error.law}"
             raise
         return batch
+
+    async def _removed(self, groups: Sequence[Group]) -> Mapping[RolloutId, str]:
+        if self.removed is None:
+            return {}
+        try:
+            async with stage("filter", None):
+                return removed_rollouts(self.removed, groups)
+        except StageError as error:
+            raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
 
     def _credited(self, batch: RolloutBatch, scores: Scores) -> _Credited:
         if not batch.tokens.samples:

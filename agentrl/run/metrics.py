@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from agentrl.algorithms.filters import has_signal
 from agentrl.data.source import TOO_LONG
@@ -14,11 +15,15 @@ from agentrl.evaluation.report import (
     total_tools,
 )
 from agentrl.rollout.group import GroupOutcome
-from agentrl.types import Ending, Episode, Group, Restart, Verdict
+from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED
+from agentrl.types import Ending, Episode, Group, Restart, RolloutId, Verdict
 
 
-def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
-    """Metrics of a batch of groups.
+def rollout_metrics(
+    outcomes: Sequence[GroupOutcome], removed: Mapping[RolloutId, str] = MappingProxyType({})
+) -> dict[str, float]:
+    """Metrics of a batch of groups. removed: rollouts that a filter took out of the loss, each with the
+    reason.
 
     zero_std/ratio is the share of complete groups whose siblings all have equal rewards. raw_reward is the
     mean verdict of trained agents over complete groups (raw_reward/AGENT of each, where there are several),
@@ -26,8 +31,11 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
     reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the engine
-    had computed for the turn before. dynamic_filter/drop_REASON counts groups that the filter dropped; they
-    are in all other metrics, so that these are of the policy and not of the filter.
+    had computed for the turn before.
+
+    prompts counts the groups that were started for the batch, dynamic_filter/drop_REASON those that the
+    filter dropped, dropped/REASON those that an over-sampled batch left, sample_filter/drop_REASON rollouts.
+    All that were complete are in all other metrics, so that these are of the policy and not of a filter.
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -46,9 +54,20 @@ def rollout_metrics(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= _by_agent(verdicts)
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
-    dropped = Counter(outcome.reason for outcome in outcomes if outcome.reason)
-    metrics |= {f"rollout/dynamic_filter/drop_{name}": float(n) for name, n in dropped.items()}
+    metrics |= _dropped(outcomes, removed)
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
+
+
+def _dropped(outcomes: Sequence[GroupOutcome], removed: Mapping[RolloutId, str]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for outcome in outcomes:
+        if outcome.reason in (OVER_SAMPLED, NOT_CHOSEN):
+            counts[f"dropped/{outcome.reason}"] += 1
+        elif outcome.reason:
+            counts[f"dynamic_filter/drop_{outcome.reason}"] += 1
+    counts.update(f"sample_filter/drop_{reason}" for reason in removed.values())
+    metrics = {f"rollout/{name}": float(count) for name, count in counts.items()}
+    return {"rollout/prompts": float(len(outcomes)), **metrics}
 
 
 def skipped_metrics(counts: Mapping[str, int]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import EnvFactory
 from agentrl.checkpoints.source import ModelSource
 from agentrl.config import effective_values
-from agentrl.envs import Scorer
+from agentrl.envs import PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
@@ -24,13 +24,14 @@ from agentrl.view.console import RunConsole
 class World:
     """The environment, its scoring, and the renderer of its messages as the model's tokens.
 
-    opponents: for the agents that are not trained.
+    opponents: for the agents that are not trained. play_episode: plays an episode, as `agentrl.play` does.
     """
 
     make_env: EnvFactory
     scorer: Scorer
     renderer: Renderer
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
+    play_episode: PlayEpisode = play
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agentrl.algorithms.corrections import CorrectionWatch
-from agentrl.algorithms.filters import GroupFilter
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.algorithm import Algorithm, build_algorithm, build_group_filter
+from agentrl.assembly.algorithm import Algorithm, build_algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, bounded
 from agentrl.assembly.env import EnvFactory, env_factory
 from agentrl.assembly.model import model_source, threads_for
 from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
+from agentrl.assembly.rewards import build_scorer
+from agentrl.assembly.rollout import Filters, build_filters, build_play, build_producer
 from agentrl.assembly.trainer import TrainerFactory
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.data import DataSource, PromptStream
-from agentrl.envs import AnyEnv, BaseEnv, Scorer, tasks_of
+from agentrl.envs import AnyEnv, BaseEnv, tasks_of
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import TrainerError
@@ -61,7 +62,7 @@ class TrainingRun:
     engine: Engine
     sink: WeightSink
     algorithm: Algorithm
-    drops: GroupFilter | None
+    filters: Filters
     trainers: TrainerFactory
     held_out: HeldOut | None
     prompts: DataSource | None
@@ -75,8 +76,9 @@ class TrainingRun:
         """Build all parts. addresses: of the models that are served besides the policy.
 
         Raises:
-            UserError: the environment, its arguments or the model directory are wrong, or an engine does not
-                start.
+            UserError: the environment, its arguments, a function by path or the model directory are wrong, or
+            an
+                engine does not start.
         """
         console, origin = records.console, records.origin
         with records.watch.stage(BUILD), console.stage(BUILD, 1):
@@ -85,21 +87,24 @@ class TrainingRun:
             check_opponents(env, config.env.opponents)
             dialect = dialect_of(env, config.rendering)
             algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
-            drops = build_group_filter(config.rollout.dynamic_sampling_filter_path)
+            filters = build_filters(config.rollout)
             data = RunData.of(config, env, console.line)
             if origin is not None and data.source is not None:
                 data.source.check(origin.state.source)
+            scorer = await build_scorer(config.env, make_env, data.first_task)
+            play = await build_play(config.env.custom_generate_function_path, make_env, data.first_task)
             source = _source(config, env, dialect, data, records)
             processes.trainers.prepare(source)
             engine = await _engine(config, source, env, records, processes)
-        world = World(make_env, Scorer(env.rewards), build_renderer(source, dialect, config.rendering))
+        renderer = build_renderer(source, dialect, config.rendering)
+        world = World(make_env, scorer, renderer, play_episode=play)
         run = cls(
             config=config,
             world=world,
             engine=engine,
             sink=engine.sink,
             algorithm=algorithm,
-            drops=drops,
+            filters=filters,
             trainers=processes.trainers,
             held_out=_held_out(data, config, world, engine),
             prompts=data.source and bounded(data.source, config, env, world.renderer),
@@ -173,6 +178,7 @@ class TrainingRun:
             num_steps=config.rollout.num_steps_per_rollout,
             watch=CorrectionWatch(config.algorithm.correction),
             laws=TokenLaws(progress.source.vocab_size),
+            removed=self.filters.removed,
         )
         progress.state = await self._state(producer, stream)
         if origin is None and config.warm_start.warm_start_steps:
@@ -272,14 +278,10 @@ class TrainingRun:
             seed=seed,
             shuffle_rewards=rollout.shuffle_rewards,
             opponents=world.opponents,
-            drops=self.drops,
+            drops=self.filters.drops,
+            play_episode=world.play_episode,
         )
-        producer = Producer(
-            stream.next,
-            player.play,
-            batch_size=rollout.prompts,
-            max_num_gen_batches=rollout.max_num_gen_batches,
-        )
+        producer = build_producer(rollout, stream.next, player, self.filters.choose)
         if self.records.origin is not None:
             producer.resume(self.progress.step, version=self.records.origin.state.version)
         return producer

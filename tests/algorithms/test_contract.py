@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms.advantages import Advantages
-from agentrl.algorithms.contract import check_estimator, check_group_filter
+from agentrl.algorithms.contract import (
+    check_buffer_filter,
+    check_estimator,
+    check_group_filter,
+    check_rollout_filter,
+)
 from agentrl.algorithms.estimators import Gae, GroupRelative
-from agentrl.algorithms.filters import has_signal, zero_std
+from agentrl.algorithms.filters import has_signal, highest_std, truncated, zero_std
+from agentrl.types import RolloutId
 
 
 @dataclass
@@ -113,3 +119,61 @@ def test_a_filter_that_satisfies_the_contract_passes():
 def test_a_filter_that_violates_the_contract_is_named(group_filter, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_group_filter(group_filter)
+
+
+def test_filters_of_the_package_satisfy_their_contracts():
+    check_buffer_filter(highest_std)
+    check_rollout_filter(truncated)
+
+
+def in_turns(*results):
+    """A function that returns these, one after the other."""
+    calls = []
+
+    def decide(groups, *numbers):
+        calls.append(groups)
+        return results[len(calls) % len(results)](groups, *numbers)
+
+    return decide
+
+
+@pytest.mark.parametrize(
+    ("buffer_filter", "sentence"),
+    [
+        (lambda groups, number: groups, "returns 1 of the 4 groups, each once, not 4 groups"),
+        (lambda groups, number: [group.id for group in groups[:number]], r"each once, not \['a'\]"),
+        (lambda groups, number: iter(groups[:number]), "each once, not <"),
+        (in_turns(lambda g, n: g[:n], lambda g, n: g[-n:]), "decided otherwise"),
+    ],
+)
+def test_a_buffer_filter_that_violates_the_contract_is_named(buffer_filter, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_buffer_filter(buffer_filter)
+
+
+FIRST = RolloutId("a.0")
+
+
+@pytest.mark.parametrize(
+    ("rollout_filter", "sentence"),
+    [
+        (lambda groups: [FIRST], "returns reasons by RolloutId, not"),
+        (lambda groups: {"a.0": "long"}, "'a.0' is no rollout of the batch"),
+        (lambda groups: {RolloutId("d.0"): "long"}, "is no rollout of the batch"),
+        (lambda groups: {FIRST: "too long"}, "is one word, not 'too long'"),
+        (in_turns(lambda g: {}, lambda g: {FIRST: "long"}), "decided otherwise"),
+    ],
+)
+def test_a_rollout_filter_that_violates_the_contract_is_named(rollout_filter, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_rollout_filter(rollout_filter)
+
+
+def test_filters_are_checked_on_truncated_episodes_and_on_events_that_did_not_happen():
+    seen = set()
+
+    def records(group):
+        seen.update((e.ending.value, e.counts["tool_calls"]) for e in group.episodes)
+
+    check_group_filter(records)
+    assert seen == {("completed", 0), ("truncated", 0)}

@@ -107,8 +107,8 @@ def test_a_name_in_place_of_a_function_is_refused_in_a_sentence():
     ("name", "sentence"),
     [
         ("exact", "no reward `exact`. Did you mean `exact_match`?"),
-        ("tests.envs.test_answers:none", "name it `package.module:function`"),
-        ("tests.envs.test_answers:REWARDS", "is a dict; name a function of a task and an answer"),
+        ("tests.envs.test_answers:none", "name it `package.module:name`"),
+        ("tests.envs.test_answers:REWARDS", "is a dict; name a function, or an object that is one"),
         ("tests.envs.test_answers:iter_once", "called with a task and an answer"),
     ],
 )

@@ -108,6 +108,12 @@ CHANGES = {
             "num_rollout": 6,
         },
     ),
+    "over_sampling_batch_size": Change(3),
+    # A choice that is refused: tests/flow/test_filter.py shows one that acts.
+    "buffer_filter_path": Change("tests.flow.worlds:drop_all", {"over_sampling_batch_size": 2}),
+    "rollout_sample_filter_path": Change("tests.flow.worlds:every_second"),
+    "custom_generate_function_path": Change("tests.flow.worlds:hinted"),
+    "group_reward": Change("tests.flow.worlds:place"),
     "max_episode_retries": Change(0, {"env": "tests.flow.worlds:Shaky", "num_rollout": 6}),
     "trainer": Change("megatron"),
     "optimizer": Change("muon"),
@@ -166,7 +172,9 @@ def without_times(value):
         return {
             key: without_times(inner)
             for key, inner in value.items()
-            if key not in timed and not key.startswith("perf/") and "latency" not in key and "_ms" not in key
+            if key not in timed
+            and not key.startswith("perf/")
+            and not any(part in key for part in ("latency", "_ms", "/took/"))
         }
     return [without_times(inner) for inner in value] if isinstance(value, list) else value
 

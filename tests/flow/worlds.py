@@ -272,3 +272,25 @@ class Numbers(DataSource):
 def shortness(task, answer):
     """What an answer is worth: the less, the longer it is."""
     return 1.0 / (1 + len(answer))
+
+
+def every_second(groups):
+    """Takes one rollout in two of each group out of the loss."""
+    return {verdict.rollout_id: "second" for group in groups for verdict in group.verdicts[1::2]}
+
+
+HINT = Message("user", "press right")
+
+
+async def hinted(episode):
+    """A hint before the first turn; then turn by turn."""
+    await episode.reset()
+    action = await episode.act(HINT)
+    await episode.step(action)
+    while not episode.is_over:
+        await episode.step(await episode.act())
+
+
+def place(siblings):
+    """The place of each among its siblings."""
+    return range(len(siblings))

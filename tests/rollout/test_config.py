@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from agentrl.assembly.config import RunConfig
 from agentrl.rollout.config import RolloutConfig
 
 SIZES = st.integers(1, 64)
@@ -81,3 +82,34 @@ def test_the_error_contains_all_numbers_and_the_remedy():
 def test_numbers_out_of_range_are_refused(key, value):
     with pytest.raises(ValidationError, match=key):
         RolloutConfig(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"over_sampling_batch_size": 31},
+            r"over_sampling_batch_size \(31\) must be at least rollout_batch_size \(32\)",
+        ),
+        (
+            {"buffer_filter_path": "a:b"},
+            "buffer_filter_path has no effect without over_sampling_batch_size; add it",
+        ),
+        (
+            {"max_num_gen_batches": 3},
+            "max_num_gen_batches has no effect without dynamic_sampling_filter_path",
+        ),
+        ({"rollout_sample_filter_path": "truncated"}, "rollout_sample_filter_path"),
+    ],
+)
+def test_a_filter_without_effect_is_refused_by_its_name(settings, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        RolloutConfig(**settings)
+
+
+def test_only_taking_the_first_is_a_warning():
+    first = {"over_sampling_batch_size": 64}
+    chosen = {**first, "buffer_filter_path": "agentrl.algorithms.filters:highest_std"}
+    (warning,) = RunConfig(rollout=RolloutConfig(**first)).warnings
+    assert "a run that resumes is not bit-equal" in warning
+    assert RunConfig(rollout=RolloutConfig(**chosen)).warnings == ()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentrl import GroupReward, Reward, UserError, say
+from agentrl import GroupReward, Reward, UserError, play, say
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
 from agentrl.rollout.group import GroupPlayer, all_of
@@ -238,3 +238,52 @@ async def test_all_of_returns_in_order_and_raises_the_first_error_after_cleaning
     with pytest.raises(KeyError):
         await all_of([hang(), raising(KeyError("x"))()])
     assert hang.released
+
+
+async def test_a_cancelled_group_has_each_of_its_episodes_once():
+    """Sibling 0 has ended, 1 failed and is in play again, 2 never ended."""
+    hang, setting = Hang(), Setting(3, failing={1})
+    make = setting.env
+
+    def env():
+        world = make()
+        if len(setting.envs) in (3, 4):
+            world.on = {"step": hang}
+        return world
+
+    player = GroupPlayer(env, setting.agent, Scorer(), 3, 2, 0)
+    task = asyncio.create_task(player.play(PROMPT, 0))
+    while len(setting.envs) < 4 or not hang.entered.is_set():
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    outcome = player.cancelled(PROMPT)
+    assert outcome.group is None
+    assert [(e.id, e.ending) for e in outcome.finished] == [
+        ("g7-0", Ending.COMPLETED),
+        ("g7-1-retry1", Ending.ABORTED),
+        ("g7-2", Ending.ABORTED),
+    ]
+    assert [(e.id, e.ending) for e in outcome.failed] == [("g7-1", Ending.FAILED)]
+    assert outcome.finished[1].seed == PROMPT.seed
+    assert outcome.finished[1].task is ASK
+
+
+async def test_a_group_that_was_cancelled_before_it_began_is_aborted():
+    outcome = Setting(2).player.cancelled(PROMPT)
+    assert [(e.id, e.ending) for e in outcome.episodes] == [
+        ("g7-0", Ending.ABORTED),
+        ("g7-1", Ending.ABORTED),
+    ]
+
+
+async def test_episodes_are_played_by_the_function_of_the_run():
+    played = []
+
+    async def counted(env, agents, task, **options):
+        played.append(options["episode_id"])
+        return await play(env, agents, task, **options)
+
+    await Setting(2, play_episode=counted).play()
+    assert sorted(played) == ["g7-0", "g7-1"]

@@ -43,3 +43,16 @@ async def test_every_prompt_is_accounted_for(tmp_path):
 async def test_what_is_missing_is_named(tmp_path, change, sentence):
     found = audit(await written(tmp_path, {**WHOLE, **change}))
     assert any(sentence in problem for problem in found.problems), found.problems
+
+
+async def test_what_filters_and_over_sampling_left_is_accounted_for(tmp_path):
+    fates = {
+        **{"g0-0": "", "g0-1": "sample_filter/truncated", "g0-1-retry1": "tool_error"},
+        **{"g1-0": "tool_error", "g1-0-retry1": "over_sampled", "g1-1": "over_sampled"},
+        **{"g2-0": "not_chosen", "g2-1": "not_chosen"},
+        **dict.fromkeys(("g3-0", "g3-1"), "sample_filter/truncated"),
+    }
+    found = audit(await written(tmp_path, fates))
+    assert found.problems == ()
+    assert (found.started, found.trained) == (4, 1)
+    assert found.dropped == {"over_sampled": 1, "not_chosen": 1, "sample_filter/truncated": 1}

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from agentrl.observe import Journal, Outcome, reconcile
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.loop import BatchInProgress, Iteration
-from agentrl.types import Ending, Episode, Failure, Group, Limits, Task, Verdict
+from agentrl.types import Ending, Episode, Failure, Group, Limits, RolloutId, Task, Verdict
 
 TASK = Task.ask("t", "?")
 DOWN = Failure("reset", "error", "the database is down")
@@ -61,3 +64,38 @@ async def test_of_the_batch_in_hand_those_groups_are_trained_that_were_seen(tmp_
     assert not books.problems
     assert books.dropped == {"run_stopped": 5, "reset_error": 2}
     assert {e.episode.id for e in entries if e.outcome is Outcome.TRAINED} == {"g0-0", "g0-1"}
+
+
+async def test_what_an_over_sampled_batch_left_is_dropped_with_its_reason(tmp_path: Path) -> None:
+    taken, late = complete("g0"), replace(complete("g1"), reason="over_sampled")
+    cut = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),), "over_sampled")
+    assert taken.group
+    iteration = Iteration(0, (taken, late, cut), (taken.group,), (), {})
+    async with Journal(tmp_path) as journal:
+        await journal.write_step(1, iteration_entries(iteration))
+    assert reconcile(tmp_path, played=6).dropped == {"over_sampled": 3, "reset_error": 1}
+
+
+async def test_of_a_trained_group_a_rollout_that_a_filter_took_out_is_dropped(tmp_path: Path) -> None:
+    removed = {RolloutId("g0-1"): "truncated"}
+    in_progress = BatchInProgress((complete("g0"), complete("g1")), {"g0"}, removed)
+    entries = {entry.episode.id: entry for entry in leftover_entries([], in_progress)}
+    reasons = {id: entry.reason for id, entry in entries.items()}
+    stopped = dict.fromkeys(("g1-0", "g1-1"), "run_stopped")
+    assert reasons == {"g0-0": "", "g0-1": "sample_filter/truncated", **stopped}
+
+
+@pytest.mark.parametrize(("removed", "reason"), [(("a",), ""), (("a", "b"), "sample_filter/long")])
+def test_an_episode_of_several_agents_is_trained_where_one_of_them_is(
+    removed: tuple[str, ...], reason: str
+) -> None:
+    agents = ("a", "b", "script")
+    played = Episode(
+        "g0-0", "E-v0", TASK, 0, Limits(), (), (), Ending.COMPLETED, agents=agents, frozen_agents=("script",)
+    )
+    verdicts = tuple(Verdict("g0-0", "env", 1.0, agent=agent) for agent in agents)
+    group = Group("g0", TASK, 0, (played,), verdicts)
+    outcome = GroupOutcome(group, (), (played,))
+    reasons = {RolloutId("g0-0", agent): "long" for agent in removed}
+    (entry,) = iteration_entries(Iteration(0, (outcome,), (group,), (), {}, removed=reasons))
+    assert entry.reason == reason

@@ -19,6 +19,7 @@ from agentrl.types import (
     Limits,
     Message,
     Restart,
+    RolloutId,
     Task,
     ToolStats,
     Trajectory,
@@ -98,3 +99,19 @@ def test_the_cached_share_is_that_of_the_prompts() -> None:
     with_tokens = replace(episode("a"), trajectories=(unbroken, anew))
     assert cached_ratio([with_tokens]) == pytest.approx((0 + 15 + 2) / (10 + 20 + 6))
     assert cached_ratio([]) == 0.0
+
+
+def test_groups_and_rollouts_that_were_dropped_are_counted_by_what_dropped_them() -> None:
+    played = outcome([{"env": 1.0}], (episode("a"),))
+    reasons = ("", "too_easy", "too_easy", "over_sampled", "not_chosen")
+    cut = GroupOutcome(None, (), (episode("b", Ending.ABORTED),), "over_sampled")
+    removed = {RolloutId("a"): "truncated"}
+    metrics = rollout_metrics([*(replace(played, reason=reason) for reason in reasons), cut], removed)
+    counts = {name: value for name, value in metrics.items() if "drop" in name or "prompts" in name}
+    assert counts == {
+        "rollout/prompts": 6,
+        "rollout/dynamic_filter/drop_too_easy": 2,
+        "rollout/dropped/over_sampled": 2,
+        "rollout/dropped/not_chosen": 1,
+        "rollout/sample_filter/drop_truncated": 1,
+    }

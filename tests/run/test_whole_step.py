@@ -17,8 +17,10 @@ from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.assembly.algorithm import build_algorithm
+from agentrl.errors import UserError
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
+from agentrl.types import RolloutId
 from tests.run.tables import POLICY, STEP_SIZE, VALUES, VOCABULARY, TableTrainer, episodes_of, producer_of
 
 MAX_LENGTH = 20
@@ -131,9 +133,11 @@ def of_token(table, old, pair, share, advantage, eps):
     return row
 
 
-def of_step(members, table, old, kind, eps):
+def of_step(members, table, old, kind, eps, removed=()):
     gradient = np.zeros((VOCABULARY, VOCABULARY))
-    for (*_, pairs), credit in members:
+    for number, ((*_, pairs), credit) in enumerate(members):
+        if number in removed:
+            continue
         share = weight(kind, [rollout for rollout, _ in members], len(pairs))
         for pair, advantage in zip(pairs, credit, strict=True):
             gradient[pair[0]] += of_token(table, old, pair, share, advantage, eps)
@@ -205,6 +209,39 @@ async def test_what_a_batch_does_changes_as_little_as_a_coefficient(name, term):
     nearly = await gradients_of(2, **settings, **NEARLY_NOTHING[term])
     for actual, desired in zip(without, nearly, strict=True):
         assert np.linalg.norm(actual - desired) <= 1e-9 * np.linalg.norm(actual)
+
+
+@pytest.mark.parametrize("kind", ["token", "sample", "rollout", "constant"])
+async def test_a_rollout_that_a_filter_takes_out_counts_everywhere_but_in_the_loss(kind):
+    """a.0, all of c and g.1: their advantages and denominators stay, their terms do not."""
+    removed = {"a.0": "long", "c.0": "long", "c.1": "odd", "g.1": "long"}
+    settings = {"advantage_estimator": "grpo", "use_rollout_logprobs": False, "loss_weighting": kind}
+    # An entropy bonus of nearly nothing: groups without an advantage are in the loss, too.
+    loop = replace(
+        run_of(AlgorithmConfig(**settings, entropy_coef=1e-12), 1),
+        removed=lambda groups: {RolloutId(id): reason for id, reason in removed.items()},
+    )
+    iteration = await loop.iterate(0)
+    everyone = list(zip(episodes(GROUPS), advantages("grpo", GROUPS, 1.0, 1.0, False), strict=True))
+    ids = [episode.id for group in GROUPS for episode in group.episodes]
+    out = [number for number, id in enumerate(ids) if id in removed]
+    expected = of_step(everyone, POLICY, POLICY, kind, (0.2, 0.28), out)
+    assert np.linalg.norm(loop.trainer.gradients[0] - expected) <= 2e-6 * np.linalg.norm(expected)
+    assert not {rollout.episode for rollout in loop.trainer.updated[0]} & set(removed)
+    assert {rollout.episode for rollout in loop.trainer.scored} >= set(removed)
+    assert [group.id for group in iteration.dropped] == ["c"]
+    reasons = {entry.episode.id: entry.reason for entry in iteration_entries(iteration)}
+    assert {id: reason for id, reason in reasons.items() if reason} == {
+        id: f"sample_filter/{reason}" for id, reason in removed.items()
+    }
+    assert iteration.metrics["rollout/sample_filter/drop_long"] == 3
+    assert iteration.metrics["rollout/sample_filter/drop_odd"] == 1
+
+
+async def test_a_filter_that_fails_ends_the_run_with_a_sentence():
+    loop = replace(run_of(AlgorithmConfig(), 1), removed=lambda groups: {RolloutId("nobody"): "x"})
+    with pytest.raises(UserError, match=r"the rollout sample filter failed .*no rollout of the batch"):
+        await loop.iterate(0)
 
 
 async def test_a_group_without_signal_counts_and_costs_no_forward_pass():

@@ -1,0 +1,78 @@
+"""From the configuration to the parts of a rollout: filters, the episode's player, the producer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, cast
+
+from agentrl.algorithms.contract import check_buffer_filter, check_group_filter, check_rollout_filter
+from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
+from agentrl.assembly.functions import Trying, checked, function_at
+from agentrl.data import Prompt
+from agentrl.envs import AnyEnv, PlayEpisode, play
+from agentrl.envs.contract import check_generate
+from agentrl.envs.generate import Generate, generating
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
+from agentrl.rollout.producer import Producer
+from agentrl.types import Task
+
+F = TypeVar("F")
+
+
+class Filters(NamedTuple):
+    """The filters of a run, where it has any: dynamic sampling, of the buffer, of rollouts."""
+
+    drops: GroupFilter | None = None
+    choose: BufferFilter | None = None
+    removed: RolloutFilter | None = None
+
+
+def build_filters(config: RolloutConfig) -> Filters:
+    """The filters that the configuration names; each has been checked.
+
+    Raises:
+        ConfigError: one cannot be imported, or violates its contract.
+    """
+    return Filters(
+        _filter_at(config.dynamic_sampling_filter_path, check_group_filter),
+        _filter_at(config.buffer_filter_path, check_buffer_filter),
+        _filter_at(config.rollout_sample_filter_path, check_rollout_filter),
+    )
+
+
+async def build_play(path: str | None, make_env: Callable[[], AnyEnv], task: Task | None) -> PlayEpisode:
+    """The function that plays an episode: `agentrl.play`, or one that plays by the generate function at a
+    path.
+
+    task: the generate function is tried out on it; None = there is no task.
+
+    Raises:
+        ConfigError: the generate function cannot be imported, or violates its contract.
+        UserError: the environment has several agents.
+    """
+    if path is None:
+        return play
+    generate = cast(Generate, function_at("generate function", path))
+    if task is not None:
+        with Trying(path):
+            await check_generate(generate, make_env, task)
+    return generating(generate)
+
+
+def build_producer(
+    config: RolloutConfig, next_prompt: Callable[[], Prompt], player: GroupPlayer, choose: BufferFilter | None
+) -> Producer:
+    """The producer of a run's batches. choose: the buffer filter of an over-sampled batch."""
+    size, batch_size, most = config.over_sampling_batch_size, config.prompts, config.max_num_gen_batches
+    if size is None:
+        return Producer(next_prompt, player.play, batch_size=batch_size, max_num_gen_batches=most)
+    over_sampling = OverSampling(size, player.cancelled, choose)
+    return OverSamplingProducer(
+        next_prompt, player.play, over_sampling, batch_size=batch_size, max_num_gen_batches=most
+    )
+
+
+def _filter_at(path: str | None, check: Callable[[F], None]) -> F | None:
+    return None if path is None else checked(path, cast(F, function_at("filter", path)), check)

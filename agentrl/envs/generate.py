@@ -1,0 +1,169 @@
+"""Episodes that a custom generate function plays: turns and steps in its own order, recorded as `play` does.
+
+async def second_look(episode):
+    await episode.reset()
+    while not episode.is_over:
+        action = await episode.act()
+        if not action.tool_calls:
+            action = await episode.act(Message("user", "Check your answer, and give it again."))
+        await episode.step(action)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TypeAlias
+
+from agentrl.envs.play import Game, PlayEpisode, ending_of
+from agentrl.errors import AgentRLError, StageError, UserError, stage
+from agentrl.protocols import Agent, MultiAgentEnvironment, SingleAgentEnvironment
+from agentrl.types import Ending, Episode, Limits, Message, Observation, Task
+
+
+class EpisodeEndedError(AgentRLError):
+    """The episode has ended: there are no more turns and steps. A generate function need not catch it."""
+
+
+class EpisodeInPlay:
+    """An episode of an environment with one agent, driven by a generate function.
+
+    The function calls `reset` once, then `act` and `step`. It never makes tokens: each turn is one of the
+    agent's, with the tokens, authors, logprobs and versions that were recorded when it was sampled. Limits
+    and deadlines of the environment hold. The episode ends when the world ends it, when a turn is unfinished,
+    after `limits.max_turns` turns, or when the function returns, which truncates it.
+    """
+
+    def __init__(self, game: Game) -> None:
+        self._game = game
+        (self._name,) = game.players
+        self._ending: Ending | None = None
+        self._has_news = False
+        self._is_step_due = False
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return self._game.task
+
+    @property
+    def seed(self) -> int:
+        """The seed of this episode: `random.Random(episode.seed)` draws the same in every replay."""
+        return self._game.sampling_seed
+
+    @property
+    def limits(self) -> Limits:
+        """Those of the environment."""
+        return self._game.world.limits
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._ending is not None
+
+    async def reset(self) -> Observation:
+        """Begin the episode; the first prompt, which the agent sees at its next turn."""
+        return self._deliver(await self._game.reset())
+
+    async def act(self, *added: Message) -> Message:
+        """The agent's next turn: on what the world showed since its last one, then on `added` messages.
+
+        These are the world's tokens, as every message that the policy did not sample.
+
+        Raises:
+            EpisodeEndedError: the turn is unfinished, or there may be no more turns.
+            StageError: the agent failed, or there is nothing new to act on.
+        """
+        self._check_running()
+        if not (self._has_news or added):
+            raise StageError("generate", "invalid", "act() needs a reset(), a step() or a message to act on")
+        if self._game.turns[self._name] == self.limits.max_turns:
+            self._end(Ending.TRUNCATED)
+        if self._is_step_due:
+            # Rewards and turns stay in step: the world did not see the last turn.
+            self._game.record.rewards.append(None)
+        if added:
+            self._game.deliver({self._name: added})
+        acts = await self._game.acts([self._name], self._game.turns[self._name])
+        self._has_news, self._is_step_due = False, True
+        unfinished = ending_of(acts)
+        if unfinished is not None:
+            self._end(unfinished)
+        return acts[self._name].message
+
+    async def step(self, action: Message) -> Observation:
+        """Pass an action to the world; what it shows, which the agent sees at its next turn.
+
+        The reward of the step is credited to the agent's last turn.
+
+        Raises:
+            EpisodeEndedError: the episode had ended before.
+            StageError: the environment failed, or the agent has not acted since the last step.
+        """
+        self._check_running()
+        if not self._is_step_due:
+            raise StageError("generate", "invalid", "step() needs an act() before it")
+        step = await self._game.step({self._name: action})
+        self._is_step_due = False
+        if step.terminated or step.truncated:
+            self._ending = Ending.COMPLETED if step.terminated else Ending.TRUNCATED
+            return step.observations.get(self._name, ())
+        return self._deliver(step.observations)
+
+    async def run(self, generate: Generate) -> Ending:
+        """Play by a generate function until it returns or the episode has ended.
+
+        Raises:
+            StageError: the function raised, or returned before the agent had a turn.
+        """
+        async with stage("generate", None):
+            with suppress(EpisodeEndedError):
+                await generate(self)
+        if not self._game.turns[self._name] and self._ending is None:
+            raise StageError("generate", "invalid", "it returned without a turn; call reset(), then act()")
+        return self._ending or Ending.TRUNCATED
+
+    def _deliver(self, observations: Mapping[str, Observation]) -> Observation:
+        self._game.deliver(observations)
+        self._has_news = True
+        return observations.get(self._name, ())
+
+    def _check_running(self) -> None:
+        if self._ending is not None:
+            raise EpisodeEndedError(f"the episode has ended: {self._ending}")
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = ending
+        self._check_running()
+
+
+Generate: TypeAlias = Callable[[EpisodeInPlay], Awaitable[None]]
+"""Plays one episode in its own way."""
+
+
+def generating(generate: Generate) -> PlayEpisode:
+    """A function that plays as `play` does, by a generate function. Where that fails, the episode fails.
+
+    Raises (when it plays):
+        UserError: the environment has several agents.
+    """
+
+    async def play_generated(
+        env: SingleAgentEnvironment | MultiAgentEnvironment,
+        agents: Agent | Mapping[str, Agent],
+        task: Task,
+        *,
+        seed: int = 0,
+        episode_id: str = "",
+        sampling_seed: int = 0,
+    ) -> Episode:
+        game = Game.of(env, agents, task, seed, episode_id, sampling_seed)
+        if len(game.players) > 1:
+            raise UserError(
+                f"{env.id} has several agents, and a generate function plays one; leave out "
+                "custom_generate_function_path."
+            )
+        episode = EpisodeInPlay(game)
+        return await game.played(lambda: episode.run(generate))
+
+    return play_generated
