@@ -152,3 +152,18 @@ def test_the_optimizer_saw_each_episode_that_the_journal_calls_trained_once_and_
     }
     assert undone & set(trained)
     assert reconcile(folder).problems == audit(folder).problems == ()
+
+
+def test_the_optimizer_never_saw_what_over_sampling_and_a_sample_filter_left(watched, tmp_path):
+    Struck.at = None
+    filters = {
+        "over_sampling_batch_size": 6,
+        "rollout_sample_filter_path": "tests.flow.worlds:every_second",
+    }
+    folder = train("Struck", tmp_path, "x", **{**SMALL, **filters, "num_rollout": 2}).folder
+    played = outcomes(folder / "trajectories")
+    trained = [id for id, outcome, _ in played if outcome == "trained"]
+    assert optimizer_counts(folder) == dict.fromkeys(map(entry_of, trained), 1.0)
+    reasons = Counter(reason for _, outcome, reason in played if outcome == "dropped")
+    assert len(trained) == reasons["sample_filter/second"] == 2 * 4
+    assert reasons["over_sampled"] > 0
