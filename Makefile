@@ -74,6 +74,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks algorithms --json
+	$(BIN)/python -m benchmarks refill --json
 
 sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for its tests and for bench (2 GB)
 

@@ -16,7 +16,7 @@ from agentrl.cli import run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
-from benchmarks.config import AlgorithmsBench, QuickstartBench
+from benchmarks.config import AlgorithmsBench, QuickstartBench, RefillBench
 
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 
@@ -90,6 +90,24 @@ def algorithms_command(as_json: bool, **flags: str | bool | None) -> None:
     values = by_section(_Algorithms, flag_values(flags, _Algorithms))
     console = RunConsole(console=Console(stderr=True, highlight=False))
     _print(bench_algorithms(parse(_Algorithms, values, source="the flags").bench, console), as_json)
+
+
+class _Refill(Section):
+    bench: RefillBench = RefillBench()
+
+
+@config_flags(_Refill)
+@cli.command("refill")
+@_JSON
+def refill_command(as_json: bool, **flags: str | bool | None) -> None:
+    """What a dynamic sampling filter gains, and what it costs: the same updates with and without it.
+
+    Finished runs of an earlier call are read, not measured again.
+    """
+    from benchmarks.refill import bench_refill
+
+    values = by_section(_Refill, flag_values(flags, _Refill))
+    _print(bench_refill(parse(_Refill, values, source="the flags").bench), as_json)
 
 
 @cli.command("engines")

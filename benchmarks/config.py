@@ -56,3 +56,22 @@ class AlgorithmsBench(Section):
     """Where the runs are cached_result; finished ones are not run again (folder)."""
     jobs: Annotated[int, Field(ge=1)] = 1
     """Runs at once, each on one core (count)."""
+
+
+class RefillBench(Section):
+    """The runs."""
+
+    run_file: str = "examples/hop_search/run.toml"
+    """Run file that both arms are based on (TOML)."""
+    seeds: _Seeds = (0, 1, 2)
+    """Seeds, separated by commas."""
+    num_rollout: Annotated[int, Field(ge=1)] | None = None
+    """RL iterations of every run, each with its updates (count); left out, those of the run file."""
+    eval_interval: Annotated[int, Field(ge=1)] = 10
+    """Iterations between two points of the curve (count)."""
+    eval_episodes: Annotated[int, Field(ge=1)] = 1024
+    """Held-out episodes of each point (count), sampled, and as many greedily."""
+    output_dir: str = "runs/bench-refill"
+    """Where the runs are cached; finished ones are not run again (folder)."""
+    jobs: Annotated[int, Field(ge=1)] = 1
+    """Runs at once, each on one core (count). Wall times are comparable only for 1 on an idle machine."""

@@ -13,7 +13,7 @@ from tests.house.source import ROOT
 
 NAMES = {
     *("algorithms", "data", "engine", "engines", "envs", "generator", "journal"),
-    *("megatron", "python", "quickstart", "search", "stall"),
+    *("megatron", "python", "quickstart", "refill", "search", "stall"),
 }
 
 
