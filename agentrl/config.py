@@ -112,7 +112,7 @@ class Section(BaseModel):
         """
         settings: dict[str, tuple[str, JSON]] = {}
         for name, value in values.items():
-            for key, resolved in cls._resolved(name, value, before or {}).items():
+            for key, resolved in cls.resolved(name, value, before or {}).items():
                 other, earlier = settings.setdefault(key, (name, resolved))
                 if earlier != resolved:
                     raise ValueError(f"{other} and {name} both set {key}; choose one.")
@@ -130,12 +130,19 @@ class Section(BaseModel):
         return nested
 
     @classmethod
-    def _resolved(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    def resolved(cls, name: str, value: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+        """The flat settings that one name stands for. before: as for `canonical`."""
         if name in cls.spellings:
             return cls.spellings[name].stands_for(value, before)
         if name in cls.tables() and isinstance(value, dict):
             return {f"{name}_{key}": item for key, item in value.items()}
         return {name: value}
+
+    def was_set(self, name: str) -> bool:
+        """Whether a key of the section, or the flat name of a key in a table, was set."""
+        table, key = self.table_keys().get(name, ("", name))
+        holder: Section = getattr(self, table) if table else self
+        return key in holder.model_fields_set
 
     @model_validator(mode="before")
     @classmethod
@@ -230,9 +237,11 @@ def refuse_inactive(config: Section, settings: Mapping[str, JSON], *, source: st
     Raises:
         ConfigError: with the name of the leaf without effect.
     """
-    for name, change in config.inactive.items():
-        if _is_on(settings.get(name)):
-            raise ConfigError(f"{source}: {name} has no effect {change}, or leave {name} out.")
+    inactive, sections = config.inactive, _section_names(type(config))
+    for name, value in settings.items():
+        resolved = _sections(type(config))[sections[name]].resolved(name, value, {}) if _is_on(value) else ()
+        for key in inactive.keys() & resolved:
+            raise ConfigError(f"{source}: {name} has no effect {inactive[key]}, or leave {name} out.")
 
 
 def by_section(tree: type[Section], flat: Mapping[str, JSON]) -> Values:
@@ -301,19 +310,12 @@ def effective_values(config: Section) -> Values:
 
 def _effective(section: Section, inactive: Iterable[str]) -> dict[str, JSON]:
     values: dict[str, JSON] = section.model_dump(mode="json", exclude_none=True)
-    for name in (*section.without_effect, *(name for name in inactive if not _was_set(section, name))):
+    for name in (*section.without_effect, *(name for name in inactive if not section.was_set(name))):
         table, key = section.table_keys().get(name, ("", name))
         holder = values.get(table) if table else values
         if isinstance(holder, dict):
             holder.pop(key, None)
     return values
-
-
-def _was_set(section: Section, name: str) -> bool:
-    """Whether a leaf of the section, by its flat name, was set."""
-    table, key = section.table_keys().get(name, ("", name))
-    holder: Section = getattr(section, table) if table else section
-    return key in holder.model_fields_set
 
 
 def write_toml(config: Section, path: Path) -> None:

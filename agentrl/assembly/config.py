@@ -13,7 +13,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.config import Count, RolloutConfig
+from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, Count, RolloutConfig
 from agentrl.tools.config import ToolChoice
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -202,13 +202,15 @@ class RunConfig(Section):
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
         rollout, warnings = self.rollout, []
-        if rollout.rollout_top_p < 1.0 or rollout.rollout_top_k:
+        plays = rollout.replay is None
+        cuts = rollout.rollout_top_p < 1.0 or rollout.rollout_top_k > 0
+        if cuts and plays and not rollout.debug_rollout_only:
             warnings.append(
                 f"rollout_top_p = {rollout.rollout_top_p:g} and rollout_top_k = {rollout.rollout_top_k} cut "
                 "the distribution that is sampled, while logprobs and gradients are the whole policy's: the "
                 "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off."
             )
-        if rollout.over_sampling_batch_size is not None and rollout.buffer_filter_path is None:
+        if rollout.over_sampling_batch_size is not None and rollout.buffer_filter_path is None and plays:
             warnings.append(
                 "over_sampling_batch_size takes the groups that end first, so two runs of one seed differ, "
                 "and a run that resumes is not bit-equal to one that was never interrupted; "
@@ -220,11 +222,59 @@ class RunConfig(Section):
     def inactive(self) -> dict[str, str]:
         """Those of all sections, and settings without effect with this command, data, trainer and engine."""
         own = self._inactive_data | self._inactive_layout | self._inactive_recordings
-        return super().inactive | own | self._of_other_command
+        return super().inactive | own | self._of_other_command | self._of_other_half
 
     @property
     def _of_other_command(self) -> dict[str, str]:
         return dict.fromkeys(SftSection.model_fields, "without agentrl sft; use that command")
+
+    @property
+    def _of_other_half(self) -> dict[str, str]:
+        """The settings of playing, or of training, where a run of RL leaves that out."""
+        if self.command != "train":
+            return {}
+        if self.rollout.replay is not None:
+            return dict.fromkeys(self._playing, REPLAYS)
+        return dict.fromkeys(self._training, PLAYS_ONLY)
+
+    @property
+    def warm_starts(self) -> bool:
+        """Whether the run begins with a warm start."""
+        return bool(self.warm_start.warm_start_steps) and not self.rollout.debug_rollout_only
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run evaluates: a replay has no engine, and `agentrl rollout` trains nothing."""
+        return self.rollout.replay is None and not self.rollout.debug_rollout_only
+
+    @property
+    def _playing(self) -> set[str]:
+        """The settings of other sections that have no effect on a replay."""
+        names = {*EvalSection.model_fields, "metric_for_best_model", "rollout_max_prompt_len"}
+        # The length of an episode divides its loss, and arguments of the environment name models.
+        names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
+        names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields}
+        is_fresh = self.model.hf_checkpoint is None
+        if not (is_fresh and self.data.gives_prompts):
+            # No tokenizer is trained on the prompts.
+            names |= {*DataConfig.model_fields, "train_split"}
+        if not self.warm_starts:
+            names |= {*LimitChoice.model_fields, "max_turns"}
+        if not (self.warm_starts or is_fresh):
+            names |= {*ToolChoice.model_fields, *RenderingConfig.model_fields}
+        return names
+
+    @property
+    def _training(self) -> set[str]:
+        """The settings of other sections that have no effect where nothing is trained."""
+        if not self.rollout.debug_rollout_only:
+            return set()
+        names = {*EvalSection.model_fields, "metric_for_best_model", *WarmStartSection.model_fields}
+        names |= {*TrainerConfig.model_fields, *MegatronConfig.model_fields}
+        names |= {"profile_step", "memory_snapshot_step"}
+        names |= {name for name, (section, _) in leaves(RunConfig).items() if section == "algorithm"}
+        # The servers compute in the dtype that is trained in.
+        return names - ({"bf16"} if self.engine.engine == "sglang" else set())
 
     @property
     def _inactive_data(self) -> dict[str, str]:
@@ -260,9 +310,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _a_group_needs_siblings(self) -> RunConfig:
-        size = self.rollout.n_samples_per_prompt
+        size, rollout = self.rollout.n_samples_per_prompt, self.rollout
         name = self.algorithm.advantage_estimator
-        if RECIPES[name].compares and size < 2 and self.rollout.num_rollout > 0:
+        if rollout.replay is not None or rollout.debug_rollout_only:
+            return self
+        if RECIPES[name].compares and size < 2 and rollout.num_rollout > 0:
             raise ValueError(
                 f"n_samples_per_prompt = {size}: advantage_estimator `{name}` compares siblings and needs "
                 "groups of at least 2; raise n_samples_per_prompt."

@@ -48,15 +48,15 @@ class RunData(NamedTuple):
                 tasks.
         """
         steps = config.warm_start.warm_start_steps
-        if steps and not env.splits:
+        if config.warm_starts and not env.splits:
             raise ConfigError(
                 f"warm_start_steps = {steps}: {env.id} has no tasks of its own, so nothing "
                 "can be demonstrated; "
                 "leave it out, or choose an environment with an expert."
             )
         source = training_source(config, env) if config.rollout.num_rollout else None
-        held_out = held_out_tasks(config, env)
-        if held_out is None:
+        held_out = held_out_tasks(config, env) if config.evaluates else None
+        if held_out is None and config.evaluates:
             on_event(NOTHING_HELD_OUT)
         return cls(source, held_out, config.data.gives_prompts)
 

@@ -9,6 +9,7 @@ from inspect import signature
 from types import MappingProxyType
 
 from agentrl.assembly.addresses import Addresses, with_addresses
+from agentrl.assembly.config import RunConfig
 from agentrl.assembly.rewards import reward_function
 from agentrl.envs import AnyEnv, ToolEnv, find
 from agentrl.envs.answers import AnswerReward
@@ -55,6 +56,19 @@ def env_factory(
         return env
 
     return make
+
+
+def run_env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
+    """`env_factory` with the settings of a run. addresses: as there."""
+    rollout = config.rollout
+    return env_factory(
+        config.env.env,
+        config.env.env_kwargs,
+        limits=config.env.chosen(max_turns=rollout.max_turns, max_tokens=rollout.rollout_max_context_len),
+        tools=config.env,
+        addresses=addresses,
+        reward=config.env.reward,
+    )
 
 
 def _reward_argument(env_id: str, reward: str | None) -> Mapping[str, AnswerReward]:

@@ -66,9 +66,8 @@ def read_run(folder: Path, kind: type[RunConfig] = RunConfig) -> RunConfig:
 def listed_inactive(config: RunConfig) -> Iterator[str]:
     """A line for each reason why settings of the run file have no effect."""
     sections: list[Section] = [getattr(config, name) for name in RunConfig.model_fields]
-    were_set = {name for section in sections for name in section.model_fields_set}
     names: dict[str, list[str]] = {}
     for name, change in config.inactive.items():
-        if name in were_set:
+        if any(section.was_set(name) for section in sections):
             names.setdefault(change.partition(";")[0], []).append(name)
     yield from (f"No effect here: {', '.join(keys)} ({reason})." for reason, keys in names.items())

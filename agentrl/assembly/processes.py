@@ -47,7 +47,8 @@ async def run_processes(
     The engine's process starts at once, and imports torch while the world is built. The folders are for their
     output. launched: Megatron's ranks that a launcher started.
     """
-    hosted = config.engine.engine == "embedded" and not config.run.inline
+    embedded = config.engine.engine == "embedded" and config.rollout.replay is None
+    hosted = embedded and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None
     trainers = TrainerFactory(config, trainer_folder, launched)
     try:

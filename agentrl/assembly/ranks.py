@@ -21,7 +21,7 @@ def launcher_env_of(config: RunConfig) -> LauncherEnv | None:
     Raises:
         ConfigError: the environment is incomplete, or contradicts the layout.
     """
-    if config.trainer.trainer != "megatron":
+    if config.trainer.trainer != "megatron" or config.rollout.debug_rollout_only:
         return None
     return launcher_env(config.megatron, os.environ)
 

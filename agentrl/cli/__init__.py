@@ -12,12 +12,13 @@ from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.plot import plot_command
+from agentrl.cli.replay import replay_command
 from agentrl.cli.runs import runs
 from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
 from agentrl.cli.sft import sft_command
 from agentrl.cli.tools import tools
-from agentrl.cli.train import train_command
+from agentrl.cli.train import rollout_command, train_command
 from agentrl.errors import AgentRLError, UserError
 from agentrl.extras import missing_extra
 
@@ -40,6 +41,8 @@ def cli() -> None:
 for command in (
     train_command,
     sft_command,
+    rollout_command,
+    replay_command,
     evaluate_command,
     data,
     envs,

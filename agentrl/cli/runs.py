@@ -69,7 +69,7 @@ def show_command(name: str, output_dir: str, as_json: bool) -> None:
 @_FOLDER
 @_JSON
 def audit_command(name: str, output_dir: str, as_json: bool) -> None:
-    """Account for every prompt of a run: trained, dropped with a reason, or skipped.
+    """Account for every prompt of a run: trained, recorded, dropped with a reason, or skipped.
 
     Exit code 1 if one is not accounted for.
     """
@@ -246,6 +246,7 @@ def _text(found: Audit) -> str:
     rows = {
         "started": f"{found.started} prompts",
         "trained": f"{found.trained}",
+        **({"recorded": f"{found.recorded}"} if found.recorded else {}),
         **{f"dropped, {reason}": f"{number}" for reason, number in sorted(found.dropped.items())},
         "skipped": f"{found.skipped}",
         "ahead of the last checkpoint": f"{found.ahead}",

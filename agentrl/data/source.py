@@ -108,6 +108,11 @@ class PromptStream:
         self.next_ordinal = next_ordinal
         self._skipped: Counter[str] = Counter()
 
+    @property
+    def fingerprint(self) -> str:
+        """That of the source."""
+        return self.source.fingerprint
+
     def next(self) -> Prompt:
         """The next prompt.
 

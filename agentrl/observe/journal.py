@@ -34,14 +34,15 @@ from typing import Final, NamedTuple, cast
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.observe import lines, members
-from agentrl.types import Ending, Episode, Verdict
+from agentrl.types import JSON, Ending, Episode, Verdict
 
 
 class Outcome(StrEnum):
-    """The outcome of an episode: trained on, dropped or evaluated."""
+    """The outcome of an episode: trained on, dropped, recorded by a run that only plays, or evaluated."""
 
     TRAINED = "trained"
     DROPPED = "dropped"
+    RECORDED = "recorded"
     EVALUATED = "evaluated"
 
 
@@ -50,16 +51,22 @@ class Entry:
     """One line of the journal. No verdicts = never scored; reason: why it was dropped.
 
     verdicts: one for each agent of the episode, in their order.
+    in_batch: false for a group that was dropped before its batch was complete: by the dynamic sampling
+        filter, or of an over-sampled batch.
+    start_version: the policy version at the start of its group, if that was complete.
 
     Raises:
         ValueError: a verdict belongs to another episode, a drop has no reason (or another
-            outcome has one), or a failed or unscored episode has the outcome `trained`.
+            outcome has one), an episode of no batch has another outcome than `dropped`, or a failed or
+            unscored one is `trained` or `recorded`.
     """
 
     episode: Episode
     verdicts: tuple[Verdict, ...]
     outcome: Outcome
     reason: str = ""
+    in_batch: bool = True
+    start_version: int = 0
 
     def __post_init__(self) -> None:
         episode = self.episode
@@ -69,7 +76,10 @@ class Entry:
             raise ValueError(
                 f"episode {episode.id}: a reason belongs to the outcome `dropped`, and to no other"
             )
-        if self.outcome is Outcome.TRAINED and (not self.verdicts or episode.ending is Ending.FAILED):
+        if not self.in_batch and self.outcome is not Outcome.DROPPED:
+            raise ValueError(f"episode {episode.id} was in no batch: it is `dropped`, not `{self.outcome}`")
+        is_usable = bool(self.verdicts) and episode.ending is not Ending.FAILED
+        if self.outcome in (Outcome.TRAINED, Outcome.RECORDED) and not is_usable:
             raise ValueError(f"episode {episode.id} failed or has no verdict; it cannot be trained on")
 
     @property
@@ -93,13 +103,30 @@ def read_journal(path: Path) -> Iterator[Entry]:
     Raises:
         ValueError: the file is broken before its last member, or a line is not an entry.
     """
-    for row in members.read(path):
-        try:
-            yield _ENTRIES.validate_python(row)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"{path.name} holds no entry of a journal: {place}: {problem['msg']}") from None
+    return (_entry(row, path) for row in members.read(path))
+
+
+def find_entries(path: Path, id: str) -> Iterator[Entry]:
+    """The entries of the episode with this id in one file: no other line becomes an `Entry`.
+
+    Raises:
+        ValueError: as for `read_journal`.
+    """
+    return (_entry(row, path) for row in members.read(path) if _id_of(row) == id)
+
+
+def _entry(row: JSON, path: Path) -> Entry:
+    try:
+        return _ENTRIES.validate_python(row)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{path.name} holds no entry of a journal: {place}: {problem['msg']}") from None
+
+
+def _id_of(row: JSON) -> JSON:
+    episode = row.get("episode") if isinstance(row, dict) else None
+    return episode.get("id") if isinstance(episode, dict) else None
 
 
 class EpisodeOutcome(NamedTuple):
@@ -125,10 +152,12 @@ def read_outcomes(path: Path) -> Iterator[EpisodeOutcome]:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The counts of a journal: played = trained + the sum of dropped. problems: empty if consistent."""
+    """The counts of a journal: played = trained + recorded + the sum of dropped. problems: empty if
+    consistent."""
 
     played: int
     trained: int
+    recorded: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     evaluated: int = 0
     problems: tuple[str, ...] = ()
@@ -143,7 +172,7 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
     problems: list[str] = []
     dropped: Counter[str] = Counter()
     training_ids: Counter[str] = Counter()
-    trained = evaluated = 0
+    trained = recorded = evaluated = 0
     for path in sorted((run_dir / "trajectories").glob(f"*{SUFFIX}")):
         is_eval = path.name.startswith("eval_")
         rows = list(read_outcomes(path))
@@ -158,7 +187,8 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
             ]
             training_ids += ids
             trained += sum(outcome == Outcome.TRAINED for _, outcome, _ in rows)
+            recorded += sum(outcome == Outcome.RECORDED for _, outcome, _ in rows)
             dropped.update(reason for _, outcome, reason in rows if outcome == Outcome.DROPPED)
     if played is not None and played != len(training_ids):
         problems.append(f"the run played {played} episodes, its journal holds {len(training_ids)}.")
-    return Reconciliation(len(training_ids), trained, dict(dropped), evaluated, tuple(problems))
+    return Reconciliation(len(training_ids), trained, recorded, dict(dropped), evaluated, tuple(problems))

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from agentrl.config import ImportPath, Section
+from agentrl.config import ImportPath, Section, Spelling, renamed
 
 Count = Annotated[int, Field(ge=1)]
+
+REPLAYS = "with replay, whose journal has the episodes; drop that"
+"""Why a setting of playing, or of evaluations, has no effect."""
+PLAYS_ONLY = "with debug_rollout_only (`agentrl rollout`), which trains nothing; drop that"
+"""Why a setting of training, or of evaluations, has no effect."""
+_OF_PLAYING = (
+    *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"),
+    *("rollout_temperature", "rollout_top_p", "rollout_top_k", "rollout_max_response_len"),
+    *("shuffle_rewards", "max_episode_retries", "dynamic_sampling_filter_path", "max_num_gen_batches"),
+    *("over_sampling_batch_size", "buffer_filter_path"),
+)
 
 
 class RolloutConfig(Section):
@@ -58,6 +69,14 @@ class RolloutConfig(Section):
     """Function that takes single rollouts of a batch out of the loss (package.module:name), such as
     agentrl.algorithms.filters:truncated; they still count in the baselines."""
 
+    replay: str | None = None
+    """Folder of a run whose journalled episodes are trained on, in place of playing: no engine is started,
+    and nothing is evaluated. Steps beyond those in the journal are left out."""
+    debug_rollout_only: bool = False
+    """Play and journal the episodes, and train on nothing (`agentrl rollout`)."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {"load_debug_rollout_data": renamed("replay")}
+
     @property
     def without_effect(self) -> Mapping[str, str]:
         """The limit of a filter without one, and the choice among groups where none are left over."""
@@ -81,6 +100,26 @@ class RolloutConfig(Section):
     def episodes_per_step(self) -> int:
         """Episodes in one optimizer step, derived where it was left out."""
         return self.prompts * self.n_samples_per_prompt // self.num_steps_per_rollout
+
+    @property
+    def inactive(self) -> dict[str, str]:
+        """How episodes are played, where they are read; and how they are split, where nothing is trained."""
+        if self.replay is not None:
+            return dict.fromkeys(_OF_PLAYING, REPLAYS)
+        if not self.debug_rollout_only:
+            return {}
+        is_derived = self.rollout_batch_size is None and self.global_batch_size is not None
+        split = () if is_derived else ("num_steps_per_rollout", "global_batch_size")
+        return dict.fromkeys((*split, "rollout_sample_filter_path"), PLAYS_ONLY)
+
+    @model_validator(mode="after")
+    def _plays_or_trains(self) -> RolloutConfig:
+        if self.replay is not None and self.debug_rollout_only:
+            raise ValueError(
+                "replay trains without playing, and debug_rollout_only plays without training; drop one of "
+                "them."
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_identity(self) -> RolloutConfig:

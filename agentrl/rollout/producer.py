@@ -19,6 +19,23 @@ class PlayGroup(Protocol):
         """Start playing."""
 
 
+class Rollouts(Protocol):
+    """The batches of a run, in their order: played by a `Producer`, or read from a journal."""
+
+    @property
+    def version(self) -> int:
+        """The policy version of the next batch."""
+
+    async def take(self) -> list[GroupOutcome]:
+        """The next batch: its kept groups, and the broken and dropped ones between them."""
+
+    def advance(self, num_done: int, *, version: int) -> None:
+        """Record that `num_done` batches are done and the policy has this version."""
+
+    async def close(self) -> list[GroupOutcome]:
+        """Free everything; returns the groups that had ended and that no `take` has returned."""
+
+
 class Producer:
     """Keeps groups in flight and returns them in the order in which they were started.
 

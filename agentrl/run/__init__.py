@@ -13,6 +13,7 @@ from agentrl.assembly.load import listed_inactive
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.assembly.processes import Start, launched_processes
 from agentrl.collector import rare_collections
+from agentrl.engine.config import EngineConfig
 from agentrl.evaluation.report import EvalReport
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
@@ -24,6 +25,9 @@ from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
 __all__ = ["TrainResult", "train"]
+
+UNSERVED = "http://127.0.0.1:9"
+"""An address at which nothing is served (port 9: discard)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,14 @@ def train(
 
 async def _stages(config: RunConfig, records: Records, launch: Start) -> TrainingRun:
     folder = records.folder
+    # A replay serves nothing; arguments of its environment that name a model still need an address.
+    engine = config.engine if config.rollout.replay is None else EngineConfig()
+    unserved = dict.fromkeys(config.engine.sglang_models.keys() - engine.sglang_models.keys(), UNSERVED)
     async with (
-        served_models(config.engine, folder.engine, records.console.line) as addresses,
+        served_models(engine, folder.engine, records.console.line) as served,
         launch(folder.engine, folder.trainer) as processes,
     ):
+        addresses = {**unserved, **served}
         run = await TrainingRun.build(config, records, addresses, processes)
         if config.observe.log_model_config:
             for line in write_model_config(run.progress.source, config, folder.path):
@@ -85,7 +93,8 @@ async def _stages(config: RunConfig, records: Records, launch: Start) -> Trainin
 
 
 async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> None:
-    chosen, env = config.env.opponents, run.world.make_env()
+    chosen = config.env.opponents if config.rollout.replay is None else {}
+    env = run.world.make_env()
     folder = None if config.run.inline else run.records.folder.engine / "opponents"
     setup = OpponentSetup(config.rendering, folder)
     try:
@@ -93,10 +102,12 @@ async def _play(run: TrainingRun, config: RunConfig, addresses: Addresses) -> No
             run_with_opponents = run.against(opponents)
             if run.records.origin is None:
                 await run_with_opponents.evaluate("before")
-                if config.warm_start.warm_start_steps:
+                if config.warm_starts:
                     await run_with_opponents.warm_start()
                     await run_with_opponents.evaluate("after warm start")
-            if config.rollout.num_rollout:
+            if config.rollout.num_rollout and config.rollout.debug_rollout_only:
+                await run_with_opponents.record()
+            elif config.rollout.num_rollout:
                 await run_with_opponents.reinforce()
                 await run_with_opponents.evaluate("after RL")
     finally:

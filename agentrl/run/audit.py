@@ -1,4 +1,4 @@
-"""Every prompt of a run, once: trained, dropped with a reason, or skipped by the data source.
+"""Every prompt of a run, once: trained, recorded, dropped with a reason, or skipped by the data source.
 
 The lineage is `trajectories/`: what led to the present weights. What a restart undid is in `rolled_back/` and
 is counted separately. Groups beyond the last checkpoint are of steps that a resumed run plays again.
@@ -6,7 +6,6 @@ is counted separately. Groups beyond the last checkpoint are of steps that a res
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +14,11 @@ from pathlib import Path
 from agentrl.observe import EpisodeOutcome, Outcome, Reconciliation, read_metrics, read_outcomes, reconcile
 from agentrl.observe.history import JOURNAL, METRICS, ROLLED_BACK
 from agentrl.run.checkpoints import Checkpoints
-from agentrl.run.journal_entries import BROKEN_GROUP, REMOVED
+from agentrl.run.journal_entries import BROKEN_GROUP, REMOVED, ordinal_of
 from agentrl.types import JSON
 
-_GROUP = re.compile(r"g(\d+)-")
 _SHOWN = 5
+_USED = (Outcome.TRAINED, Outcome.RECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,13 @@ class Audit:
     """The prompts of a run, by what became of them (counts).
 
     started: prompts before the frontier of the last checkpoint. ahead: prompts of groups beyond it. episodes:
-    the same of episodes. rolled_back: training episodes that restarts undid, by attempt. problems: sentences,
-    empty if every prompt is accounted for once.
+    the same of episodes. recorded: prompts of a run that only plays. rolled_back: training episodes that
+    restarts undid, by attempt. problems: sentences, empty if every prompt is accounted for once.
     """
 
     started: int
     trained: int
+    recorded: int
     dropped: Mapping[str, int]
     skipped: int
     ahead: int
@@ -54,11 +54,11 @@ def audit(folder: Path) -> Audit:
     outcomes: defaultdict[int, list[EpisodeOutcome]] = defaultdict(list)
     problems: list[str] = []
     for outcome in _training_outcomes(folder / JOURNAL):
-        match = _GROUP.match(outcome.id)
-        if match is None:
+        ordinal = ordinal_of(outcome.id)
+        if ordinal is None:
             problems.append(f"episode {outcome.id} belongs to no prompt.")
         else:
-            outcomes[int(match[1])].append(outcome)
+            outcomes[ordinal].append(outcome)
     checkpoint = Checkpoints(folder / "checkpoints", keep=1).newest()
     frontier = max(outcomes, default=-1) + 1 if checkpoint is None else checkpoint.state.next_ordinal
     fates = Counter(_fate(outcomes[ordinal]) for ordinal in outcomes if ordinal < frontier)
@@ -69,17 +69,20 @@ def audit(folder: Path) -> Audit:
             f"{len(missing)} prompts were started and stand nowhere (the first: {missing[:_SHOWN]}), and the "
             f"data source skipped {skipped}."
         )
-    both = [n for n, group in outcomes.items() if _fate(group) == "" and not _is_trained_whole(group)]
-    problems += [f"prompt {n} was trained in part." for n in both]
+    for n, group in outcomes.items():
+        fate, _ = _fate(group)
+        if fate in _USED and not _is_complete(group, fate):
+            problems.append(f"prompt {n} was {fate} in part.")
     episodes = reconcile(folder)
     rolled_back = {
         path.name: sum(1 for _ in _training_outcomes(path / JOURNAL))
         for path in sorted((folder / ROLLED_BACK).glob("attempt_*"))
     }
-    trained = fates.pop("", 0)
+    trained, recorded = (fates.pop((outcome, ""), 0) for outcome in _USED)
+    dropped = {reason: number for (_, reason), number in fates.items()}
     ahead = sum(ordinal >= frontier for ordinal in outcomes)
     found = (*problems, *episodes.problems)
-    return Audit(frontier, trained, dict(fates), skipped, ahead, episodes, rolled_back, found)
+    return Audit(frontier, trained, recorded, dropped, skipped, ahead, episodes, rolled_back, found)
 
 
 def _training_outcomes(journal: Path) -> Iterator[EpisodeOutcome]:
@@ -87,18 +90,20 @@ def _training_outcomes(journal: Path) -> Iterator[EpisodeOutcome]:
         yield from read_outcomes(path)
 
 
-def _fate(group: Sequence[EpisodeOutcome]) -> str:
-    """Why a group was dropped; "" = it was trained."""
-    if any(outcome.outcome == Outcome.TRAINED for outcome in group):
-        return ""
-    reasons = [outcome.reason for outcome in group]
-    return BROKEN_GROUP if BROKEN_GROUP in reasons else reasons[-1]
+def _fate(group: Sequence[EpisodeOutcome]) -> tuple[Outcome, str]:
+    """The outcome of a group, and the reason of a dropped one."""
+    for outcome in _USED:
+        if any(episode.outcome == outcome for episode in group):
+            return outcome, ""
+    reasons = [episode.reason for episode in group]
+    return Outcome.DROPPED, BROKEN_GROUP if BROKEN_GROUP in reasons else reasons[-1]
 
 
-def _is_trained_whole(group: Sequence[EpisodeOutcome]) -> bool:
-    """Whether each sibling was trained once or taken out of the loss; failed attempts do not count."""
-    siblings = {outcome.id.partition("-retry")[0] for outcome in group}
-    ended = [o for o in group if o.outcome == Outcome.TRAINED or o.reason.startswith(REMOVED)]
+def _is_complete(group: Sequence[EpisodeOutcome], outcome: Outcome) -> bool:
+    """Whether each sibling has this outcome once, or was taken out of the loss; failed attempts do not
+    count."""
+    siblings = {episode.id.partition("-retry")[0] for episode in group}
+    ended = [e for e in group if e.outcome == outcome or e.reason.startswith(REMOVED)]
     return len(ended) == len(siblings)
 
 

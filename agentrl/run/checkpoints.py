@@ -115,10 +115,11 @@ class Checkpoints:
     on_event: Callable[[str], None] = lambda _: None
     _writing: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def save(self, trainer: Trainer, state: RunState) -> None:
+    async def save(self, trainer: Trainer | None, state: RunState) -> None:
         """Copy what the trainer knows, and write it beside what comes next; `written` waits for that.
 
         Waits for the checkpoint before this one. One that cannot be written is reported, and the run goes on.
+        trainer: None = the run only plays, and a checkpoint is its state alone.
 
         Raises:
             TrainerError: a process of the trainer failed.
@@ -130,14 +131,15 @@ class Checkpoints:
             for partial in self._partial():
                 shutil.rmtree(partial, ignore_errors=True)
             coming.mkdir(parents=True)
-            copied = await trainer.save_state(str(coming / TRAINER))
+            copied = None if trainer is None else await trainer.save_state(str(coming / TRAINER))
         except OSError as error:
             self._report(state, error)
             return
 
         async def write() -> None:
             try:
-                await copied
+                if copied is not None:
+                    await copied
                 await asyncio.to_thread(self._seal, coming, state)
             except OSError as error:
                 shutil.rmtree(coming, ignore_errors=True)

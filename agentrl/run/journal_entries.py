@@ -1,8 +1,9 @@
-"""From an iteration to the journal's entries: every episode once, with its outcome."""
+"""From an iteration to the journal's entries, every episode once with its outcome; and back to groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from agentrl.algorithms.filters import ZERO_STD, has_signal
@@ -16,19 +17,23 @@ NO_GRADIENT = "zero_advantage"
 STOPPED = "run_stopped"
 REMOVED = "sample_filter/"
 """Begins the reason of an episode that a filter took out of the loss of its batch."""
+_EPISODE = re.compile(r"(?P<group>g(?P<ordinal>\d+))-")
 
 
 def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
-    """Trained groups; groups without a gradient; dropped groups; failed episodes with the failure's name."""
-    trained = {group.id for group in iteration.trained}
-    for outcome in iteration.outcomes:
-        yield from _failed(outcome.failed)
-        if outcome.group is None:
-            for episode in outcome.finished:
-                yield Entry(episode, (), Outcome.DROPPED, outcome.reason or BROKEN_GROUP)
+    """Trained or recorded groups; groups without a gradient; dropped groups; failed episodes with the
+    failure's name."""
+    outcomes = {group.id: Outcome.TRAINED for group in iteration.trained}
+    outcomes |= {group.id: Outcome.RECORDED for group in iteration.recorded}
+    for played in iteration.outcomes:
+        yield from _failed(played.failed)
+        if played.reason:
+            yield from _dropped(played)
+        elif played.group is None:
+            for episode in played.finished:
+                yield Entry(episode, (), Outcome.DROPPED, BROKEN_GROUP)
         else:
-            is_trained = outcome.group.id in trained
-            yield from _group(outcome.group, is_trained, outcome.reason, iteration.removed)
+            yield from _group(played.group, outcomes.get(played.group.id, Outcome.DROPPED), iteration.removed)
 
 
 def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgress) -> Iterator[Entry]:
@@ -39,7 +44,7 @@ def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgr
     for outcome in in_progress.outcomes:
         if outcome.group is not None and outcome.group.id in in_progress.trained:
             yield from _failed(outcome.failed)
-            yield from _group(outcome.group, trained=True, removed=in_progress.removed)
+            yield from _group(outcome.group, Outcome.TRAINED, in_progress.removed)
         else:
             yield from _left(outcome, in_progress.reason or STOPPED)
     for outcome in outcomes:
@@ -52,19 +57,70 @@ def _left(outcome: GroupOutcome, reason: str) -> Iterator[Entry]:
         yield Entry(episode, (), Outcome.DROPPED, reason)
 
 
+def outcomes_of(entries: Iterable[Entry]) -> list[GroupOutcome]:
+    """The groups of a step, in their order: the inverse of `iteration_entries`, whatever was trained.
+
+    Raises:
+        ValueError: an episode belongs to no group, or the run stopped before the step was complete.
+    """
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        match = _EPISODE.match(entry.episode.id)
+        if match is None:
+            raise ValueError(f"episode {entry.episode.id} belongs to no group")
+        if entry.reason == STOPPED and not entry.verdicts:
+            raise ValueError(f"the run stopped before episode {entry.episode.id} was in a complete step")
+        groups.setdefault(match["group"], []).append(entry)
+    return [_group_outcome(id, group) for id, group in groups.items()]
+
+
+def ordinal_of(episode_id: str) -> int | None:
+    """The number of the prompt of an episode of a run; None = it is an episode of no prompt."""
+    match = _EPISODE.match(episode_id)
+    return None if match is None else int(match["ordinal"])
+
+
+def _group_outcome(id: str, entries: Sequence[Entry]) -> GroupOutcome:
+    left = [entry for entry in entries if not entry.in_batch]
+    reason = left[0].reason if left else ""
+    scored = [entry for entry in entries if entry.verdicts]
+    unscored = [entry for entry in entries if not entry.verdicts]
+    ended = tuple(e.episode for e in unscored if not e.in_batch or e.reason == BROKEN_GROUP)
+    failed = tuple(e.episode for e in unscored if e.in_batch and e.reason != BROKEN_GROUP)
+    if not scored:
+        return GroupOutcome(None, failed, ended, reason)
+    first, episodes = scored[0], tuple(entry.episode for entry in scored)
+    verdicts = tuple(verdict for entry in scored for verdict in entry.verdicts)
+    group = Group(
+        id, first.episode.task, first.episode.seed, episodes, verdicts, start_version=first.start_version
+    )
+    return GroupOutcome(group, failed, episodes, reason)
+
+
+def _dropped(outcome: GroupOutcome) -> Iterator[Entry]:
+    """A group that was in no batch, complete or not."""
+    group = outcome.group
+    for episode in outcome.finished:
+        verdicts = () if group is None else group.verdicts_of(episode)
+        version = 0 if group is None else group.start_version
+        yield Entry(episode, verdicts, Outcome.DROPPED, outcome.reason, in_batch=False, start_version=version)
+
+
 def _group(
-    group: Group, trained: bool, dropped: str = "", removed: Mapping[RolloutId, str] = MappingProxyType({})
+    group: Group, outcome: Outcome, removed: Mapping[RolloutId, str] = MappingProxyType({})
 ) -> Iterator[Entry]:
-    reason = dropped or (NO_GRADIENT if has_signal(group) else ZERO_STD)
+    reason = NO_GRADIENT if has_signal(group) else ZERO_STD
     for episode in group.episodes:
         why = [removed.get(RolloutId(episode.id, agent)) for agent in episode.trained_agents]
+        verdicts, version = group.verdicts_of(episode), group.start_version
         # An episode of several agents is trained on where one of them is.
         if why and why[0] is not None and None not in why:
-            yield Entry(episode, group.verdicts_of(episode), Outcome.DROPPED, f"{REMOVED}{why[0]}")
-        elif trained:
-            yield Entry(episode, group.verdicts_of(episode), Outcome.TRAINED)
+            name = f"{REMOVED}{why[0]}"
+            yield Entry(episode, verdicts, Outcome.DROPPED, name, start_version=version)
+        elif outcome is Outcome.DROPPED:
+            yield Entry(episode, verdicts, outcome, reason, start_version=version)
         else:
-            yield Entry(episode, group.verdicts_of(episode), Outcome.DROPPED, reason)
+            yield Entry(episode, verdicts, outcome, start_version=version)
 
 
 def _failed(episodes: Iterable[Episode]) -> Iterator[Entry]:

@@ -19,7 +19,7 @@ from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import StageError, TokenLawError, UserError, stage
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
-from agentrl.rollout.producer import Producer
+from agentrl.rollout.producer import Rollouts
 from agentrl.run.metrics import rollout_metrics
 from agentrl.trainer.recording import Phase
 from agentrl.types import Group, RolloutId, Scores
@@ -29,9 +29,10 @@ from agentrl.types import Group, RolloutId, Scores
 class Iteration:
     """One iteration of the loop: the groups that were played, those that were trained on, metrics.
 
-    trained, dropped: complete groups; a dropped one had no gradient. outcomes hold both, and the groups and
-    episodes that failed. warnings: sentences for the user. phases: in their order, by the loop's clock.
-    removed: rollouts that a filter took out of the loss, each with the reason.
+    trained, dropped: complete groups; a dropped one had no gradient. recorded: complete groups of a run that
+    only plays. outcomes hold all of these, and the groups and episodes that failed. warnings: sentences for
+    the user. phases: in their order, by the loop's clock. removed: rollouts that a filter took out of the
+    loss, each with the reason.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Iteration:
     warnings: Sequence[str] = ()
     phases: Sequence[Phase] = ()
     removed: Mapping[RolloutId, str] = field(default_factory=dict)
+    recorded: Sequence[Group] = ()
 
 
 @dataclass(slots=True)
@@ -72,12 +74,13 @@ class Loop:
     in_progress: the current batch; empty between two iterations. watch: warns of a correction without effect.
     laws: every trajectory is checked by them before it is scored or trained on. removed: the filter that
     takes rollouts out of the loss; None = there is none.
+    sink: None = nothing serves the policy, and no weights are published.
     """
 
-    producer: Producer
+    producer: Rollouts
     trainer: Trainer
     algorithm: Algorithm
-    sink: WeightSink
+    sink: WeightSink | None
     num_steps: int
     watch: CorrectionWatch = field(default_factory=CorrectionWatch)
     laws: TokenLaws = field(default_factory=TokenLaws)
@@ -117,8 +120,8 @@ class Loop:
             "perf/update_weights_time": ended - updated,
             "perf/update_weights_bytes": float(published.num_bytes if published else 0),
             "perf/step_time": ended - started,
-            "perf/rollout_tok_per_s": _sampled_tokens(groups) / max(played - started, 1e-9),
-            "perf/actor_train_tok_per_s": sum(r.num_tokens for r in reports) / max(updated - scored, 1e-9),
+            "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), played - started),
+            "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), updated - scored),
         }
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.in_progress.outcomes, self.in_progress.removed = (), {}
@@ -178,13 +181,44 @@ class Loop:
         return report
 
     async def _publish(self) -> PublishReport:
-        return await self.trainer.publish(self.sink, version=self.producer.version + 1)
+        version = self.producer.version + 1
+        if self.sink is None:
+            return PublishReport(version, 0, 0.0)
+        return await self.trainer.publish(self.sink, version=version)
 
     async def _scores(self, batch: RolloutBatch) -> Scores:
         samples = batch.tokens.samples
         if self.algorithm.roles and samples:
             return await self.trainer.score(samples, self.algorithm.roles)
         return Scores(old=tuple(sample.logprobs for sample in samples))
+
+
+@dataclass(frozen=True, slots=True)
+class PlayLoop:
+    """The parts of an iteration that only plays: the batch is recorded, the policy stays as it is."""
+
+    producer: Rollouts
+    clock: Callable[[], float] = time.perf_counter
+    in_progress: BatchInProgress = field(default_factory=BatchInProgress)
+
+    async def iterate(self, step: int) -> Iteration:
+        """Play the batch of `step`."""
+        started = self.clock()
+        outcomes = self.in_progress.outcomes = await self.producer.take()
+        seconds = self.clock() - started
+        self.producer.advance(step + 1, version=self.producer.version)
+        groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
+        metrics = rollout_metrics(outcomes) | {
+            "perf/rollout_time": seconds,
+            "perf/step_time": seconds,
+            "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), seconds),
+        }
+        self.in_progress.outcomes = ()
+        return Iteration(step, outcomes, (), (), metrics, recorded=groups)
+
+
+def _per_second(number: int, seconds: float) -> float:
+    return number / max(seconds, 1e-9)
 
 
 def _averaged(reports: Sequence[StepReport]) -> dict[str, float]:

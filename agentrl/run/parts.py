@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from agentrl.assembly.algorithm import Algorithm, build_algorithm
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
-from agentrl.checkpoints.source import ModelSource
+from agentrl.assembly.model import model_source, threads_for
+from agentrl.assembly.policy import EngineSetup, build_engine
+from agentrl.assembly.processes import RunProcesses
+from agentrl.assembly.rewards import build_scorer
+from agentrl.assembly.rollout import Filters, build_filters, build_play
+from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
+from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import effective_values
-from agentrl.envs import PlayEpisode, Scorer, play
+from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
+from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
-from agentrl.protocols import Renderer, Trainer
+from agentrl.protocols import Engine, Renderer, Trainer
+from agentrl.rollout.config import RolloutConfig
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
 from agentrl.run.stages import Stopwatch
+from agentrl.types import Limits, Task
 from agentrl.view.console import RunConsole
 
 
@@ -112,3 +124,75 @@ class Progress:
     latest: dict[str, float] = field(default_factory=dict)
     state: RunState | None = None
     saved_step: int | None = None
+
+
+def source_of(
+    config: RunConfig, env: AnyEnv, dialect: Dialect, data: RunData, records: Records
+) -> ModelSource:
+    """The model that RL begins with; of a resumed run, the one that it began with."""
+    folder, directory = records.folder, config.model.hf_checkpoint
+    if records.origin is not None and config.warm_starts:
+        return open_source(folder.warm_start)
+    if records.origin is not None:
+        return open_source(directory or folder.model)
+    return model_source(
+        config.model, env, dialect, seed=config.run.seed, folder=folder.model, corpus=data.corpus(env)
+    )
+
+
+async def engine_of(
+    config: RunConfig, source: ModelSource, env: BaseEnv, records: Records, processes: RunProcesses
+) -> Engine | None:
+    """The engine of the policy; None in a replay, for which this draws the weights of a new model."""
+    if config.rollout.replay is not None:
+        await _draw(source, inline=config.run.inline)
+        return None
+    setup = EngineSetup(
+        records.folder.engine,
+        records.console.line,
+        # The dtype of published weights; with bf16, the dtype in the model's config.
+        dtype=None if config.trainer.bf16 else "float32",
+        process=processes.engine,
+        threads=threads_for(source.config, config.run.num_threads),
+    )
+    return await build_engine(source, config.engine, env.limits, setup)
+
+
+async def _draw(source: ModelSource, *, inline: bool) -> None:
+    if inline and source.seed is not None:
+        draw_weights(source.directory, source.seed)
+    elif not inline:
+        await asyncio.to_thread(draw_in_subprocess, source)
+
+
+def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
+    """What a batch is trained with; None = the run only plays."""
+    if config.rollout.debug_rollout_only:
+        return None
+    return build_algorithm(config.algorithm, max_length=_longest(env, config))
+
+
+def filters_of(rollout: RolloutConfig) -> Filters:
+    """The filters that act: those of groups unless the run replays, that of rollouts unless it only plays."""
+    unused: tuple[str, ...] = ("rollout_sample_filter_path",) if rollout.debug_rollout_only else ()
+    if rollout.replay is not None:
+        unused = ("dynamic_sampling_filter_path", "buffer_filter_path")
+    return build_filters(rollout.model_copy(update=dict.fromkeys(unused)))
+
+
+async def scoring_of(
+    config: RunConfig, make_env: EnvFactory, task: Task | None
+) -> tuple[Scorer, PlayEpisode]:
+    """The scorer, and what plays an episode; functions by path are tried out on the task.
+
+    A replay needs neither, and imports no such function.
+    """
+    if config.rollout.replay is not None:
+        return Scorer(make_env().rewards), play
+    scorer = await build_scorer(config.env, make_env, task)
+    return scorer, await build_play(config.env.custom_generate_function_path, make_env, task)
+
+
+def _longest(env: BaseEnv, config: RunConfig) -> int:
+    """Most tokens of an episode, which constant weights divide by; where there is no limit, a default."""
+    return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1

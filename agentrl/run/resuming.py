@@ -45,6 +45,7 @@ MAY_CHANGE = frozenset(
             "num_threads",
             "inline",
             "prompt_data",
+            "replay",
         ),
         *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),

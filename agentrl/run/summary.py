@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.observe import read_metrics
+from agentrl.observe import read_journal, read_metrics
+from agentrl.observe.history import JOURNAL
 from agentrl.run.held_out import GREEDY, SAMPLED
 from agentrl.run.parts import Milestone, Records
 from agentrl.run.training import TrainingRun
@@ -45,11 +47,7 @@ def write_page(run: TrainingRun) -> None:
             facts=_facts(run),
             rows=_rows(run),
             records=read_metrics(run.records.folder.path / "metrics.jsonl"),
-            episodes=[
-                ReportEpisode(milestone.name, episode, verdict)
-                for milestone in reversed(_in_table(run))
-                for episode, verdict in _samples_of(milestone)
-            ],
+            episodes=_episodes(run),
             decode_token=lambda token: run.world.renderer.decode([token]),
             config=effective_values(run.config),
         ),
@@ -62,9 +60,8 @@ def show(run: TrainingRun) -> None:
     console = run.records.console
     if run.held_out is not None:
         console.table(_rows(run), title=f"{run.config.env.env}, held-out tasks")
-    for milestone in _in_table(run)[-1:]:
-        for episode, verdict in _samples_of(milestone):
-            console.episode(episode, verdict, title=milestone.name)
+    for sample in _episodes(run)[:_NUM_EPISODES]:
+        console.episode(sample.episode, sample.verdict, title=sample.label)
     show_files(run.records)
 
 
@@ -79,6 +76,21 @@ def show_files(records: Records) -> None:
 def _in_table(run: TrainingRun) -> list[Milestone]:
     """The milestones of the table: all but those in the middle of RL."""
     return [milestone for milestone in run.progress.milestones if milestone.in_table]
+
+
+def _episodes(run: TrainingRun) -> list[ReportEpisode]:
+    """Some episodes of each milestone, the last one first; of a run without evaluations, of its last step."""
+    of_milestones = [
+        ReportEpisode(milestone.name, episode, verdict)
+        for milestone in reversed(_in_table(run))
+        for episode, verdict in _samples_of(milestone)
+    ]
+    steps = sorted((run.records.folder.path / JOURNAL).glob("step_*"))
+    if of_milestones or not steps:
+        return of_milestones
+    scored = (entry for entry in read_journal(steps[-1]) if entry.verdicts)
+    label = f"step {run.progress.step}"
+    return [ReportEpisode(label, entry.episode, entry.verdict) for entry in islice(scored, _NUM_EPISODES)]
 
 
 def _rows(run: TrainingRun) -> list[ScoreRow]:
@@ -106,13 +118,18 @@ def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
 
 
 def _facts(run: TrainingRun) -> dict[str, str]:
-    config = run.config
+    config, rollout = run.config, run.config.rollout
     size = num_parameters(run.progress.source.config)
-    return {
+    batch = f"{rollout.prompts} x {rollout.n_samples_per_prompt} episodes"
+    source = f"of {batch}" if rollout.replay is None else f"from the journal of {rollout.replay}"
+    iterations = f"{run.progress.step} iterations {source}"
+    facts = {
         "environment": config.env.env,
         "model": config.model.hf_checkpoint or f"fresh, {size:,} parameters",
-        "warm start": f"{config.warm_start.warm_start_steps} steps",
-        "RL": f"{config.rollout.num_rollout} iterations of {config.rollout.prompts} x "
-        f"{config.rollout.n_samples_per_prompt} episodes",
-        "seed": str(config.run.seed),
     }
+    if rollout.debug_rollout_only:
+        facts["played, not trained on"] = iterations
+    else:
+        facts["warm start"] = f"{config.warm_start.warm_start_steps} steps"
+        facts["RL"] = iterations
+    return {**facts, "seed": str(config.run.seed)}

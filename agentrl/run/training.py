@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.laws import TokenLaws
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.algorithm import Algorithm, build_algorithm
+from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, bounded
-from agentrl.assembly.env import EnvFactory, env_factory
-from agentrl.assembly.model import model_source, threads_for
-from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
+from agentrl.assembly.env import run_env_factory
+from agentrl.assembly.policy import agent_factory, build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
-from agentrl.assembly.rewards import build_scorer
-from agentrl.assembly.rollout import Filters, build_filters, build_play, build_producer
+from agentrl.assembly.rollout import Filters, build_producer
 from agentrl.assembly.trainer import TrainerFactory
-from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.data import DataSource, PromptStream
-from agentrl.envs import AnyEnv, BaseEnv, tasks_of
-from agentrl.envs.dialect import Dialect
+from agentrl.envs import tasks_of
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import TrainerError
 from agentrl.observe.history import record_sizes
@@ -30,7 +27,7 @@ from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.producer import Producer
+from agentrl.rollout.producer import Producer, Rollouts
 from agentrl.run.checkpoints import RunState
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.drift import drift_metrics
@@ -38,36 +35,53 @@ from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
-from agentrl.run.loop import Iteration, Loop
+from agentrl.run.loop import Iteration, Loop, PlayLoop
 from agentrl.run.metrics import skipped_metrics
-from agentrl.run.parts import Milestone, Progress, Records, World
+from agentrl.run.parts import (
+    Milestone,
+    Progress,
+    Records,
+    World,
+    algorithm_of,
+    engine_of,
+    filters_of,
+    scoring_of,
+    source_of,
+)
 from agentrl.run.recording import StepRecorder
-from agentrl.types import Limits
+from agentrl.run.replay import Replay
+from agentrl.trainer.recording import Phase
 
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
-RL, EVALUATION = "RL", "evaluation"
+RL, EVALUATION, ROLLOUT = "RL", "evaluation", "rollout"
 _UNTRAINED_EPISODES = 32
+
+AnyLoop: TypeAlias = Loop | PlayLoop
+Prompts: TypeAlias = PromptStream | Replay
+"""The place in the prompts of a run, which its checkpoints keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
     """The stages of a run, over parts that do not change; only `progress` does.
 
-    sink: of new weights: the engine's own, unless it was replaced.
-    held_out: None = there are no held-out tasks, and no evaluations. prompts: None = a run without RL.
+    engine: None = a replay, which plays nothing. sink: of new weights: the engine's own, unless it was
+    replaced. algorithm: None = a run that only plays. held_out: None = there are no held-out tasks, and no
+    evaluations. prompts: None = a run without RL. replay: the batches of a journal, None = they are played.
     """
 
     config: RunConfig
     world: World
-    engine: Engine
-    sink: WeightSink
-    algorithm: Algorithm
+    engine: Engine | None
+    sink: WeightSink | None
+    algorithm: Algorithm | None
     filters: Filters
     trainers: TrainerFactory
     held_out: HeldOut | None
     prompts: DataSource | None
     records: Records
     progress: Progress
+    replay: Replay | None = None
 
     @classmethod
     async def build(
@@ -77,32 +91,32 @@ class TrainingRun:
 
         Raises:
             UserError: the environment, its arguments, a function by path or the model directory are wrong, or
-            an
-                engine does not start.
+                an engine does not start.
         """
         console, origin = records.console, records.origin
         with records.watch.stage(BUILD), console.stage(BUILD, 1):
-            make_env = _env_factory(config, addresses)
+            make_env = run_env_factory(config, addresses)
             env = make_env()
             check_opponents(env, config.env.opponents)
             dialect = dialect_of(env, config.rendering)
-            algorithm = build_algorithm(config.algorithm, max_length=_longest(env, config))
-            filters = build_filters(config.rollout)
+            algorithm = algorithm_of(config, env)
+            filters = filters_of(config.rollout)
             data = RunData.of(config, env, console.line)
-            if origin is not None and data.source is not None:
-                data.source.check(origin.state.source)
-            scorer = await build_scorer(config.env, make_env, data.first_task)
-            play = await build_play(config.env.custom_generate_function_path, make_env, data.first_task)
-            source = _source(config, env, dialect, data, records)
-            processes.trainers.prepare(source)
-            engine = await _engine(config, source, env, records, processes)
+            scorer, play = await scoring_of(config, make_env, data.first_task)
+            source = source_of(config, env, dialect, data, records)
+            replay = Replay.of(config, vocab_size=source.vocab_size, on_event=console.line)
+            if origin is not None and (prompts := replay or data.source) is not None:
+                prompts.check(origin.state.source)
+            if not config.rollout.debug_rollout_only:
+                processes.trainers.prepare(source)
+            engine = await engine_of(config, source, env, records, processes)
         renderer = build_renderer(source, dialect, config.rendering)
         world = World(make_env, scorer, renderer, play_episode=play)
         run = cls(
             config=config,
             world=world,
             engine=engine,
-            sink=engine.sink,
+            sink=None if engine is None else engine.sink,
             algorithm=algorithm,
             filters=filters,
             trainers=processes.trainers,
@@ -110,6 +124,7 @@ class TrainingRun:
             prompts=data.source and bounded(data.source, config, env, world.renderer),
             records=records,
             progress=Progress(replace(source, seed=None)),
+            replay=replay,
         )
         if origin is not None:
             run._restore(origin.state)
@@ -127,7 +142,8 @@ class TrainingRun:
         Raises:
             UserError: the journal could not be written.
         """
-        await self.engine.close()
+        if self.engine is not None:
+            await self.engine.close()
         await self.records.checkpoints.written()
         if self.progress.trainer is not None:
             await self.progress.trainer.save(str(self.records.folder.checkpoint))
@@ -152,24 +168,24 @@ class TrainingRun:
         with watch.stage(WARM_START, steps), console.stage(WARM_START, steps) as bar:
             async for report in imitate(trainer, batches):
                 bar.advance(1, loss=report.metrics["train/loss"])
-        await trainer.publish(self.sink, version=0)
+        if self.sink is not None:
+            await trainer.publish(self.sink, version=0)
         directory = records.folder.warm_start
         await trainer.save(str(directory))
         progress.source = replace(progress.source, directory=directory)
 
     async def reinforce(self) -> None:
-        """The RL iterations; the producer is closed however they end, and what was finished is kept."""
+        """The RL iterations, with batches that are played, or those of a journal."""
         config, progress = self.config, self.progress
+        assert self.algorithm is not None, "a run that trains has an algorithm"
         trainer = progress.trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
         origin = self.records.origin
         if origin is not None:
             await trainer.load_state(origin.trainer)
             # At 0 the engine has opened the very weights.
-            if origin.state.version:
+            if origin.state.version and self.sink is not None:
                 await trainer.publish(self.sink, version=origin.state.version)
-        assert self.prompts is not None, "a run with RL has prompts"
-        stream = PromptStream(self.prompts, 0 if origin is None else origin.state.next_ordinal)
-        producer = self._producer(stream)
+        producer, prompts = self._rollouts()
         loop = Loop(
             producer=producer,
             trainer=trainer,
@@ -180,17 +196,26 @@ class TrainingRun:
             laws=TokenLaws(progress.source.vocab_size),
             removed=self.filters.removed,
         )
-        progress.state = await self._state(producer, stream)
-        if origin is None and config.warm_start.warm_start_steps:
+        folder, console = self.records.folder.path, self.records.console
+        await self._run(loop, StepRecorder(config.observe, trainer, folder, console.line), prompts)
+
+    async def record(self) -> None:
+        """The iterations of a run that only plays: the policy stays as it is."""
+        producer, prompts = self._rollouts()
+        await self._run(PlayLoop(producer), None, prompts)
+
+    async def _run(self, loop: AnyLoop, recorder: StepRecorder | None, prompts: Prompts) -> None:
+        """All iterations; the producer is closed however they end, and what was finished is kept."""
+        self.progress.state = await self._state(loop.producer, prompts)
+        if self.records.origin is None and self.config.warm_starts:
             await self._save()
-        recorder = StepRecorder(config.observe, trainer, self.records.folder.path, self.records.console.line)
         try:
             async with LagMeter() as lag:
-                await self._iterations(loop, recorder, lag, stream)
+                await self._iterations(loop, recorder, lag, prompts)
         finally:
             await self._stop(loop)
 
-    async def _stop(self, loop: Loop) -> None:
+    async def _stop(self, loop: AnyLoop) -> None:
         """Keep what was finished: as a checkpoint, unless some of the next step was trained already."""
         entries = [*leftover_entries(await loop.producer.close(), loop.in_progress)]
         if entries:
@@ -203,7 +228,7 @@ class TrainingRun:
     async def _save(self) -> None:
         """Write a checkpoint of the last finished step, unless it has one."""
         progress = self.progress
-        if progress.trainer is None or progress.state is None or progress.saved_step == progress.state.step:
+        if progress.state is None or progress.saved_step == progress.state.step:
             return
         await self.records.checkpoints.save(progress.trainer, progress.state)
         progress.saved_step = progress.state.step
@@ -228,33 +253,36 @@ class TrainingRun:
         records.metrics.log(progress.step, progress.latest)
 
     async def _iterations(
-        self, loop: Loop, recorder: StepRecorder, lag: LagMeter, stream: PromptStream
+        self, loop: AnyLoop, recorder: StepRecorder | None, lag: LagMeter, prompts: Prompts
     ) -> None:
         number, first = self.config.rollout.num_rollout, self.progress.step
-        with self.records.console.stage(RL, number) as bar:
+        if self.replay is not None:
+            number = min(number, self.replay.num_steps)
+        title = ROLLOUT if self.config.rollout.debug_rollout_only else RL
+        with self.records.console.stage(title, number) as bar:
             bar.advance(first)
             if first:
-                await self._between(loop, stream)
+                await self._between(loop, prompts)
             for step in range(first, number):
                 lag.take()
-                with self.records.watch.stage(RL):
-                    async with recorder.step(step + 1) as phases:
+                with self.records.watch.stage(title):
+                    async with _recorded(recorder, step + 1) as phases:
                         iteration = await loop.iterate(step)
                         phases.extend(iteration.phases)
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
-                    iteration.metrics.update(skipped_metrics(stream.take_skipped()))
+                    iteration.metrics.update(skipped_metrics(prompts.take_skipped()))
                     seed = f"drift/{self.config.run.seed}/{step}"
                     drift = drift_metrics(iteration.outcomes, self.progress.source, seed=seed)
                     iteration.metrics.update(drift)
                     # Until the journal has this step, no checkpoint may say that it has.
                     self.progress.state = None
                     await self._record(iteration)
-                self.progress.state = await self._state(loop.producer, stream)
+                self.progress.state = await self._state(loop.producer, prompts)
                 if step + 1 < number:
-                    await self._between(loop, stream)
+                    await self._between(loop, prompts)
                 bar.advance(1, **_progress_metrics(iteration, self.progress.latest))
 
-    async def _between(self, loop: Loop, stream: PromptStream) -> None:
+    async def _between(self, loop: AnyLoop, prompts: Prompts) -> None:
         """What is due after a step: an evaluation, unless the run has it already, and a checkpoint."""
         step, progress = self.progress.step, self.progress
         name = f"iteration {step}"
@@ -262,12 +290,26 @@ class TrainingRun:
         is_new = all(milestone.name != name for milestone in progress.milestones)
         if step % self.config.eval.eval_interval == 0 and is_new:
             await self.evaluate(name, in_table=False)
-            progress.state = await self._state(loop.producer, stream)
+            progress.state = await self._state(loop.producer, prompts)
         if step % self.config.checkpoint.save_interval == 0:
             await self._save()
 
+    def _rollouts(self) -> tuple[Rollouts, Prompts]:
+        """The batches from the next step on, and the place in their prompts."""
+        origin = self.records.origin
+        ordinal, version = (0, 0) if origin is None else (origin.state.next_ordinal, origin.state.version)
+        if self.replay is not None:
+            self.replay.resume(self.progress.step, version=version, next_ordinal=ordinal)
+            return self.replay, self.replay
+        assert self.prompts is not None, "a run with RL has prompts"
+        stream = PromptStream(self.prompts, ordinal)
+        producer = self._producer(stream)
+        producer.resume(self.progress.step, version=version)
+        return producer, stream
+
     def _producer(self, stream: PromptStream) -> Producer:
         rollout, seed, world = self.config.rollout, self.config.run.seed, self.world
+        assert self.engine is not None, "a run that plays has an engine"
         sampling = _sampling(rollout, rollout.rollout_temperature)
         player = GroupPlayer(
             make_env=world.make_env,
@@ -281,20 +323,17 @@ class TrainingRun:
             drops=self.filters.drops,
             play_episode=world.play_episode,
         )
-        producer = build_producer(rollout, stream.next, player, self.filters.choose)
-        if self.records.origin is not None:
-            producer.resume(self.progress.step, version=self.records.origin.state.version)
-        return producer
+        return build_producer(rollout, stream.next, player, self.filters.choose)
 
-    async def _state(self, producer: Producer, stream: PromptStream) -> RunState:
+    async def _state(self, producer: Rollouts, prompts: Prompts) -> RunState:
         records, progress = self.records, self.progress
         await records.journal.flush()
         return RunState(
             attempt=records.attempt,
             step=progress.step,
             version=producer.version,
-            source=stream.source.fingerprint,
-            next_ordinal=stream.next_ordinal,
+            source=prompts.fingerprint,
+            next_ordinal=prompts.next_ordinal,
             elapsed_s=records.metrics.elapsed_s,
             records=record_sizes(records.folder.path),
             milestones=tuple(milestone.saved() for milestone in progress.milestones),
@@ -321,7 +360,8 @@ class TrainingRun:
         for warning in iteration.warnings:
             records.console.line(f"Warning: {warning}")
         await records.journal.write_step(step, iteration_entries(iteration))
-        counts = {f"engine/{name}": float(count) for name, count in self.engine.counts.items()}
+        events = {} if self.engine is None else self.engine.counts
+        counts = {f"engine/{name}": float(count) for name, count in events.items()}
         records.metrics.log(step, iteration.metrics | counts)
 
 
@@ -334,6 +374,11 @@ def _sampling(rollout: RolloutConfig, temperature: float) -> SamplingSettings:
     )
 
 
+def _recorded(recorder: StepRecorder | None, step: int) -> AbstractAsyncContextManager[list[Phase]]:
+    """The block of a step, for its phases; without a trainer nothing is recorded."""
+    return nullcontext(list[Phase]()) if recorder is None else recorder.step(step)
+
+
 def _progress_metrics(iteration: Iteration, latest: dict[str, float]) -> dict[str, float]:
     """The metrics in the progress bar. latest: those of the last evaluation."""
     metrics = {
@@ -343,51 +388,8 @@ def _progress_metrics(iteration: Iteration, latest: dict[str, float]) -> dict[st
     return metrics | {mode: latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in latest}
 
 
-def _held_out(data: RunData, config: RunConfig, world: World, engine: Engine) -> HeldOut | None:
-    if data.held_out is None:
+def _held_out(data: RunData, config: RunConfig, world: World, engine: Engine | None) -> HeldOut | None:
+    if data.held_out is None or engine is None:
         return None
     sampling = _sampling(config.rollout, config.eval.eval_temperature)
     return HeldOut(world, engine, data.held_out, config.eval.eval_split, sampling, config.run.seed)
-
-
-def _env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
-    rollout = config.rollout
-    return env_factory(
-        config.env.env,
-        config.env.env_kwargs,
-        limits=config.env.chosen(max_turns=rollout.max_turns, max_tokens=rollout.rollout_max_context_len),
-        tools=config.env,
-        addresses=addresses,
-        reward=config.env.reward,
-    )
-
-
-def _source(config: RunConfig, env: AnyEnv, dialect: Dialect, data: RunData, records: Records) -> ModelSource:
-    """The model that RL begins with; of a resumed run, the one that it began with."""
-    folder, directory = records.folder, config.model.hf_checkpoint
-    if records.origin is not None and config.warm_start.warm_start_steps:
-        return open_source(folder.warm_start)
-    if records.origin is not None:
-        return open_source(directory or folder.model)
-    return model_source(
-        config.model, env, dialect, seed=config.run.seed, folder=folder.model, corpus=data.corpus(env)
-    )
-
-
-async def _engine(
-    config: RunConfig, source: ModelSource, env: BaseEnv, records: Records, processes: RunProcesses
-) -> Engine:
-    setup = EngineSetup(
-        records.folder.engine,
-        records.console.line,
-        # The dtype of published weights; with bf16, the dtype in the model's config.
-        dtype=None if config.trainer.bf16 else "float32",
-        process=processes.engine,
-        threads=threads_for(source.config, config.run.num_threads),
-    )
-    return await build_engine(source, config.engine, env.limits, setup)
-
-
-def _longest(env: BaseEnv, config: RunConfig) -> int:
-    """Most tokens of an episode, which constant weights divide by; where there is no limit, a default."""
-    return env.limits.max_tokens or config.engine.max_context_len or Limits().max_tokens or 1

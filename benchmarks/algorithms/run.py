@@ -110,6 +110,7 @@ async def _reinforce(job: Job) -> str:
     async with run_processes(config, folder.engine, folder.trainer) as processes:
         records = Records.opened(config, folder, RunConsole(quiet=True), Begun(1, None))
         run = await TrainingRun.build(config, records, {}, processes)
+        assert run.sink is not None, "a run that plays has an engine"
         run = replace(run, sink=DelayedSink(run.sink, job.arm.lag))
         try:
             await run.reinforce()

@@ -147,6 +147,22 @@ class Scarce(Talkative):
     rewards = (Reward(length_where_it_pays),)
 
 
+def drop_some_without_signal(group):
+    """A filter that drops half of the groups without signal, with the reason of those that it keeps."""
+    return None if group.seed % 4 else "zero_std"
+
+
+class Patchy(Scarce):
+    """Pays in half of its worlds, and fails in a fifth of all resets, except in demonstrations."""
+
+    chance = random.Random(0)
+
+    async def reset(self, task, *, seed):
+        if seed > 1000 and self.chance.random() < 0.2:
+            raise ConnectionError("the world shook")
+        return await super().reset(task, seed=seed)
+
+
 class Struck(Talkative):
     """Breaks the run itself in one of its resets, as nothing that belongs to an episode does."""
 

@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl.observe import Entry, Journal, Outcome, read_journal, reconcile
+from agentrl.observe import Entry, Journal, Outcome, find_entries, read_journal, reconcile
 from agentrl.types import Ending, Verdict
 from tests.observe.episodes import simple_episode
 
@@ -78,6 +78,13 @@ async def test_the_counts_add_up(tmp_path):
     assert counts.played == counts.trained + sum(counts.dropped.values())
 
 
+async def test_an_episode_is_read_by_its_id(tmp_path):
+    (path,) = await written(tmp_path, [trained("a"), dropped("b", "no signal"), trained("c")])
+    (entry,) = find_entries(path, "b")
+    assert (entry.episode.id, entry.reason) == ("b", "no signal")
+    assert list(find_entries(path, "d")) == []
+
+
 async def test_a_repeated_episode_is_reported(tmp_path):
     await written(tmp_path, [trained("a"), trained("a")], [trained("a")])
     problems = reconcile(tmp_path).problems
@@ -107,6 +114,8 @@ async def test_an_outcome_in_the_wrong_file_is_reported(tmp_path):
             lambda: Entry(simple_episode("a", ending=Ending.FAILED), (verdict("a"),), Outcome.TRAINED),
             "cannot be trained on",
         ),
+        (lambda: Entry(simple_episode("a"), (), Outcome.RECORDED), "cannot be trained on"),
+        (lambda: Entry(simple_episode("a"), (verdict("a"),), Outcome.TRAINED, in_batch=False), "in no batch"),
     ],
 )
 def test_an_inconsistent_entry_is_refused(make, sentence):

@@ -10,12 +10,12 @@ from agentrl.types import Verdict
 from tests.run.test_journal_entries import episode
 
 
-async def written(folder, fates):
-    """A journal of one step. fates: outcome and reason of each episode, by id."""
+async def written(folder, fates, *, used=Outcome.TRAINED):
+    """A journal of one step. fates: reason of each episode by id, "" = it was used."""
     journal = Journal(folder)
     entries = []
     for id, reason in fates.items():
-        outcome = Outcome.DROPPED if reason else Outcome.TRAINED
+        outcome = Outcome.DROPPED if reason else used
         entries.append(Entry(episode(id), (Verdict(id, "env", 1.0, {}),), outcome, reason))
     await journal.write_step(1, entries)
     await journal.flush()
@@ -30,6 +30,11 @@ async def test_every_prompt_is_accounted_for(tmp_path):
     assert found.problems == ()
     assert (found.started, found.trained) == (3, 1)
     assert found.dropped == {"zero_std": 1, "group_incomplete": 1}
+
+
+async def test_prompts_of_a_run_that_only_plays_are_accounted_for(tmp_path):
+    found = audit(await written(tmp_path, WHOLE, used=Outcome.RECORDED))
+    assert (found.problems, found.trained, found.recorded) == ((), 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.observe import Journal, Outcome, reconcile
+from agentrl.observe import Entry, Journal, Outcome, read_journal, reconcile
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.journal_entries import iteration_entries, leftover_entries
+from agentrl.run.journal_entries import iteration_entries, leftover_entries, ordinal_of, outcomes_of
 from agentrl.run.loop import BatchInProgress, Iteration
 from agentrl.types import Ending, Episode, Failure, Group, Limits, RolloutId, Task, Verdict
 
@@ -99,3 +99,47 @@ def test_an_episode_of_several_agents_is_trained_where_one_of_them_is(
     reasons = {RolloutId("g0-0", agent): "long" for agent in removed}
     (entry,) = iteration_entries(Iteration(0, (outcome,), (group,), (), {}, removed=reasons))
     assert entry.reason == reason
+
+
+def facts_of(outcome: GroupOutcome) -> object:
+    group = outcome.group
+    ids = [[episode.id for episode in episodes] for episodes in (outcome.failed, outcome.finished)]
+    return (
+        *(ids, outcome.reason, outcome.kept is None),
+        group and (group.id, group.task, group.seed, group.start_version, group.verdicts),
+    )
+
+
+async def test_groups_are_read_back_as_they_were_whatever_became_of_them(tmp_path: Path) -> None:
+    """`zero_std` is the reason of a group in the batch, and of one that the filter dropped."""
+    learned, flat = complete("g0", (episode("g0-1-retry1", DOWN),)), complete("g1", alike=True)
+    filtered = replace(complete("g3", (episode("g3-0-retry1", DOWN),), alike=True), reason="zero_std")
+    broken = GroupOutcome(None, (episode("g2-0", DOWN),), (episode("g2-1"),))
+    lost = GroupOutcome(None, (episode("g4-0", DOWN), episode("g4-1", DOWN)), ())
+    assert learned.group
+    assert flat.group
+    learned = replace(learned, group=replace(learned.group, start_version=7))
+    late = GroupOutcome(None, (episode("g5-0", DOWN),), (episode("g5-1"),), "over_sampled")
+    outcomes = (learned, flat, broken, filtered, lost, late)
+    removed = {RolloutId("g0-0"): "truncated"}
+    for iteration in (
+        Iteration(0, outcomes, (learned.group,), (flat.group,), {}, removed=removed),
+        Iteration(0, outcomes, (), (), {}, recorded=(learned.group, flat.group)),
+    ):
+        folder = tmp_path / str(len(iteration.recorded))
+        async with Journal(folder) as journal:
+            path = await journal.write_step(1, iteration_entries(iteration))
+        restored = outcomes_of(read_journal(path))
+        assert list(map(facts_of, restored)) == list(map(facts_of, outcomes))
+    counts = reconcile(folder, played=14)
+    assert (counts.problems, counts.recorded) == ((), 4)
+    assert counts.dropped == {"zero_std": 2, "reset_error": 6, "group_incomplete": 1, "over_sampled": 1}
+
+
+def test_a_step_that_the_run_did_not_complete_has_no_groups() -> None:
+    entries = list(leftover_entries([complete("g3")], BatchInProgress((complete("g0"),), {"g0"})))
+    with pytest.raises(ValueError, match="stopped before episode g3-0"):
+        outcomes_of(entries)
+    with pytest.raises(ValueError, match="episode x belongs to no group"):
+        outcomes_of([Entry(episode("x"), (), Outcome.DROPPED, "reset_error")])
+    assert (ordinal_of("g12-3-retry1"), ordinal_of("e12")) == (12, None)

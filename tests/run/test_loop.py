@@ -49,7 +49,7 @@ async def test_groups_count_as_trained_from_the_update_on_that_saw_them(tmp_path
         producer=Took(),
         trainer=Breaks(at),
         algorithm=ALGORITHM,
-        sink=None,
+        sink=object(),
         num_steps=2,
     )
     with pytest.raises(EngineError):

@@ -45,7 +45,7 @@ def run_of(config, num_steps, batches=(GROUPS,)):
         producer=producer,
         trainer=trainer,
         algorithm=algorithm,
-        sink=None,
+        sink=object(),
         num_steps=num_steps,
     )
 
