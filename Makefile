@@ -70,6 +70,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
 	$(BIN)/python -m benchmarks stall --json
+	$(BIN)/python -m benchmarks checkpoint --json
 	$(BIN)/python -m benchmarks journal --json
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks quickstart --json

@@ -34,6 +34,7 @@ def cli() -> None:
 _PLAIN: Final = {
     "engine": "The embedded engine against transformers' generate: tokens a second, side by side.",
     "stall": "The longest stall of the event loop while 30M parameters are updated, in a rank and inline.",
+    "checkpoint": "How long a run waits for a checkpoint of 1.6 GB, and a resumed one for its first step.",
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",

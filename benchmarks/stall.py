@@ -60,7 +60,7 @@ def bench_stall(stall: Stall | None = None) -> dict[str, JSON]:
 async def _bench(stall: Stall) -> dict[str, JSON]:
     with TemporaryDirectory(prefix="agentrl-stall-") as temporary:
         folder = Path(temporary)
-        model = save(seeded(lambda: _model(stall)), folder / "model")
+        model = save(seeded(lambda: model_of(stall)), folder / "model")
         policy = Learning(PolicyLoss(), TrainerConfig(lr=1e-5, max_tokens_per_gpu=1024), 1_000_000)
         plan = TorchPlan(policy=policy, models={"old": str(model)}, num_threads=stall.threads)
         sides: dict[str, Ranks] = {
@@ -88,7 +88,7 @@ async def _bench(stall: Stall) -> dict[str, JSON]:
 
 
 async def _measured(trainers: dict[str, RankTrainer], stall: Stall) -> dict[str, list[dict[str, float]]]:
-    batch = _batch(stall)
+    batch = batch_of(stall)
     rows: dict[str, list[dict[str, float]]] = {side: [] for side in trainers}
     for repeat in range(-1, stall.repeats):
         for side in sorted(trainers, reverse=repeat % 2 == 1):
@@ -107,7 +107,8 @@ async def _measured(trainers: dict[str, RankTrainer], stall: Stall) -> dict[str,
     return rows
 
 
-def _model(stall: Stall) -> PreTrainedModel:
+def model_of(stall: Stall) -> PreTrainedModel:
+    """The model, with weights from torch's generator."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=stall.vocab,
@@ -125,7 +126,8 @@ def _model(stall: Stall) -> PreTrainedModel:
     )
 
 
-def _batch(stall: Stall) -> TrainBatch:
+def batch_of(stall: Stall) -> TrainBatch:
+    """A batch with random tokens and advantages."""
     rng = np.random.default_rng(0)
     samples = tuple(_sample(rng, stall, number) for number in range(stall.samples))
     advantages = tuple((s.loss_mask * rng.normal(size=len(s))).astype(np.float32) for s in samples)

@@ -11,12 +11,14 @@ with torch state.pt.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError, ModelLoadError
@@ -54,12 +56,45 @@ class SavedTrainer(Section):
     """The steps of each network's optimizer."""
 
 
+class StateCopy:
+    """Copies of a network's tensors on the CPU; those that share memory share the copy.
+
+    All tensors must exist at the same time. buffers: memory of earlier copies, which is overwritten: new
+    memory costs more time than the copy.
+    """
+
+    def __init__(self, buffers: Mapping[Hashable, Tensor]) -> None:
+        self._earlier = buffers
+        self.buffers: dict[Hashable, Tensor] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The copy of a tensor."""
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if memory not in self.buffers or not tensor.numel():
+            buffer = self._earlier.get(memory)
+            if buffer is None or not tensor.numel():
+                buffer = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            self.buffers[memory] = buffer.copy_(tensor.detach())
+        return self.buffers[memory]
+
+
 class StateWriter:
-    """A rank's thread that writes copies of its state, while the rank trains on."""
+    """A rank's thread that writes copies of its state, while the rank trains on.
+
+    The memory of the copies is kept for the next ones: it is needed during steps in any case, while a copy is
+    written.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "agentrl-state")
         self._last: Future[None] | None = None
+        self._copies: dict[ScoreRole, StateCopy] = {}
+
+    def copy_of(self, role: ScoreRole) -> StateCopy:
+        """The copy of a network for the next `start`; not in the memory of one that is being written."""
+        is_free = role in self._copies and (self._last is None or self._last.done())
+        self._copies[role] = StateCopy(self._copies[role].buffers if is_free else {})
+        return self._copies[role]
 
     def start(self, write: Callable[[], None]) -> None:
         """Write in the thread, after the write before it. What `write` uses must not change meanwhile."""

@@ -12,7 +12,7 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("algorithms", "data", "engine", "engines", "envs", "generator", "journal"),
+    *("algorithms", "checkpoint", "data", "engine", "engines", "envs", "generator", "journal"),
     *("megatron", "python", "quickstart", "refill", "search", "stall"),
 }
 

@@ -114,7 +114,7 @@ class MegatronWorker(Recorder):
         files: list[saving.FileCopy] = []
         for role, learner in self._learners.items():
             with self._onloaded(role):
-                files += saving.copies(folder / FOLDERS[role], learner)
+                files += saving.copies(folder / FOLDERS[role], learner, self._writer.copy_of(role))
 
         def write() -> None:
             for file in files:

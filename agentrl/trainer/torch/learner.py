@@ -104,10 +104,10 @@ class Learner:
         return dict(zip(names, values, strict=True))
 
 
-def copied(value: T) -> T:
-    """The same containers with copies of their tensors, on the CPU."""
+def copied(value: T, copy: Callable[[Tensor], Tensor]) -> T:
+    """The same containers with copies of their tensors."""
     if isinstance(value, Tensor):
-        return cast(T, value.detach().to("cpu", copy=True))
+        return cast(T, copy(value))
     if isinstance(value, dict):
-        return cast(T, {key: copied(below) for key, below in value.items()})
-    return cast(T, [copied(below) for below in value]) if isinstance(value, list) else value
+        return cast(T, {key: copied(below, copy) for key, below in value.items()})
+    return cast(T, [copied(below, copy) for below in value]) if isinstance(value, list) else value

@@ -117,7 +117,10 @@ class TorchWorker(Recorder):
         Returns:
             the updates, and what each optimizer did.
         """
-        copies = {FOLDERS[role]: copied(learner.state()) for role, learner in self._learners().items()}
+        copies = {
+            FOLDERS[role]: copied(learner.state(), self._writer.copy_of(role))
+            for role, learner in self._learners().items()
+        }
 
         def write() -> None:
             for name, state in copies.items():

@@ -129,7 +129,7 @@ def after_a_break(layout: MegatronConfig, _rank: int, folder, breaks: bool) -> d
     learner = begun()
     for number in range(3):
         if breaks and number == 2:
-            for file in saving.copies(folder, learner):
+            for file in saving.copies(folder, learner, torch.clone):
                 file.write()
             done, learner = learner.optimizer.done, begun()
             saving.read(folder, learner, done)

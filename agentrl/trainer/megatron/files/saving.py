@@ -11,7 +11,7 @@ part, since Megatron's own loading of them fails with torch's AdamW.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -53,14 +53,15 @@ class FileCopy(NamedTuple):
 
 
 @torch.no_grad()
-def copies(folder: Path, learner: MegatronLearner) -> list[FileCopy]:
+def copies(folder: Path, learner: MegatronLearner, copy: Callable[[Tensor], Tensor]) -> list[FileCopy]:
     """Copies of what this rank's files hold, except those that another replica writes."""
     network = learner.passes.network
     first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    files = list(_shard_copies(_rank_folder(folder), network)) if first_replica else []
+    files = [*_shard_copies(_rank_folder(folder), network, copy)] if first_replica else []
     if first_replica or network.layout.shares_the_optimizer:
         named = [item for part in learner.optimizer.parts() for item in _named_tensors(part)]
-        files.append(FileCopy(_path(folder, dist.get_rank()), _copied(named)))
+        copied = [(name, copy(tensor)) for name, tensor in named]
+        files.append(FileCopy(_path(folder, dist.get_rank()), copied))
     return files
 
 
@@ -84,13 +85,9 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
                 _fill(tensor, opened.get_tensor(name), path)
 
 
-def _shard_copies(folder: Path, network: Network) -> Iterator[FileCopy]:
+def _shard_copies(folder: Path, network: Network, copy: Callable[[Tensor], Tensor]) -> Iterator[FileCopy]:
     for name, group in groupby(_shards(network), lambda shard: _file_of(shard[0])):
-        yield FileCopy(folder / name, _copied((placed.megatron, tensor) for placed, tensor in group))
-
-
-def _copied(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    return [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in named]
+        yield FileCopy(folder / name, [(placed.megatron, copy(tensor)) for placed, tensor in group])
 
 
 def _rank_folder(folder: Path) -> Path:
