@@ -115,15 +115,13 @@ async def _copies(
     sides: dict[str, Ranks] = {INLINE: InlineRank(), RANK: Processes(1, folder / "ranks", preloaded=WORKER)}
     try:
         trainers = {side: await RankTrainer.started(ranks, plan) for side, ranks in sides.items()}
-        for repeat in range(-1, load.repeats):
-            on_event(f"copy: repeat {repeat + 1} of {load.repeats}")
-            for side in sorted(trainers, reverse=repeat % 2 == 1):
-                checkpoints = Checkpoints(folder / side, keep=1, on_event=on_event)
-                row = await _saved(trainers[side], checkpoints, batch, repeat + 1)
-                # The first one has no optimizer state before, and its memory is new.
-                for name, value in row.items() if repeat >= 0 else ():
-                    seconds[name][side].append(value)
-            seconds["wait_s"][COPY] += [copy.seconds()] if repeat >= 0 else []
+        # The first one has no optimizer state before, and its memory is new.
+        await _round(trainers, batch, folder, 0)
+        for repeat in range(1, load.repeats + 1):
+            on_event(f"copy: repeat {repeat} of {load.repeats}")
+            seconds["wait_s"][COPY].append(copy.seconds())
+            for side, name, value in await _round(trainers, batch, folder, repeat):
+                seconds[name][side].append(value)
     finally:
         for ranks in sides.values():
             await ranks.run(ranks.close)
@@ -132,6 +130,19 @@ async def _copies(
         for name, by_side in seconds.items()
     }
     return figures, copy.num_bytes
+
+
+async def _round(
+    trainers: Mapping[str, RankTrainer], batch: TrainBatch, folder: Path, repeat: int
+) -> list[tuple[str, str, float]]:
+    """A checkpoint of each side, in an order that alternates: side, figure, seconds."""
+    return [
+        (side, name, value)
+        for side in sorted(trainers, reverse=repeat % 2 == 1)
+        for name, value in (
+            await _saved(trainers[side], Checkpoints(folder / side, keep=1), batch, repeat)
+        ).items()
+    ]
 
 
 async def _saved(

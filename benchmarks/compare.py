@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,13 +30,15 @@ class Rates(NamedTuple):
 async def timed(sides: Mapping[str, Side], *, repeats: int) -> dict[str, list[Duration]]:
     """The durations of each side in every repeat.
 
-    Each side runs once to warm up; then all take turns, in an order that is reversed in every repeat.
+    Each side runs once to warm up; then all take turns, in an order that is reversed in every repeat. The
+    garbage of a side is collected before the next one's time begins.
     """
     for run in sides.values():
         await run()
     durations: dict[str, list[Duration]] = {side: [] for side in sides}
     for repeat in range(repeats):
         for side in sorted(sides, reverse=repeat % 2 == 1):
+            gc.collect()
             wall, cpu = time.perf_counter(), time.process_time()
             await sides[side]()
             durations[side].append(Duration(time.perf_counter() - wall, time.process_time() - cpu))

@@ -129,8 +129,6 @@ def _waiting(settings: Generator) -> dict[str, Figures]:
 
 def _waves(player: Player, size: int, times: int, *, rare: bool) -> Side:
     async def run() -> None:
-        # So that garbage of the previous side is not collected in this one.
-        gc.collect()
         for _ in range(times):
             if rare:
                 with rare_collections():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.data import Columns, FileSource, PromptStream
-from agentrl.data.rows import open_rows
+from agentrl.data.rows import jsonl, open_rows
 from agentrl.errors import ConfigError, DataError
 from tests.data.files import ROWS, write_lines
 
@@ -113,6 +114,23 @@ def test_line_ends_and_empty_lines_do_not_count(tmp_path, ending, last):
     assert [rows.row(k)["input"] for k in range(len(rows))] == [f"line {n}" for n in range(100)]
     expected = 100 if ending in ("\n", "\r\n") else 199
     assert rows.where(99) == f"{path}, line {expected}"
+
+
+@given(
+    st.lists(st.sampled_from(["{}", " {}", "", " ", "\t", "\r", '{"a": 1}' * 9]), max_size=90),
+    st.integers(1, 40),
+)
+def test_rows_are_found_however_the_file_is_read(tmp_path_factory, lines, chunk):
+    path = tmp_path_factory.mktemp("any") / "a.jsonl"
+    content = "\n".join(lines).encode()
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "_READ_AT_ONCE", chunk)
+        rows = jsonl.JsonlRows(path)
+    expected = [number for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
+    assert [rows.where(k) for k in range(len(rows))] == [f"{path}, line {number}" for number in expected]
+    # A run that began with an earlier version resumes: the hash is of every byte.
+    assert rows.fingerprint == hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def test_json_files_hold_a_list_or_lines(tmp_path):

@@ -1,7 +1,7 @@
 """JSON lines, and lists of JSON objects.
 
-A file of lines is read once when it is opened, to index the offset of every 32nd row and to hash all bytes.
-A row is then read from its block of lines.
+A file of lines is read once when it is opened, to index the offset of every 32nd row and, in another thread,
+to hash all bytes. A row is then read from its block of lines.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from os import fstat, stat_result
 from pathlib import Path
 from typing import BinaryIO, NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.data.rows.base import Row, Rows
 from agentrl.errors import DataError
 from agentrl.types import JSON
 
 _BLOCK = 32
-_READ_AT_ONCE = 1 << 20
+_READ_AT_ONCE = 1 << 18
 _BOM = b"\xef\xbb\xbf"
+_IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
 
 class JsonlRows(Rows):
@@ -45,15 +50,20 @@ class JsonlRows(Rows):
         self._block = lru_cache(maxsize=8)(self._read_block)
 
     def _index(self) -> str:
+        """Find the rows of all blocks; returns the hash, which another thread computes meanwhile."""
         digest = hashlib.blake2b(digest_size=16)
-        start = 0
-        for number, line in enumerate(_hashed(self._file, digest), start=1):
-            if line.strip():
-                if self._count % _BLOCK == 0:
-                    self._starts.append(start)
-                    self._lines.append(number)
-                self._count += 1
-            start += len(line)
+        start, number = 0, 1
+        with ThreadPoolExecutor(1, "agentrl-data") as thread:
+            for lines in _complete_lines(self._file):
+                hashed = thread.submit(digest.update, lines)
+                offsets, are_rows = _offsets_of(lines)
+                rows = np.flatnonzero(are_rows)
+                firsts = rows[-self._count % _BLOCK :: _BLOCK]
+                self._starts.extend((start + offsets[firsts]).tolist())
+                self._lines.extend((number + firsts).tolist())
+                self._count += len(rows)
+                start, number = start + len(lines), number + len(offsets)
+                hashed.result()
         self._starts.append(start)
         return digest.hexdigest()
 
@@ -124,11 +134,30 @@ class JsonRows(Rows):
         return f"{self._path}, item {number + 1}"
 
 
-def _hashed(file: BinaryIO, digest: hashlib.blake2b) -> Iterator[bytes]:
-    """The lines of a file; updates the digest with each of them."""
-    while lines := file.readlines(_READ_AT_ONCE):
-        digest.update(b"".join(lines))
-        yield from lines
+def _complete_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a file, cut at ends of lines."""
+    begun = b""
+    while text := file.read(_READ_AT_ONCE):
+        end = text.rfind(b"\n") + 1
+        if end:
+            yield begun + text[:end]
+            begun = b""
+        begun += text[end:]
+    if begun:
+        yield begun
+
+
+def _offsets_of(lines: bytes) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """The offset of each line, and whether it is a row: not blank."""
+    bytes_B = np.frombuffer(lines, np.uint8)
+    ends = np.flatnonzero(bytes_B == ord("\n"))
+    if not lines.endswith(b"\n"):
+        ends = np.append(ends, len(lines))
+    offsets = np.append(0, ends[:-1] + 1)
+    are_rows = ~_IS_SPACE[bytes_B[offsets]]
+    for line in np.flatnonzero(~are_rows):
+        are_rows[line] = bool(lines[offsets[line] : ends[line]].strip())
+    return offsets, are_rows
 
 
 def is_list(path: Path) -> bool:
