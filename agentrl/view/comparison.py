@@ -47,9 +47,9 @@ class _Stage(BaseModel):
 
 
 class _Summary(BaseModel):
-    """The part of summary.json that is compared."""
+    """The part of summary.json that is compared. `agentrl sft` writes no milestones."""
 
-    milestones: tuple[_Milestone, ...]
+    milestones: tuple[_Milestone, ...] = ()
     stages: tuple[_Stage, ...]
 
     def scores(self) -> dict[str, Score]:

@@ -118,6 +118,14 @@ def test_a_run_that_has_not_ended_is_compared_by_its_metrics(two):
     assert compared["cpu_s"] == {"a": 60.0, "c": None}
 
 
+def test_a_run_without_evaluations_is_compared_by_its_metrics_and_time(two):
+    summary = json.loads((two / "a" / "summary.json").read_text())
+    (two / "a" / "summary.json").write_text(json.dumps({"stages": summary["stages"]}))
+    compared = json.loads(invoked("compare", "a", "b", "--output-dir", two, "--json").stdout)
+    assert compared["scores"]["after RL, greedy"]["a"] is None
+    assert compared["cpu_s"] == {"a": 60.0, "b": 60.0}
+
+
 def test_its_page_lays_the_curves_over_each_other(two):
     page = two / "pages.html"
     invoked("compare", "a", "b", "--output-dir", two, "--html", page)
