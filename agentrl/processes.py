@@ -7,6 +7,7 @@ message on its pipe.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import select
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+_STDERR = 2
 _END_S = 5.0
 _ORPHAN_GRACE_S = 4.0
 _MAX_ERROR_CHARS = 300
@@ -80,8 +82,17 @@ class Child:
         self._process.wait()
 
 
+def print_stacks_on_signal() -> None:
+    """Make this process print the stack of every thread to its standard error when it receives SIGUSR1.
+
+    It goes on afterwards.
+    """
+    faulthandler.register(signal.SIGUSR1, file=_STDERR)
+
+
 def follow_driver(pipe: Connection) -> None:
-    """Make this process ignore Ctrl-C, print its log, and end with its parent."""
+    """Make this process ignore Ctrl-C, print its log and, on SIGUSR1, its stacks, and end with its parent."""
+    print_stacks_on_signal()
     # Ctrl-C is for the driver, which shuts its processes down in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(name)s: %(message)s")

@@ -15,6 +15,7 @@ from agentrl.assembly.processes import Start, launched_processes
 from agentrl.collector import rare_collections
 from agentrl.engine.config import EngineConfig
 from agentrl.evaluation.report import EvalReport
+from agentrl.processes import print_stacks_on_signal
 from agentrl.run.model_config import write_model_config
 from agentrl.run.parts import Records
 from agentrl.run.resuming import attempt_at, run_until_signal, start_of
@@ -50,6 +51,7 @@ def train(
     """The implementation of `agentrl.train`, which checks first that all dependencies are installed."""
     start = start_of(run, settings, resume=resume)
     config, folder = start.config, start.folder
+    print_stacks_on_signal()
     console = RunConsole(quiet=quiet)
     with launched_processes(config) as launch, attempt_at(start, console) as begun:
         for warning in (*config.warnings, *start.warnings):

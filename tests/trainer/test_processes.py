@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +93,17 @@ async def learned(trainer):
     assert published.num_bytes == sum(map(len, sink.tensors.values()))
     listed = [[array.tolist() for array in arrays] for arrays in (scores.old, scores.ref, scores.values)]
     return reports, listed, sink.tensors, sink.checksum
+
+
+async def test_a_rank_prints_its_stacks_on_a_signal_and_goes_on(model, processes):
+    trainer = await RankTrainer.started(processes, plan_over(model))
+    log = Path(processes._ranks[0].log)
+    os.kill(processes.pids[0], signal.SIGUSR1)
+    deadline = time.monotonic() + 10
+    while "in serve" not in log.read_text():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    assert (await trainer.update(batch())).num_tokens > 0
 
 
 async def test_a_rank_learns_bit_for_bit_what_is_learned_inline(model, processes, tmp_path):

@@ -1,0 +1,143 @@
+"""The guide lists every metric that a run logs, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import agentrl
+from agentrl import SingleTurnEnv, Task
+from agentrl.data.source import TOO_LONG
+from agentrl.engine.sglang.fleet import Fleet
+from agentrl.rollout.group import GroupOutcome
+from agentrl.run.metrics import rollout_metrics, skipped_metrics
+from agentrl.types import Group, ToolStats, Verdict
+from tests.algorithms.episodes import TASK, episode, turn
+from tests.docs.blocks import ROOT
+from tests.flow.runs import SHAPE, metrics_of
+
+GUIDE = ROOT / "docs" / "when-a-run-goes-wrong.md"
+METRIC = re.compile(r"`((?:rollout|train|perf|engine|eval)/[^`]+)`")
+PLACEHOLDER = re.compile(r"[A-Z]+")
+SMALL = {
+    **SHAPE,
+    "inline": True,
+    "quiet": True,
+    "use_tensorboard": False,
+    "num_rollout": 2,
+    "rollout_batch_size": 3,
+    "n_samples_per_prompt": 4,
+    "eval_episodes": 4,
+    "lr_warmup_iters": 0,
+}
+CRITIC = {
+    "env": "tests.flow.worlds:Judged",
+    "advantage_estimator": "ppo",
+    "eps_clip_c": 3.0,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.1,
+    "use_tis": True,
+    "dynamic_sampling_filter_path": "tests.flow.worlds:drop_even_seeds",
+}
+TALKATIVE = {"env": "tests.flow.worlds:Talkative"}
+OTHERS = {
+    "a penalty in the reward, mis": {**TALKATIVE, "kl_coef": 0.1, "use_mis": True},
+    "icepop": {**TALKATIVE, "use_icepop": True},
+    "opsm": {**TALKATIVE, "use_opsm": True},
+    "two agents": {"env": "RockPaperScissors-v0"},
+    "named parts": {"env": "tests.docs.test_metrics_guide:Graded", "rollout_max_context_len": 64},
+}
+
+
+class Graded(SingleTurnEnv):
+    """One question, whose grade has a named part."""
+
+    def tasks(self, split):
+        return [Task.ask(f"{split}{n}", f"{n}?", "x") for n in range(8)]
+
+    def grade(self, task, answer):
+        return {"length": min(len(answer), 9) / 9}
+
+
+def listed() -> list[str]:
+    """The metrics in the first columns of the guide's tables of metrics."""
+    tables = GUIDE.read_text(encoding="utf-8").partition("## Every metric")[2]
+    rows = [line for line in tables.splitlines() if line.startswith("| `")]
+    return [metric for row in rows for metric in METRIC.findall(row.split(" | ")[0])]
+
+
+def pattern(metric: str) -> re.Pattern[str]:
+    """A listed metric as a pattern: a word in capitals stands for any part of a name."""
+    parts = [re.escape(part) for part in PLACEHOLDER.split(metric)]
+    return re.compile("[^/]+".join(parts))
+
+
+def unlisted(logged: Iterable[str]) -> set[str]:
+    patterns = [pattern(metric) for metric in listed()]
+    return {name for name in logged if not any(p.fullmatch(name) for p in patterns)}
+
+
+def logged(folder: Path) -> set[str]:
+    return {name for row in metrics_of(folder) for name in row} - {"step", "time_s"}
+
+
+@pytest.fixture(scope="module")
+def critic(tmp_path_factory):
+    return agentrl.train(**SMALL, **CRITIC, output_dir=str(tmp_path_factory.mktemp("runs"))).folder
+
+
+def synthetic() -> set[str]:
+    """The metrics of everything that may happen to a call of a tool, and of the counts of environments."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "agentrl" / "envs").rglob("*.py")]
+    counts = {name: 1 for text in sources for name in re.findall(r'counts\["([a-z_]+)"\] \+= 1', text)}
+    assert {"tool_calls", "idle_turns"} <= counts.keys()
+    stats = ToolStats(3, 1, 1, 1, 1, {"type": 1}, {}, {"30ms": 2}, 0.1)
+    bare = episode("e", [turn([1], [2])])
+    played = replace(bare, counts={**counts, "chat/retries": 1}, tools={"search": stats})
+    failed = replace(bare, tools={"search": ToolStats(1, failed={"crashed": 1})})
+    verdict = Verdict("e", "s", 1.0, parts={"right": 1.0, "env/kind": 0.0})
+    outcome = GroupOutcome(Group("g", TASK, 0, (played,), (verdict,)), (failed,), (played,), "zero_std")
+    return {*rollout_metrics([outcome]), *skipped_metrics({TOO_LONG: 1})}
+
+
+def test_a_run_with_a_critic_a_filter_and_a_correction_logs_nothing_that_the_guide_lacks(critic):
+    names = logged(critic)
+    assert {"train/value_loss", "train/tis_clipfrac", "rollout/dynamic_filter/drop_even"} <= names
+    assert unlisted(names) == set()
+
+
+def test_what_may_happen_to_tools_and_servers_is_in_the_guide():
+    assert unlisted({*synthetic(), *engine_counts()}) == set()
+
+
+def engine_counts() -> set[str]:
+    idle = SimpleNamespace(policy=SimpleNamespace(counts=Counter()), _restarts=0)
+    return {f"engine/{name}" for name in Fleet.counts.fget(idle)}
+
+
+def test_no_metric_is_listed_twice_and_a_new_one_is_noticed():
+    assert len(listed()) == len(set(listed())) > 80
+    assert unlisted({"train/new", "eval/greedy/a/b", "rollout/raw_reward"}) == {
+        "train/new",
+        "eval/greedy/a/b",
+    }
+
+
+@pytest.mark.full
+def test_the_guide_lists_no_metric_that_nothing_logs(critic, tmp_path):
+    names = logged(critic) | synthetic() | engine_counts()
+    for number, settings in enumerate(OTHERS.values()):
+        run = agentrl.train(**{**SMALL, **settings}, output_dir=str(tmp_path), name=f"run{number}")
+        names |= logged(run.folder)
+    teacher = {**TALKATIVE, "use_opd": True, "opd_teacher_load": str(tmp_path / "run1" / "checkpoint")}
+    settings = {name: value for name, value in SMALL.items() if name not in SHAPE}
+    student = {"hf_checkpoint": str(tmp_path / "run1" / "checkpoint")}
+    names |= logged(agentrl.train(**settings, **student, **teacher, output_dir=str(tmp_path)).folder)
+    assert unlisted(names) == set()
+    assert [metric for metric in listed() if not any(map(pattern(metric).fullmatch, names))] == []
