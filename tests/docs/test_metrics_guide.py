@@ -16,11 +16,13 @@ from agentrl import SingleTurnEnv, Task
 from agentrl.data.source import TOO_LONG
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.over_sampling import OVER_SAMPLED
 from agentrl.run.metrics import rollout_metrics, skipped_metrics
 from agentrl.types import Group, ToolStats, Verdict
 from tests.algorithms.episodes import TASK, episode, turn
 from tests.docs.blocks import ROOT
 from tests.flow.runs import SHAPE, metrics_of
+from tests.flow.sft import conversations, settings_of, sft
 
 GUIDE = ROOT / "docs" / "when-a-run-goes-wrong.md"
 METRIC = re.compile(r"`((?:rollout|train|perf|engine|eval)/[^`]+)`")
@@ -103,7 +105,9 @@ def synthetic() -> set[str]:
     failed = replace(bare, tools={"search": ToolStats(1, failed={"crashed": 1})})
     verdict = Verdict("e", "s", 1.0, parts={"right": 1.0, "env/kind": 0.0})
     outcome = GroupOutcome(Group("g", TASK, 0, (played,), (verdict,)), (failed,), (played,), "zero_std")
-    return {*rollout_metrics([outcome]), *skipped_metrics({TOO_LONG: 1})}
+    left = GroupOutcome(None, (), (), OVER_SAMPLED)
+    removed = {verdict.rollout_id: "too_short"}
+    return {*rollout_metrics([outcome, left], removed), *skipped_metrics({TOO_LONG: 1})}
 
 
 def test_a_run_with_a_critic_a_filter_and_a_correction_logs_nothing_that_the_guide_lacks(critic):
@@ -139,5 +143,7 @@ def test_the_guide_lists_no_metric_that_nothing_logs(critic, tmp_path):
     settings = {name: value for name, value in SMALL.items() if name not in SHAPE}
     student = {"hf_checkpoint": str(tmp_path / "run1" / "checkpoint")}
     names |= logged(agentrl.train(**settings, **student, **teacher, output_dir=str(tmp_path)).folder)
+    conversations(tmp_path / "c.jsonl")
+    names |= logged(sft(tmp_path, **settings_of(tmp_path)).folder)
     assert unlisted(names) == set()
     assert [metric for metric in listed() if not any(map(pattern(metric).fullmatch, names))] == []
