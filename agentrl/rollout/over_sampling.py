@@ -124,9 +124,11 @@ class OverSamplingProducer(Producer):
         for task in self._in_flight:
             task.cancel()
         await asyncio.wait(self._in_flight)
-        for task, prompt in self._in_flight.items():
-            outcome = self._cut(prompt) if task.cancelled() else task.result()
-            self._untaken[prompt.index] = outcome
+        # All or none: where one of them raises, close() returns those that ended.
+        self._untaken |= {
+            prompt.index: self._cut(prompt) if task.cancelled() else task.result()
+            for task, prompt in self._in_flight.items()
+        }
         self._in_flight.clear()
 
     def _cut(self, prompt: Prompt) -> GroupOutcome:

@@ -146,9 +146,9 @@ async def test_broken_groups_in_a_row_end_it():
         await producer_of(Rollouts([1], bad=set(range(10))), 2, 4).take()
 
 
-@pytest.mark.parametrize("number", [0, 4])
+@pytest.mark.parametrize("number", [0, 5])
 async def test_an_error_of_a_group_is_raised_and_the_rest_is_closed(number):
-    """The first to end; and one that fails as it is cancelled."""
+    """The first to end; and one that fails as it is cancelled, while another one ends."""
 
     class Raises(Rollouts):
         async def play(self, prompt, version):
@@ -156,14 +156,19 @@ async def test_an_error_of_a_group_is_raised_and_the_rest_is_closed(number):
                 if prompt.index == 0 == number:
                     raise UserError("set the key")
                 return await super().play(prompt, version)
-            finally:
-                if prompt.index == 4 == number:
-                    raise UserError("set the key")
+            except asyncio.CancelledError:
+                if prompt.index == 4:
+                    return GroupOutcome(None, (), broken(4).failed)
+                if prompt.index == 5 == number:
+                    raise UserError("set the key") from None
+                raise
 
-    rollouts = Raises([1, 1, 1, 1, 50])
-    producer = producer_of(rollouts, 2, 5)
+    rollouts = Raises([1, 1, 1, 1, 50, 50])
+    producer = producer_of(rollouts, 2, 6)
     with pytest.raises(UserError, match="set the key"):
         await producer.take()
     leftover = await producer.close()
-    assert {index_of(o) for o in leftover} <= {1, 2, 3, 0}
+    ended = [index_of(o) if o.failed or o.group else 4 for o in leftover]
+    assert len(ended) == len(set(ended))
+    assert set(ended) <= {0, 1, 2, 3, 4}
     assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
