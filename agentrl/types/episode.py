@@ -147,7 +147,8 @@ class Episode:
 
     agents: those of the environment; a single one is called `agent`. frozen_agents: those of them that the
         trained policy did not play, such as opponents.
-    step_rewards: one for each completed step, in order: a number for all agents, or one for each.
+    step_rewards: one for each completed step, in order: a number for all agents, or one for each; None also
+        in place of a step, where a custom generate function let the agent act again before one.
     counts: of events in the environment (tool_calls, rejected_calls, ...) and of the agents
         (`Act.counts`). tools: statistics of each tool's calls. usage: tokens as chat endpoints count them.
     seconds: wall time.
