@@ -11,6 +11,7 @@ async def second_look(episode):
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
@@ -48,8 +49,8 @@ class EpisodeInPlay:
 
     @property
     def seed(self) -> int:
-        """The seed of this episode: `random.Random(episode.seed)` draws the same in every replay."""
-        return self._game.sampling_seed
+        """A seed that depends on the episode's id and its world's seed: the same when it is replayed."""
+        return zlib.crc32(f"generate/{self._game.seed}/{self._game.episode_id}".encode())
 
     @property
     def limits(self) -> Limits:

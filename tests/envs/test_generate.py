@@ -287,3 +287,21 @@ async def test_a_reward_that_cannot_work_is_a_sentence(function, sentence):
     with pytest.raises(ValueError, match=sentence):
         await check_reward(function)
     await check_reward(lambda task, answer: {"right": float(answer == task.answer)})
+
+
+async def test_the_seed_of_an_episode_is_its_own_and_the_same_when_it_is_replayed():
+    async def seed_of(**options):
+        seeds = []
+
+        async def records(episode):
+            seeds.append(episode.seed)
+            await turn_by_turn(episode)
+
+        await generating(records)(Parrot(), ScriptedAgent(script(say("3"))), TASK, **options)
+        return seeds[0]
+
+    first = await seed_of(seed=5, episode_id="g7-0", sampling_seed=1)
+    # The journal does not record how the agent sampled.
+    assert await seed_of(seed=5, episode_id="g7-0") == first
+    assert await seed_of(seed=5, episode_id="g7-1", sampling_seed=1) != first
+    assert await seed_of(seed=6, episode_id="g7-0", sampling_seed=1) != first
