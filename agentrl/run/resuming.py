@@ -154,8 +154,9 @@ def run_until_signal(main: Coroutine[None, None, T]) -> T:
         SystemExit: SIGTERM; its code is 143.
     """
     was_terminated = False
+    results: list[T] = []
 
-    async def runs() -> T:
+    async def runs() -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None, "it runs in a task"
 
@@ -167,10 +168,13 @@ def run_until_signal(main: Coroutine[None, None, T]) -> T:
         # Signals reach the main thread alone.
         with suppress(RuntimeError, ValueError, NotImplementedError):
             loop.add_signal_handler(signal.SIGTERM, terminate)
-        return await main
+        # Not returned: `asyncio.run` ends by reading the handler of SIGINT, and `signal` makes a text of that
+        # and of the task's result, which may hold every token of a run.
+        results.append(await main)
 
     try:
-        return asyncio.run(runs())
+        asyncio.run(runs())
+        return results[0]
     except asyncio.CancelledError:
         if was_terminated:
             sys.exit(TERMINATED)

@@ -21,8 +21,8 @@ class TrainerConfig(Section):
     """The optimizer, its schedule, and how much goes through the model at once."""
 
     trainer: Literal["torch", "megatron"] = "torch"
-    """One process and plain torch, or Megatron-Core on as many as its layout has ranks (RL; a warm start is
-    torch's)."""
+    """One process and plain torch, or Megatron-Core on as many as its layout has ranks (RL and SFT; a warm
+    start is torch's)."""
     optimizer: Annotated[Literal["adamw", "muon"], BeforeValidator(_optimizer)] = "adamw"
     """adamw (adam is another name for it) for everything, or muon for the 2-D hidden weights and adamw for
     the rest."""

@@ -138,8 +138,10 @@ class RunConsole:
             if now - last < self._interval_s or bar.done >= bar.total:
                 return
             last = now
-            remaining_s = (now - started) / max(bar.done, 1) * (bar.total - bar.done)
-            parts = [f"{bar.title} {bar.done}/{bar.total}", bar.figures, f"{time_text(remaining_s)} left"]
+            parts = [f"{bar.title} {bar.done}/{bar.total}", bar.figures]
+            if bar.done:
+                remaining_s = (now - started) / bar.done * (bar.total - bar.done)
+                parts.append(f"{time_text(remaining_s)} left")
             self._print(Text("  " + visible(" · ".join(part for part in parts if part))))
 
         return show, lambda: None
