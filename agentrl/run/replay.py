@@ -118,8 +118,8 @@ class Replay:
             )
         if _initial_weights(played) != _initial_weights(config):
             yield (
-                f"{self.folder} was played with other initial weights than this run begins with: its tokens "
-                "are off-policy from the first step on."
+                f"{self.folder} was played with other settings of the initial weights than this run has: if "
+                "the weights differ, its tokens are off-policy from the first step on."
             )
         if self.num_steps < config.rollout.num_rollout:
             yield (

@@ -24,6 +24,7 @@ WITHOUT_EFFECT = [
                 "n_samples_per_prompt": 4,
                 "rollout_temperature": 0.5,
             },
+            **{"over_sampling_batch_size": 64, "group_reward": "x:y", "custom_generate_function_path": "x:y"},
             **{"dynamic_sampling_filter_path": "x:y", "max_episode_retries": 1, "shuffle_rewards": True},
             **{"eval_interval": 2, "metric_for_best_model": "eval/greedy", "opponents": {"a": "script"}},
             **{"rollout_max_prompt_len": 9, "tool_timeout_s": 1.0, "max_turns": 3},
@@ -43,6 +44,8 @@ WITHOUT_EFFECT = [
         for name, value in {
             **{"lr": 1e-3, "trainer": "megatron", "bf16": True, "num_steps_per_rollout": 1},
             **{
+                "rollout_sample_filter_path": "x:y",
+                "profile_step": 1,
                 "correction": "tis",
                 "use_tis": True,
                 "eps_clip": 0.1,
@@ -73,6 +76,8 @@ def test_a_setting_of_the_half_that_a_run_leaves_out_is_refused_by_its_name(
         ("lr", 1e-3, REPLAY),
         ("num_steps_per_rollout", 2, REPLAY),
         ("rollout_max_context_len", 64, REPLAY),
+        ("rollout_sample_filter_path", "x:y", REPLAY),
+        ("over_sampling_batch_size", 64, PLAYS_ONLY),
         ("prompt_data", "x.jsonl", REPLAY),
         ("tools", ["search"], REPLAY),
         ("max_turns", 3, {**REPLAY, "warm_start_steps": 1}),

@@ -27,6 +27,7 @@ PATCHY = {
     "num_steps_per_rollout": 2,
     "max_episode_retries": 1,
     "dynamic_sampling_filter_path": "tests.flow.worlds:drop_some_without_signal",
+    "rollout_sample_filter_path": "tests.flow.worlds:every_second",
     **{**WARM, "warm_start_steps": 4, "num_demonstrations": 32},
 }
 PLAYED = ("max_episode_retries", "dynamic_sampling_filter_path", "rollout_batch_size", "n_samples_per_prompt")

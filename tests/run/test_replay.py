@@ -125,9 +125,9 @@ async def test_a_replay_names_what_differs_from_the_run_that_played(write):
     folder = await write(groups(0, 1), groups(2, 3))
     _, warnings = opened(folder, env="Other-v0")
     assert "was played in E-v0; Other-v0 gives the limits" in warnings[0]
-    assert "other initial weights" in warnings[1]
-    assert "other initial weights" in opened(folder, seed=1)[1][0]
-    assert "other initial weights" in opened(folder, warm_start_steps=1)[1][0]
+    assert "other settings of the initial weights" in warnings[1]
+    assert "other settings of the initial weights" in opened(folder, seed=1)[1][0]
+    assert "other settings of the initial weights" in opened(folder, warm_start_steps=1)[1][0]
     assert opened(folder, advantage_estimator="rloo", lr=1.0)[1] == []
 
 
