@@ -21,7 +21,7 @@ def test_servers_that_run_already_are_fed_and_go_on_afterwards(tmp_path):
     command += ["--max-slots", "64", "--max-context-len", "256"]
     settings = {"hf_checkpoint": str(warm), "engine": "sglang", "sglang_url": address, "eval_episodes": 32}
     with running(command, address, "/health", tmp_path / "server.log"):
-        with pytest.raises(ConfigError, match="or send them another way"):
+        with pytest.raises(ConfigError, match="or use another transport"):
             train("Bandit", tmp_path, "no-loader", num_rollout=1, **settings)
         settings["update_weights_transport"] = "disk"
         for name in ("fed", "again"):

@@ -70,8 +70,9 @@ def started_with(model: Path, place: Path) -> tuple[int, int]:
         finally:
             driver.kill()
     peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-    # A run that was stopped saves its checkpoint: that is no copy to start from.
-    files = [path for path in place.rglob("*") if path.is_file() and "checkpoint" not in path.parts]
+    # A run that was stopped saves its weights and its state: these are no copies to start from.
+    saved = {"checkpoint", "checkpoints"}
+    files = [path for path in place.rglob("*") if path.is_file() and saved.isdisjoint(path.parts)]
     return peak_kib * 1024, sum(path.stat().st_size for path in files)
 
 

@@ -237,7 +237,7 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
         (os.killpg if everyone else os.kill)(driver.pid, signal.SIGINT)
         assert driver.wait(2 * END_S) == 130
         assert not any(map(alive, ranks))
-    assert "Stopped. What was finished is in" in output_of(tmp_path)
+    assert "Stopped. Resume it with" in output_of(tmp_path)
     assert "Traceback" not in output_of(tmp_path)
     books = reconcile(tmp_path / "x")
     assert books.problems == ()

@@ -355,7 +355,7 @@ def test_ctrl_c_in_torchruns_terminal_ends_the_run_in_good_order(tmp_path):
         process.send_signal(signal.SIGINT)
         process.wait(3 * END_S)
         wait_until(lambda: not any(map(alive, everyone)), END_S)
-    assert "Stopped. What was finished is in" in output_of(tmp_path)
+    assert "Stopped. Resume it with" in output_of(tmp_path)
     assert reconcile(tmp_path / "x").problems == ()
     assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
 
