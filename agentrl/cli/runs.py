@@ -46,7 +46,7 @@ def list_command(output_dir: str, as_json: bool) -> None:
     for row in facts:
         click.echo(
             f"{row['name']:<32} {row['state']:<12} step {row['step']:>6}  attempts {row['attempts']}  "
-            f"{row['env']}"
+            f"{row['env'] or row['command']}"
         )
 
 
@@ -203,16 +203,16 @@ def facts_of(folder: Path) -> dict[str, JSON]:
     Raises:
         ConfigError: its config.toml is of another version.
     """
-    config, tries = read_run(folder), attempts(folder)
+    config, tries, command = read_run(folder), attempts(folder), command_of(folder)
     rows = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     ended = tries[-1].ended if tries else "not begun"
     return {
         "name": folder.name,
-        "command": command_of(folder),
-        "env": config.env.env,
+        "command": command,
+        "env": config.env.env if command == "train" or "env" in config.env.model_fields_set else None,
         "state": "running" if is_locked(folder) else ended or "killed",
         "step": max((int(row["step"] or 0) for row in rows), default=0),
-        "of": config.rollout.num_rollout if command_of(folder) == "train" else None,
+        "of": config.rollout.num_rollout if command == "train" else None,
         "attempts": len(tries),
         "checkpoints": [path.name for path in sorted((folder / "checkpoints").glob("step_*"))],
         "metrics": {name: value for name, value in (rows[-1] if rows else {}).items() if name != "step"},

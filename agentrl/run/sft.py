@@ -127,9 +127,9 @@ async def _run(
 class SftRun:
     """One run: its data, its trainer, and how far it is.
 
-    step: finished optimizer steps (count). losses: on held_out, by step. is_between: whether no step is in
-    progress, so that the trainer's state is that of `step`; began: when the last one did (seconds of
-    `time.perf_counter`). saved_step: the step of the last checkpoint.
+    fingerprint: of what is imitated. step: finished optimizer steps (count). losses: on held_out, by step.
+    is_between: whether no step is in progress, so that the trainer's state is that of `step`; began: when the
+    last one did (seconds of `time.perf_counter`). saved_step: the step of the last checkpoint.
     """
 
     config: SftConfig
@@ -137,6 +137,7 @@ class SftRun:
     source: ModelSource
     trainer: Trainer
     imitated: Imitated
+    fingerprint: str
     held_out: list[Sample]
     step: int = 0
     losses: dict[int, float] = field(default_factory=dict)
@@ -165,7 +166,8 @@ class SftRun:
             imitated = await reader.read(paths, "sft_data")
             held_out = await reader.read(held_out_paths, "eval_sft_data") if held_out_paths else None
             check_trainable(source, config)
-            if origin is not None and origin.state.source != imitated.fingerprint:
+            fingerprint = imitated.fingerprint
+            if origin is not None and origin.state.source != fingerprint:
                 raise ConfigError(
                     "the conversations are not those that the run began with (the data, or a setting of it, "
                     "has changed): restore them, or start a new run."
@@ -179,7 +181,8 @@ class SftRun:
                 console.line(line)
         console.line(imitated.summary("sft_data"))
         console.line(_NOTHING_HELD_OUT if held_out is None else held_out.summary("eval_sft_data"))
-        run = cls(config, records, source, trainer, imitated, [] if held_out is None else held_out.samples)
+        samples = [] if held_out is None else held_out.samples
+        run = cls(config, records, source, trainer, imitated, fingerprint, samples)
         if origin is not None:
             await trainer.load_state(origin.trainer)
             run.step = run.saved_step = origin.state.step
@@ -209,10 +212,13 @@ class SftRun:
 
     async def _train(self) -> None:
         records = self.records
-        with records.watch.stage(SFT, self.steps - self.step), records.console.stage(SFT, self.steps) as bar:
+        reports = imitate(self.trainer, self._batches())
+        with records.console.stage(SFT, self.steps) as bar:
             bar.advance(self.step)
             await self._between()
-            async for report in imitate(self.trainer, self._batches()):
+            while self.step < self.steps:
+                with records.watch.stage(SFT):
+                    report = await anext(reports)
                 self._record(report)
                 bar.advance(1, **self._figures(report))
                 await self._between()
@@ -273,7 +279,7 @@ class SftRun:
             attempt=records.attempt,
             step=self.step,
             version=0,
-            source=self.imitated.fingerprint,
+            source=self.fingerprint,
             next_ordinal=min(self.step * self.config.sft.sft_batch_size, self._total),
             elapsed_s=records.metrics.elapsed_s,
             records=record_sizes(records.folder.path),

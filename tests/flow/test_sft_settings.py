@@ -156,5 +156,5 @@ def test_rl_reaches_more_than_sft_alone(monkeypatch, tmp_path):
         "examples/sft_then_rl/run.toml", quiet=True, hf_checkpoint=str(supervised.folder / "checkpoint")
     )
     before, after = (result.reports[at]["sampled"].mean for at in ("before", "after RL"))
-    assert before > 0.15
-    assert after > before + 0.3
+    assert before > 0.25
+    assert after > before + 0.2
