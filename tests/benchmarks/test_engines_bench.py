@@ -102,6 +102,7 @@ def test_the_cache_sizes_match_their_descriptions():
     assert client.concurrency * (client.prompt + client.new) < client.cache
 
 
+@pytest.mark.full
 async def test_all_sides_get_equal_requests_with_new_prompts_in_every_run(tmp_path):
     async with recording_server() as (first_url, first), recording_server() as (second_url, second):
         rows = await throughput.measured(
@@ -169,6 +170,7 @@ def version(seed: int) -> weights.Version:
     return weights.Version(list(pack_buckets(named, 100)), checksum(named))
 
 
+@pytest.mark.full
 async def test_every_transport_is_timed_with_complete_updates(tmp_path):
     scheduler = Scheduler()
     transports = weights.transports(UpdateLoad().transports, tmp_path / "model")

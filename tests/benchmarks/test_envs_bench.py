@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.envs import EpisodeWorkload, Instant, Waiting, bench_envs
 
 
+@pytest.mark.full
 def test_both_sides_play_every_episode_and_waiting_is_concurrent() -> None:
     num_made = {"instant": 0, "waiting": 0}
     open_envs: set[int] = set()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.passages import Passages
 from benchmarks.search import SearchSettings, bench_search
 from tests.tools.search.corpora import encoder
@@ -17,6 +19,7 @@ def test_the_same_seed_gives_the_same_passages_and_queries():
     assert len(set(texts)) > 200
 
 
+@pytest.mark.full
 def test_rows_name_both_sides_and_can_be_printed():
     tiny = SearchSettings(passages=200, dense_passages=50, queries=8, dense_queries=8, batch=4)
     result = json.loads(json.dumps(bench_search(tiny, encoder=encoder, repeats=2)))

@@ -135,6 +135,7 @@ def test_a_frozen_opponent_is_scored_and_never_trained(against_a_script):
     assert rewards[0] == pytest.approx(sum(first) / len(first))
 
 
+@pytest.mark.full
 def test_an_opponent_may_be_a_model_directory(two_roles, tmp_path):
     checkpoint = str(two_roles.folder / "checkpoint")
     settings = {"hf_checkpoint": checkpoint, "num_rollout": 1, "eval_episodes": 16}

@@ -47,6 +47,7 @@ print(sorted(key for key in queries if "somewhere" in key))
 """
 
 
+@pytest.mark.full
 def test_only_megatron_is_told_of_a_gpu():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

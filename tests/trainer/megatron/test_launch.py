@@ -158,7 +158,8 @@ async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "ranks"]
 
 
-@pytest.mark.parametrize("listening", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("listening", [False, True])
 def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listening):
     processes = processes_on(plan_in(tmp_path, BreaksOnOne(), **TP), tmp_path / "ranks")
     message = r"rank 1 .* RuntimeError: the loss has a mistake; the others were ended"

@@ -182,9 +182,8 @@ async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
     assert_same(*await both(tmp_path, "qwen3", LOSSES[loss], **LAYOUTS[layout]))
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name == "TP2+SP" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_critic_learns_as_the_torch_trainers_does(tmp_path, layout):
     plain, spread = await both(tmp_path, "qwen3", LOSSES["grpo"], critic=True, **LAYOUTS[layout])
     assert_same(plain, spread)
@@ -240,6 +239,7 @@ async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.full
 async def test_a_teacher_is_another_model(tmp_path):
     train_batch, wise = batch(), model_of("qwen3")
     with torch.no_grad():
@@ -316,6 +316,7 @@ async def test_a_rank_that_fails_says_why(tmp_path):
         assert "Traceback" in (tmp_path / "ranks" / "rank-0.log").read_text()
 
 
+@pytest.mark.full
 async def test_greedy_samples_are_refused_and_no_rank_is_lost(tmp_path):
     train_batch = batch()
     greedy = replace(
@@ -332,6 +333,7 @@ async def test_greedy_samples_are_refused_and_no_rank_is_lost(tmp_path):
         assert (await trainer.update(train_batch)).metrics["train/skipped_steps"] == 0
 
 
+@pytest.mark.full
 async def test_nobody_scores_in_a_role_that_nobody_has(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
         assert "attention: torch" in (tmp_path / "ranks" / "rank-0.log").read_text()

@@ -193,6 +193,7 @@ async def test_version_after_version_is_served(tmp_path, layout, kind):
     await engine.close()
 
 
+@pytest.mark.full
 async def test_what_breaks_on_the_way_leaves_the_old_version(tmp_path):
     engine = engine_of("qwen3")
 

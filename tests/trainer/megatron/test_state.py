@@ -37,7 +37,6 @@ CASES = {
     "PP2, virtual, tied": {"kind": "qwen3, tied", **LAYOUTS["PP2, virtual"]},
     "TP2+SP, networks that rest": {"offload": True, "critic": True, **LAYOUTS["TP2+SP"]},
 }
-QUICK = ("DP2, a critic, bf16",)
 
 
 def steps(number: int):
@@ -59,9 +58,8 @@ async def published(trainer) -> dict[str, bytes]:
     return {name: bytes_of(tensor).tobytes() for name, tensor in sink.tensors.items()}
 
 
-@pytest.mark.parametrize(
-    "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CASES]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
 async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
     state = str(tmp_path / "state")
     with trainer_on(tmp_path, ref=False, **CASES[case]) as trainer:
