@@ -44,7 +44,6 @@ MAY_CHANGE = frozenset(
             "use_tensorboard",
             "num_threads",
             "inline",
-            "prompt_data",
             "replay",
         ),
         *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
