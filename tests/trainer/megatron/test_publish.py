@@ -54,7 +54,6 @@ FOURS = {
     "TP2+SP x PP2, virtual": {**PAIRS["TP2+SP"], **PAIRS["PP2, virtual"]},
 }
 LAYOUTS = {**{name: (2, of) for name, of in PAIRS.items()}, **{name: (4, of) for name, of in FOURS.items()}}
-QUICK = ("PP2, virtual", "qwen2")
 SERVED = ("qwen3", "qwen3, tied", "llama")
 BUCKET_BYTES = 8_000
 PROMPT = [1, 5, 9, 3]
@@ -150,14 +149,10 @@ def sample_of(completion) -> Sample:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    [
-        pytest.param(layout, kind, marks=() if (layout, kind) == QUICK else pytest.mark.full)
-        for layout in LAYOUTS
-        for kind in CONFIGS
-        if kind == "qwen2" or layout == "TP2 x PP2"
-    ],
+    [(layout, kind) for layout in LAYOUTS for kind in CONFIGS if kind == "qwen2" or layout == "TP2 x PP2"],
 )
 async def test_before_the_first_step_it_is_the_checkpoint_bit_for_bit(tmp_path, layout, kind):
     sink = RecordingSink()
