@@ -35,7 +35,7 @@ class Gain(NamedTuple):
     high: float
 
 
-class Comparison(NamedTuple):
+class ScoreGains(NamedTuple):
     """Scores by seed; metrics: their means over iterations and seeds."""
 
     before: list[float]
@@ -86,11 +86,11 @@ def bench_algorithms(bench: AlgorithmsBench, console: RunConsole) -> dict[str, J
     }
 
 
-def compare(before: Sequence[Mapping[str, JSON]], after: Sequence[Mapping[str, JSON]]) -> Comparison:
+def compare(before: Sequence[Mapping[str, JSON]], after: Sequence[Mapping[str, JSON]]) -> ScoreGains:
     """The comparison of an arm with the warm starts, seed by seed."""
     scores_before, scores_after = [mean_of(row) for row in before], [mean_of(row) for row in after]
     differences = np.subtract(scores_after, scores_before)
-    return Comparison(scores_before, scores_after, gain(differences), _metrics(after))
+    return ScoreGains(scores_before, scores_after, gain(differences), _metrics(after))
 
 
 def gain(differences: npt.NDArray[np.float64]) -> Gain:
@@ -142,7 +142,7 @@ def _result(future: Future[dict[str, JSON]], name: str) -> dict[str, JSON]:
         ) from error
 
 
-def _line(comparison: Comparison, has_target: bool) -> str:
+def _line(comparison: ScoreGains, has_target: bool) -> str:
     before, after = (statistics.fmean(scores) for scores in (comparison.before, comparison.after))
     mean, low, high = comparison.gain
     line = f"{before:.3f} -> {after:.3f}, gain {mean:+.3f} [{low:+.3f}, {high:+.3f}]"
