@@ -82,13 +82,24 @@ async def build_engine(
     length = config.max_context_len or limits.max_tokens
     if setup.process is not None:
         directory = str(source.directory.resolve())
-        model = Open(directory, config.max_slots, length, setup.threads, source.seed)
+        model = Open(
+            directory,
+            config.max_slots,
+            length,
+            config.enable_deterministic_inference,
+            setup.threads,
+            source.seed,
+        )
         return await ProcessEngine.opened(setup.process, model)
     torch.set_num_threads(setup.threads)
     if source.seed is not None:
         draw_weights(source.directory, source.seed)
     return EmbeddedEngine.from_pretrained(
-        source.directory, max_slots=config.max_slots, max_context_len=length, decode=source.decode
+        source.directory,
+        max_slots=config.max_slots,
+        max_context_len=length,
+        decode=source.decode,
+        deterministic=config.enable_deterministic_inference,
     )
 
 

@@ -32,6 +32,7 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
             max_slots=settings.max_slots,
             max_context_len=settings.max_context_len,
             decode=source.decode,
+            deterministic=settings.enable_deterministic_inference,
         )
         app = EngineApp(engine, codec_of(source.tokenizer), name=directory)
         listener.listen(WAITING_CONNECTIONS)

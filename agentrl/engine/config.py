@@ -74,6 +74,10 @@ class EngineConfig(Section):
     """Tokens one request may have, prompt and completion together; none = the episode's limit, or what a
     server's model has."""
 
+    enable_deterministic_inference: bool = False
+    """Whether the tokens and logprobs of a request are the same, bit for bit, whatever else the engine
+    decodes; slower. Of the embedded engine; SGLang has a setting of that name for its servers."""
+
     sglang_url: str | None = None
     """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
     eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
@@ -116,6 +120,9 @@ class EngineConfig(Section):
         """The settings of servers that have no effect here, with the reason of each."""
         starts_servers = self.engine == "sglang" and self.sglang_url is None
         reasons: dict[str, str] = {}
+        if self.engine == "sglang":
+            remedy = "set sglang_enable_deterministic_inference for the servers that a run starts"
+            reasons["enable_deterministic_inference"] = f"with engine = sglang; {remedy}"
         if self.engine != "sglang":
             names = ("sglang_url", "update_weights_transport", *_OF_POLICY_SERVERS)
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")

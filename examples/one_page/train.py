@@ -65,12 +65,7 @@ class Player:
 
 def samples_from(groups: Sequence[Group]) -> tuple[Sample, ...]:
     """The samples of all episodes, with their tokens as sampled: nothing is encoded a second time."""
-    return tuple(
-        sample
-        for group in groups
-        for episode in group.episodes
-        for sample in samples_of(episode, temperature=SAMPLING.temperature)
-    )
+    return tuple(sample for group in groups for episode in group.episodes for sample in samples_of(episode))
 
 
 def shuffled(tasks: Sequence[Task], seed: int) -> Iterator[Task]:

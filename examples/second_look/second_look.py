@@ -1,11 +1,14 @@
 """A second look: where the model answers, it is asked once to check that, and to answer again."""
 
-from agentrl import Message
+from collections.abc import Sequence
+
+from agentrl import Episode, Message
+from agentrl.envs.generate import EpisodeInPlay
 
 ASK = Message("user", "Check that. Search again if you have to, then give your final answer.")
 
 
-async def second_look(episode):
+async def second_look(episode: EpisodeInPlay) -> None:
     """Play turn by turn; the first answer is not passed to the world, the second one is."""
     await episode.reset()
     has_looked = False
@@ -17,7 +20,7 @@ async def second_look(episode):
         await episode.step(action)
 
 
-def ahead(siblings):
+def ahead(siblings: Sequence[Episode]) -> list[float]:
     """A group reward: the share of siblings that needed more turns, among those that are right."""
     turns = [len(episode.turns) for episode in siblings if episode.total_of()]
     return [

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import agentrl
 from agentrl import Episode, Message, ScriptedAgent
+from envs_contrib.calculator import Calculator
 
 FILE = Path(__file__).with_name("conversations.jsonl")
 
@@ -42,10 +43,10 @@ def conversation(episode: Episode) -> dict[str, object]:
 
 async def play(number: int) -> list[Episode]:
     """Demonstrations of the first problems of the split `demo`."""
-    tasks = agentrl.make("Calculator-v0").tasks("demo")
+    tasks = Calculator().tasks("demo")
     episodes = []
     for index in range(number):
-        env, task = agentrl.make("Calculator-v0"), tasks[index % len(tasks)]
+        env, task = Calculator(), tasks[index % len(tasks)]
         script = env.demonstrator(task, random.Random(index))
         episodes.append(await agentrl.play(env, ScriptedAgent(script), task))
     return episodes

@@ -301,6 +301,7 @@ INACTIVE = {
     "offload": (True, {}),
     "recompute_granularity": ("full", {}),
     "megatron_config": ({"x": 1}, {}),
+    "enable_deterministic_inference": (True, SERVERS),
     "update_weights_transport": ("disk", {}),
     "rollout_num_engines": (2, SERVERS),
     "rollout_num_gpus_per_engine": (1, SERVERS),

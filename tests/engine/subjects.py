@@ -63,9 +63,11 @@ def logits_of(model: PreTrainedModel, ids: Sequence[int]) -> npt.NDArray[np.floa
     return rows
 
 
-def embedded_subject(architecture: str) -> Subject:
+def embedded_subject(architecture: str, deterministic: bool = False) -> Subject:
     models = [tiny(architecture, seed) for seed in (0, 1)]
-    engine = EmbeddedEngine.from_model(models[0], max_slots=4, max_context_len=64, decode=text_of)
+    engine = EmbeddedEngine.from_model(
+        models[0], max_slots=4, max_context_len=64, decode=text_of, deterministic=deterministic
+    )
     return Subject(
         engine=engine,
         caps=EngineCaps(),

@@ -27,6 +27,7 @@ SUBJECTS = {
     "fake": fake_subject,
     "qwen3": partial(embedded_subject, "qwen3"),
     "llama": partial(embedded_subject, "llama"),
+    "deterministic": partial(embedded_subject, "llama", deterministic=True),
 }
 
 

@@ -42,7 +42,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def opened(folder: Path) -> Open:
-    return Open(str(folder), 4, 64, 1, None)
+    return Open(str(folder), 4, 64, False, 1, None)
 
 
 async def subject_on(process: EngineProcess, folder: Path) -> Subject:

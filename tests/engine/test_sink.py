@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ HEAD = "lm_head.weight"
 NamedTensors = list[tuple[str, torch.Tensor]]
 
 
-def engine_of(model: PreTrainedModel = OLD, dtype: torch.dtype | None = None) -> EmbeddedEngine:
-    return EmbeddedEngine.from_model(model, max_slots=2, max_context_len=64, dtype=dtype)
+def engine_of(model: PreTrainedModel = OLD, dtype: torch.dtype = torch.float32) -> EmbeddedEngine:
+    return EmbeddedEngine.from_model(deepcopy(model).to(dtype), max_slots=2, max_context_len=64)
 
 
 async def send(

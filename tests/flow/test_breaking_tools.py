@@ -39,6 +39,7 @@ def test_what_broke_the_tool_was_scored_and_nothing_was_replaced(run):
     assert set(books.dropped) <= {"zero_std"}
     first = journal_of(run.folder, "step_000001")
     assert all("failure" not in entry["episode"] for entry in first)
-    breaking = [e for e in first if "timeout" in e["episode"]["tools"].get("python", {}).get("rejected", {})]
+    rejected = [entry["episode"].get("tools", {}).get("python", {}).get("rejected", {}) for entry in first]
+    breaking = [entry for entry, kinds in zip(first, rejected, strict=True) if "timeout" in kinds]
     assert breaking
     assert {entry["verdicts"][0]["total"] for entry in breaking} == {0.0}

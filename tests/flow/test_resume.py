@@ -185,14 +185,14 @@ def started(folder: Path, *flags: str, world: str = "Slow", **settings: object) 
         f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "use_tensorboard"
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-c", HEARING, "train", *words, "--no-use-tensorboard", "--inline", *flags]
+    command = [sys.executable, "-c", HEARING, "train", *words, "--no-use-tensorboard", *flags]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
 def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):
-    process = started(tmp_path, num_rollout=100_000, save_interval=1, eval_interval=100_000)
+    process = started(tmp_path, "--inline", num_rollout=100_000, save_interval=1, eval_interval=100_000)
     deadline = time.monotonic() + 180
     while _newest(tmp_path / "x") < 1:
         assert process.poll() is None, process.communicate()
@@ -210,24 +210,30 @@ def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):
     assert all(name.startswith("step_") for name in names)
 
 
+PROCESSES = {
+    "one": ("--inline",),
+    "megatron": ("--inline", "--trainer=megatron", "--actor-num-gpus-per-node=2"),
+    "engine and trainer": ("--enable-deterministic-inference",),
+}
+"""Processes beside the driver's: none, two Megatron ranks, an engine and a rank."""
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(tmp_path, ranks):
-    """Also while a checkpoint is written; the trainer in this process, or in two processes of Megatron."""
-    layout = {"trainer": "megatron", "actor_num_gpus_per_node": 2} if ranks else {}
+@pytest.mark.parametrize("flags", PROCESSES.values(), ids=PROCESSES)
+def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(tmp_path, flags):
+    """Also while a checkpoint is written."""
     longer = {
-        **layout,
         "num_rollout": 30,
         "save_interval": 1,
         "n_samples_per_prompt": 8,
         "world": "Talkative",
     }
-    process = started(tmp_path / "whole", **longer)
+    process = started(tmp_path / "whole", *flags, **longer)
     out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
-    chance, folder, strikes, in_writing = random.Random(ranks), tmp_path / "struck" / "x", 0, 0
+    chance, folder, strikes, in_writing = random.Random(len(flags)), tmp_path / "struck" / "x", 0, 0
     while True:
-        process = started(tmp_path / "struck", "--resume", **longer)
+        process = started(tmp_path / "struck", "--resume", *flags, **longer)
         if strikes < 12:
             strikes += _kill(process, folder, after_steps=chance.randrange(2), in_writing=strikes % 2 == 0)
             in_writing += bool(_partial(folder))

@@ -44,7 +44,7 @@ def cached_share_by_turn(entry_list):
             for number, turn in enumerate(trajectory["turns"]):
                 prefix += len(turn["tokens"]["world_ids"])
                 prompts[number] += prefix
-                cached[number] += turn["tokens"].get("cached_tokens", 0)
+                cached[number] += turn["tokens"]["completion"].get("cached_tokens", 0)
                 prefix += len(turn["tokens"]["completion"]["token_ids"])
     return [cached[number] / prompts[number] for number in sorted(prompts)]
 

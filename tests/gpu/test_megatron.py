@@ -93,7 +93,7 @@ async def test_in_bf16_networks_that_rest_go_on_bit_for_bit_and_an_engine_serves
         await second.load_state(state)
         assert await learn(second, range(3, 6)) == told
         assert await published(second) == weights
-        engine = EmbeddedEngine.from_model(model_of("qwen3"), max_slots=1, dtype=torch.bfloat16)
+        engine = EmbeddedEngine.from_model(model_of("qwen3").to(torch.bfloat16), max_slots=1)
         # The engine compares checksums.
         await second.publish(engine.sink, version=1)
         assert engine.version == 1

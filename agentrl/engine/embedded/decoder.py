@@ -43,6 +43,7 @@ class Batch:
     slots: int64 [R]. tokens: int64 [R, S]. columns: int64 [R, S], the position of each token in its
     slot; the scratch column for padding. length: columns below it are attended to.
     pick: int64 [P], flat indices into [R, S] of the tokens whose logits are computed.
+    gathers: attend to a copy of each row's columns, wherever its slot is; a slot may then have several rows.
     """
 
     slots: npt.NDArray[np.int64]
@@ -50,6 +51,7 @@ class Batch:
     columns: npt.NDArray[np.int64]
     length: int
     pick: npt.NDArray[np.int64]
+    gathers: bool = False
 
 
 class _CacheWrite(NamedTuple):
@@ -113,7 +115,7 @@ class Decoder:
         ).float()
         pick = torch.from_numpy(batch.pick)
         write = self._cache_write(batch)
-        read = self._cache_read(batch.slots, batch.columns, batch.length)
+        read = self._cache_read(batch.slots, batch.columns, batch)
         last = len(parameters.layers) - 1
         num_new = batch.tokens.shape[1]
         for index, layer in enumerate(parameters.layers):
@@ -124,7 +126,7 @@ class Decoder:
                 # The last layer's outputs for the other tokens are not used.
                 x, heads = x[pick], heads[pick]
                 columns = batch.columns.reshape(-1, 1)[batch.pick]
-                read = self._cache_read(batch.slots[batch.pick // num_new], columns, batch.length)
+                read = self._cache_read(batch.slots[batch.pick // num_new], columns, batch)
             layer.out.add_to_(x, self._attend(index, heads, read))
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
             layer.down.add_to_(x, functional.silu(gate, inplace=True).mul_(up))
@@ -139,11 +141,12 @@ class Decoder:
         return _CacheWrite(rotations, torch.from_numpy(rows.reshape(-1)))
 
     def _cache_read(
-        self, slots: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], length: int
+        self, slots: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], batch: Batch
     ) -> _CacheRead:
+        length = batch.length
         starts = torch.from_numpy(self.scratch - columns.reshape(-1))
         mask = self._horizon.unfold(0, length, 1).index_select(0, starts)
-        dense = slots[-1] - slots[0] + 1 == len(slots)
+        dense = not batch.gathers and slots[-1] - slots[0] + 1 == len(slots)
         rows = slice(int(slots[0]), int(slots[-1]) + 1) if dense else torch.from_numpy(slots)
         return _CacheRead(rows, length, mask.view(columns.shape[0], 1, -1, length))
 

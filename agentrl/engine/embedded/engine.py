@@ -54,6 +54,7 @@ class EmbeddedEngine:
         max_context_len: int | None,
         decode: Decode | None,
         eos_token_ids: Sequence[int],
+        deterministic: bool = False,
     ) -> None:
         architecture = parameters.architecture
         model_limit = architecture.max_position_embeddings
@@ -62,7 +63,7 @@ class EmbeddedEngine:
         dtype = parameters.outer.embedding.dtype
         self._slots = Slots(max_slots, self.max_context_len)
         self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
-        self._stepper = Stepper(self._slots, self._decoder, parameters, decode)
+        self._stepper = Stepper(self._slots, self._decoder, parameters, decode, deterministic=deterministic)
         self._vocab_size = architecture.vocab_size
         self._can_decode = decode is not None
         self._eos_token_ids = tuple(eos_token_ids)
@@ -82,9 +83,9 @@ class EmbeddedEngine:
         max_context_len: int | None = None,
         decode: Decode | None = None,
         eos_token_ids: Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
+        deterministic: bool = False,
     ) -> EmbeddedEngine:
-        """Serve a copy of the model's weights, as version 0.
+        """Serve a copy of the model's weights, as version 0, in their dtype.
 
         Args:
             model: a LlamaForCausalLM or Qwen3ForCausalLM.
@@ -93,20 +94,21 @@ class EmbeddedEngine:
                 model's max_position_embeddings.
             decode: token ids to text; needed for stop strings only.
             eos_token_ids: tokens that always end a completion; default: the model's own.
-            dtype: of weights and cache; default: the model's.
+            deterministic: the tokens and logprobs of a request, bit for bit, are a function of weights,
+                prompt and seed, whatever else runs; slower.
 
         Raises:
             ModelLoadError: the engine does not support the architecture.
         """
-        parameters = Parameters.load(
-            read_architecture(model.config), dict(named_weights(model)), dtype or model.dtype
-        )
+        architecture = read_architecture(model.config)
+        parameters = Parameters.load(architecture, dict(named_weights(model)), model.dtype)
         return cls(
             parameters,
             max_slots=max_slots,
             max_context_len=max_context_len,
             decode=decode,
             eos_token_ids=_eos_of(model) if eos_token_ids is None else eos_token_ids,
+            deterministic=deterministic,
         )
 
     @classmethod
@@ -118,6 +120,7 @@ class EmbeddedEngine:
         max_context_len: int | None = None,
         decode: Decode | None = None,
         dtype: torch.dtype = torch.float32,
+        deterministic: bool = False,
     ) -> EmbeddedEngine:
         """Serve the model in a Hugging Face directory, as version 0; arguments as in `from_model`.
 
@@ -125,7 +128,13 @@ class EmbeddedEngine:
             ModelLoadError: the directory is missing or broken, or the architecture is not supported.
         """
         model = open_directory(directory, dtype)
-        return cls.from_model(model, max_slots=max_slots, max_context_len=max_context_len, decode=decode)
+        return cls.from_model(
+            model,
+            max_slots=max_slots,
+            max_context_len=max_context_len,
+            decode=decode,
+            deterministic=deterministic,
+        )
 
     @property
     def version(self) -> int:

@@ -34,12 +34,13 @@ from agentrl.weights.staging import Transaction
 class Open(NamedTuple):
     """Serve the model in a directory, after the previous engine is closed. seed: draw its weights first.
 
-    threads: that torch computes with (count).
+    threads: that torch computes with (count). The others are those of `EmbeddedEngine.from_model`.
     """
 
     directory: str
     max_slots: int
     max_context_len: int | None
+    deterministic: bool
     threads: int
     seed: int | None
 
@@ -200,6 +201,7 @@ class Host:
             max_slots=message.max_slots,
             max_context_len=message.max_context_len,
             decode=open_source(message.directory).decode,
+            deterministic=message.deterministic,
         )
 
     async def _cancel(self, number: int) -> None:

@@ -18,13 +18,20 @@ Finished = tuple[Request, Completion]
 _Slots = npt.NDArray[np.int64]
 
 _PREFILL_TOKENS = 2048
+# Rows of each forward pass of deterministic inference.
+_FIXED_ROWS = 32
 # Tokens decoded before the earliest start of a stop string: a tokenizer may decode the first tokens of a
 # text differently (it drops a leading space, or splits a character).
 _STOP_MARGIN = 4
 
 
 class Stepper:
-    """Advances all active slots by one token. Synchronous: the event loop is blocked during a step."""
+    """Advances all active slots by one token. Synchronous: the event loop is blocked during a step.
+
+    deterministic: a token's logits do not depend on what else is computed. Kernels choose the order of a sum
+    by the shape of their operands, so every forward pass has one shape: `_FIXED_ROWS` tokens, each attending
+    to a copy of its slot's complete context.
+    """
 
     def __init__(
         self,
@@ -32,16 +39,21 @@ class Stepper:
         decoder: Decoder,
         parameters: Parameters,
         decode: Callable[[Sequence[int]], str] | None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self.parameters = parameters
         self.version = 0
         self._slots = slots
         self._decoder = decoder
         self._decode = decode
+        self._deterministic = deterministic
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Prefill slots with more than one token to compute, then decode one token for every active slot."""
+        if self._deterministic:
+            return self._step_in_blocks()
         finished = self._prefill()
         self._make_dense()
         running = self._slots.running()
@@ -50,6 +62,35 @@ class Stepper:
             self._slots.cached[running] += 1
             finished += self._sample(running, logits)
         return finished
+
+    def _step_in_blocks(self) -> list[Finished]:
+        """Compute the new tokens of all active slots in blocks of one shape; sample behind the last ones."""
+        slots = self._slots
+        # In order of slot and column: a token's predecessors are in its block, or in an earlier one.
+        positions = np.arange(slots.ids.shape[1])
+        due = (positions >= slots.cached[:, None]) & (positions < slots.num_tokens[:, None])
+        rows, columns = np.nonzero(due & slots.active[:, None])
+        last = columns == slots.num_tokens[rows] - 1
+        finished: list[Finished] = []
+        for begin in range(0, len(rows), _FIXED_ROWS):
+            block = slice(begin, begin + _FIXED_ROWS)
+            logits = self._block_logits(rows[block], columns[block])
+            complete = rows[block][last[block]]
+            slots.cached[complete] = slots.num_tokens[complete]
+            finished += self._sample(complete, logits[torch.from_numpy(np.flatnonzero(last[block]))])
+        return finished
+
+    def _block_logits(self, rows: _Slots, columns: _Slots) -> torch.Tensor:
+        """Logits [_FIXED_ROWS, vocabulary] of tokens by slot and column, those of padding included."""
+        padding = _FIXED_ROWS - len(rows)
+        rows = np.pad(rows, (0, padding), mode="edge")
+        columns = np.pad(columns, (0, padding), constant_values=self._decoder.scratch)[:, None]
+        length = self._decoder.scratch
+        tokens = self._tokens(rows, columns)
+        pick = np.arange(_FIXED_ROWS)
+        return self._decoder.forward(
+            self.parameters, Batch(rows, tokens, columns, length, pick, gathers=True)
+        )
 
     def _prefill(self) -> list[Finished]:
         """Prefill until every active slot has exactly one token to compute, in batches of similar length."""

@@ -20,5 +20,7 @@ class ServeSettings(Section):
     """Requests decoded at once (count); more of them wait in a queue."""
     max_context_len: Annotated[int, Field(ge=2)] = 2048
     """Most tokens of a request, prompt and completion together; the model may set a lower bound (tokens)."""
+    enable_deterministic_inference: bool = False
+    """Whether the tokens and logprobs of a request are the same, bit for bit, whatever else is decoded."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
