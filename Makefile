@@ -67,6 +67,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks search --json
 	$(BIN)/python -m benchmarks data --json
 	$(BIN)/python -m benchmarks engine --json
+	$(BIN)/python -m benchmarks deterministic --json
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
 	$(BIN)/python -m benchmarks stall --json

@@ -33,6 +33,7 @@ def cli() -> None:
 
 _PLAIN: Final = {
     "engine": "The embedded engine against transformers' generate: tokens a second, side by side.",
+    "deterministic": "The cost of deterministic inference: tokens a second with it and without it.",
     "stall": "The longest stall of the event loop while 30M parameters are updated, in a rank and inline.",
     "checkpoint": "How long a run waits for a checkpoint of 1.6 GB, and a resumed one for its first step.",
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",

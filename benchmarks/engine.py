@@ -158,12 +158,12 @@ def _bench_model(under_test: ModelUnderTest, repeats: int) -> list[dict[str, JSO
 def _bench_row(
     under_test: ModelUnderTest, model: PreTrainedModel, workload: GenerationWorkload, repeats: int
 ) -> dict[str, JSON]:
-    requests = _Requests.draw(workload, model.config.vocab_size)
+    requests = Requests.draw(workload, model.config.vocab_size)
     engine = EmbeddedEngine.from_model(
         model, max_slots=workload.concurrency, max_context_len=workload.context_len, eos_token_ids=()
     )
     sides: dict[str, Callable[[], None]] = {
-        "embedded": lambda: asyncio.run(_embedded(engine, requests)),
+        "embedded": lambda: asyncio.run(send_all(engine, requests)),
         "transformers": lambda: _transformers(model, requests),
     }
     for run in sides.values():
@@ -207,8 +207,8 @@ def _figures(
 
 
 @dataclass(frozen=True, slots=True)
-class _Requests:
-    """The requests of one run of a workload."""
+class Requests:
+    """The requests of one run of a workload. new: tokens to sample, by session; world: between turns."""
 
     prompts: tuple[list[int], ...]
     new: tuple[int, ...]
@@ -216,7 +216,8 @@ class _Requests:
     workload: GenerationWorkload
 
     @classmethod
-    def draw(cls, workload: GenerationWorkload, vocab_size: int) -> _Requests:
+    def draw(cls, workload: GenerationWorkload, vocab_size: int) -> Requests:
+        """The same ones in every run."""
         rng = np.random.default_rng(0)
 
         def length(bounds: tuple[int, int]) -> int:
@@ -239,7 +240,9 @@ class _Requests:
         return sum(self.new) * self.workload.turns
 
 
-async def _embedded(engine: EmbeddedEngine, requests: _Requests) -> None:
+async def send_all(engine: EmbeddedEngine, requests: Requests) -> None:
+    """Send all requests at once, those of a session one after the other; returns when all have ended."""
+
     async def converse(number: int) -> None:
         prefix = list(requests.prompts[number])
         for turn in range(requests.workload.turns):
@@ -252,7 +255,7 @@ async def _embedded(engine: EmbeddedEngine, requests: _Requests) -> None:
 
 
 @torch.inference_mode()
-def _transformers(model: PreTrainedModel, requests: _Requests) -> None:
+def _transformers(model: PreTrainedModel, requests: Requests) -> None:
     generate = cast("Callable[..., torch.Tensor]", model.generate)
     prefixes = [list(prompt) for prompt in requests.prompts]
     for _ in range(requests.workload.turns):
@@ -265,7 +268,7 @@ def _transformers(model: PreTrainedModel, requests: _Requests) -> None:
             prefix += [*tokens[:size], *requests.world]
 
 
-def _generate_settings(requests: _Requests) -> dict[str, int | float | bool | None]:
+def _generate_settings(requests: Requests) -> dict[str, int | float | bool | None]:
     common: dict[str, int | float | bool | None] = {
         "max_new_tokens": max(requests.new),
         "pad_token_id": 0,

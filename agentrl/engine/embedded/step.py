@@ -18,8 +18,9 @@ Finished = tuple[Request, Completion]
 _Slots = npt.NDArray[np.int64]
 
 _PREFILL_TOKENS = 2048
-# Rows of each forward pass of deterministic inference.
-_FIXED_ROWS = 32
+# Deterministic inference: tokens of each forward pass, and the shortest context that they attend to.
+_FIXED_ROWS = 16
+_SHORTEST = 64
 # Tokens decoded before the earliest start of a stop string: a tokenizer may decode the first tokens of a
 # text differently (it drops a leading space, or splits a character).
 _STOP_MARGIN = 4
@@ -29,8 +30,8 @@ class Stepper:
     """Advances all active slots by one token. Synchronous: the event loop is blocked during a step.
 
     deterministic: a token's logits do not depend on what else is computed. Kernels choose the order of a sum
-    by the shape of their operands, so every forward pass has one shape: `_FIXED_ROWS` tokens, each attending
-    to a copy of its slot's complete context.
+    by the shape of their operands, so the shape of a token's forward pass follows from its position alone:
+    `_FIXED_ROWS` tokens, each attending to a copy of its slot's context, whose length is a power of two.
     """
 
     def __init__(
@@ -64,33 +65,39 @@ class Stepper:
         return finished
 
     def _step_in_blocks(self) -> list[Finished]:
-        """Compute the new tokens of all active slots in blocks of one shape; sample behind the last ones."""
+        """Compute the new tokens of all active slots in blocks of fixed shapes, then sample."""
         slots = self._slots
-        # In order of slot and column: a token's predecessors are in its block, or in an earlier one.
         positions = np.arange(slots.ids.shape[1])
         due = (positions >= slots.cached[:, None]) & (positions < slots.num_tokens[:, None])
         rows, columns = np.nonzero(due & slots.active[:, None])
-        last = columns == slots.num_tokens[rows] - 1
+        lengths = self._fixed_lengths(columns)
         finished: list[Finished] = []
-        for begin in range(0, len(rows), _FIXED_ROWS):
-            block = slice(begin, begin + _FIXED_ROWS)
-            logits = self._block_logits(rows[block], columns[block])
-            complete = rows[block][last[block]]
-            slots.cached[complete] = slots.num_tokens[complete]
-            finished += self._sample(complete, logits[torch.from_numpy(np.flatnonzero(last[block]))])
+        # By length, slot and column: a token's predecessors are in its block, or in an earlier one.
+        for length in np.unique(lengths):
+            (tokens,) = np.nonzero(lengths == length)
+            for begin in range(0, len(tokens), _FIXED_ROWS):
+                block = tokens[begin : begin + _FIXED_ROWS]
+                finished += self._block(rows[block], columns[block], int(length))
         return finished
 
-    def _block_logits(self, rows: _Slots, columns: _Slots) -> torch.Tensor:
-        """Logits [_FIXED_ROWS, vocabulary] of tokens by slot and column, those of padding included."""
+    def _fixed_lengths(self, columns: _Slots) -> _Slots:
+        """The length of the context that each token attends to: the next power of two."""
+        exact = np.maximum(columns + 1, _SHORTEST)
+        rounded = 2 ** np.ceil(np.log2(exact)).astype(np.int64)
+        return np.minimum(rounded, self._decoder.scratch)
+
+    def _block(self, rows: _Slots, columns: _Slots, length: int) -> list[Finished]:
+        """Compute tokens, by slot and column, and sample where one is the last of its slot."""
+        slots = self._slots
+        last = columns == slots.num_tokens[rows] - 1
         padding = _FIXED_ROWS - len(rows)
-        rows = np.pad(rows, (0, padding), mode="edge")
-        columns = np.pad(columns, (0, padding), constant_values=self._decoder.scratch)[:, None]
-        length = self._decoder.scratch
-        tokens = self._tokens(rows, columns)
-        pick = np.arange(_FIXED_ROWS)
-        return self._decoder.forward(
-            self.parameters, Batch(rows, tokens, columns, length, pick, gathers=True)
-        )
+        padded = np.pad(rows, (0, padding), mode="edge")
+        at = np.pad(columns, (0, padding), constant_values=self._decoder.scratch)[:, None]
+        batch = Batch(padded, self._tokens(padded, at), at, length, np.arange(_FIXED_ROWS), gathers=True)
+        logits = self._decoder.forward(self.parameters, batch)
+        complete = rows[last]
+        slots.cached[complete] = slots.num_tokens[complete]
+        return self._sample(complete, logits[torch.from_numpy(np.flatnonzero(last))])
 
     def _prefill(self) -> list[Finished]:
         """Prefill until every active slot has exactly one token to compute, in batches of similar length."""
