@@ -12,7 +12,17 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("algorithms", "checkpoint", "data", "engine", "engines", "envs", "generator", "journal"),
+    *(
+        "algorithms",
+        "checkpoint",
+        "data",
+        "deterministic",
+        "engine",
+        "engines",
+        "envs",
+        "generator",
+        "journal",
+    ),
     *("megatron", "python", "quickstart", "refill", "search", "stall"),
 }
 
