@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_THRESHOLDS: Final = (50_000, 20, 20)
+_THRESHOLDS: Final = (50_000, 100, 100)
 
 
 @contextmanager
