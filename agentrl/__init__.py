@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.envs import (
+    Chat,
     Env,
     GroupReward,
     MultiAgentEnv,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentRLError",
+    "Chat",
     "Env",
     "Episode",
     "GroupReward",

@@ -19,6 +19,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
         "matplotlib": "matplotlib",
         "tensorboard": "tensorboard",
     },
+    "agentdojo": {"agentdojo": "agentdojo"},
     "data": {"pyarrow": "pyarrow"},
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},

@@ -19,7 +19,8 @@ from agentrl.types import JSON, Message, Observation, Step, Task, ToolStats
 class ToolEnv(Env):
     """Tool calls until a final answer, which is rewarded.
 
-    Set `tools` to typed functions, methods of the class or toolkits, and write `tasks` and `reward`:
+    Set `tools` to typed functions, methods of the class, tools with a schema of their own
+    (`Tool.described`) or toolkits, and write `tasks` and `reward`:
 
         class Capitals(ToolEnv):
             tools = (lookup,)
@@ -40,7 +41,7 @@ class ToolEnv(Env):
     tool_stats: statistics of the calls of each tool, see `ToolStats`.
     """
 
-    tools: Sequence[ToolFunction | Toolkit] = ()
+    tools: Sequence[ToolFunction | Tool | Toolkit] = ()
     arguments: ArgumentPolicy = "strict"
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class ToolEnv(Env):
         """Close the toolkits of this episode."""
         await self._toolbox.close()
 
-    def offer(self, *tools: ToolFunction | Toolkit) -> None:
+    def offer(self, *tools: ToolFunction | Tool | Toolkit) -> None:
         """Offer more tools in this episode; before reset().
 
         Raises:
@@ -112,14 +113,16 @@ class ToolEnv(Env):
         self._check_names()
 
     def _check_names(self) -> None:
-        names = Counter(self.dialect.names(schema.name for schema in self.tool_schemas))
+        names = Counter(self.dialect.names(schema.name for schema in self._toolbox.schemas))
         if clashes := [name for name, times in names.items() if times > 1]:
             raise ToolDefinitionError(
                 f"{type(self).__name__}: `{clashes[0]}` names two things, among tools and tags of the "
                 "dialect; rename one of them."
             )
 
-    def _bound(self, function: ToolFunction) -> Tool:
+    def _bound(self, function: ToolFunction | Tool) -> Tool:
+        if isinstance(function, Tool):
+            return function
         name = getattr(function, "__name__", "")
         # All bases: a subclass may override a method that its base offers as a tool.
         if any(vars(base).get(name) is function for base in type(self).__mro__):

@@ -1,6 +1,7 @@
 """Tools: typed functions with a JSON Schema, and the ones that come with the gym."""
 
 from agentrl.gate import Gate
+from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import ArgumentPolicy, ArgumentsRejected
 from agentrl.tools.base import Tool, ToolFunction, tool
 from agentrl.tools.calculator import calculate
@@ -33,6 +34,7 @@ __all__ = [
     "Shared",
     "Tool",
     "ToolFunction",
+    "ToolSchema",
     "Toolkit",
     "calculate",
     "inline",

@@ -14,6 +14,7 @@ from tests.house.source import name_of, python_files, tree_of
 
 PUBLIC = [
     "AgentRLError",
+    "Chat",
     "Env",
     "Episode",
     "GroupReward",
@@ -72,7 +73,7 @@ FOR_LOOPS = FOR_AUTHORS | {
 
 def test_the_public_names_are_pinned() -> None:
     assert agentrl.__all__ == PUBLIC
-    assert len(PUBLIC) <= 36
+    assert len(PUBLIC) <= 37
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -37,7 +37,8 @@ _METADATA: dict[str, object] = {"render_modes": ["ansi"], "render_fps": 1}
 class GymnasiumFace(gymnasium.Env[str, str]):
     """One registered environment, episode after episode.
 
-    split: the split from which reset() draws a task, with this environment's own generator.
+    split: the split from which reset() draws a task, with this environment's own generator; left out,
+    `train`, or the first where there is none of that name.
     reset(options={"task": ...}) selects one instead: its number in the split, its id, or a Task;
     {"split": ...} draws from another split for this episode.
     render_mode: None or "ansi": render() then returns the episode so far.
@@ -55,7 +56,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         self,
         env_id: str,
         *,
-        split: str = "train",
+        split: str | None = None,
         render_mode: str | None = None,
         agent: str | None = None,
         **kwargs: object,
@@ -66,7 +67,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         self._loop = _Loop()
         self._num_turns = 0
         self._transcript: list[str] = []
-        self.split = split
+        self.split = split or _first_split(self._example)
         self.render_mode = render_mode
         self.observation_space = TextSpace()
         self.action_space = TextSpace(_forms(self._example))
@@ -146,6 +147,10 @@ class GymnasiumFace(gymnasium.Env[str, str]):
         env, self._open = self._open, None
         if env is not None:
             self._loop.run(env.close())
+
+
+def _first_split(env: Env) -> str:
+    return env.splits[0] if env.splits and "train" not in env.splits else "train"
 
 
 def _env_factory(make_env: Callable[[], AnyEnv], agent: str | None) -> Callable[[], Env]:
