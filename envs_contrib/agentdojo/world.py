@@ -26,7 +26,7 @@ LIBRARY_ERRORS = (
 )
 """Exceptions of the library's checks for states that it did not expect: what an agent may bring about."""
 _MAX_ANSWER_CHARACTERS = 100_000
-_MAX_STATES = 32
+_MAX_STATES = 64
 """States with an injection that are kept: the siblings of a group begin in the same one."""
 
 
@@ -168,7 +168,7 @@ class World:
         self.tools = tuple(Tool.described(_schema(function), _unbound) for function in suite.tools)
 
     def tasks(self, is_chosen: Callable[[int], bool], split: str) -> list[Task]:
-        """A task for each chosen user task, by its number; with an attack, for each with each injection task."""
+        """A task for each chosen user task; with an attack, for each pair with an injection task."""
         user_tasks = [item for number, item in enumerate(self._suite.user_tasks.items()) if is_chosen(number)]
         injections: list[str] | list[None] = [None]
         if self._attack is not None:
