@@ -61,7 +61,8 @@ def _dumper() -> Callable[[object], str]:
     # libyaml, where PyYAML has it, writes the same text in a tenth of the time.
     fastest = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     dumper = type("Dumper", (fastest,), {})
-    dumper.add_multi_representer(StrEnum, yaml.representer.SafeRepresenter.represent_str)
+    # libyaml writes no subclasses of str.
+    dumper.add_multi_representer(StrEnum, lambda dumper, member: dumper.represent_str(str(member)))
     return partial(yaml.dump, Dumper=dumper)
 
 

@@ -21,6 +21,9 @@ ELSEWHERE = {
     ".venv/bin/pip install -e .[train]": "likewise",
     "pip install agentrl": "tests/house/test_wheel.py installs the core",
     "pip install agentrl[train]": "it downloads gigabytes, too",
+    "pip install agentrl[agentdojo]": "it downloads the clients of model vendors; the tests run without them",
+    "pip install --no-deps agentdojo==0.1.35": "the Makefile does it",
+    "pip install deepdiff docstring-parser email-validator pyyaml": "likewise",
     "pip install agentrl[train,sglang]": "it needs a GPU; tests/house/test_wheel.py runs the resolver",
 }
 """Commands of neither make nor agentrl nor the benchmarks, and why nothing runs them."""

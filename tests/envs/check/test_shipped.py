@@ -7,7 +7,10 @@ import pytest
 from agentrl import env_ids, make
 from agentrl.envs.check import check_env
 
-EXPENSIVE = {"Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"}
+EXPENSIVE = {
+    *("Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"),
+    *("AgentDojoSlack-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"),
+}
 """Ids whose check takes longer than a few seconds."""
 MANY_ALIKE = "ReasoningGym-"
 """A family of generators behind one class: one of them is enough for the quick tests."""
