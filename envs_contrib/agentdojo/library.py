@@ -62,7 +62,9 @@ def _dumper() -> Callable[[object], str]:
     fastest = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     dumper = type("Dumper", (fastest,), {})
     # libyaml writes no subclasses of str.
-    dumper.add_multi_representer(StrEnum, lambda dumper, member: dumper.represent_str(str(member)))
+    yaml.add_multi_representer(
+        StrEnum, lambda dumper, member: dumper.represent_str(str(member)), Dumper=dumper
+    )
     return partial(yaml.dump, Dumper=dumper)
 
 

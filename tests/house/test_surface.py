@@ -69,6 +69,11 @@ FOR_LOOPS = FOR_AUTHORS | {
     "agentrl.types",
 }
 """The modules that authors of training loops may use."""
+EXAMPLES = {
+    "examples/one_page/": FOR_LOOPS,
+    "examples/second_look/": FOR_AUTHORS | {"agentrl.envs.generate"},
+}
+"""Examples that show more than environments: a training loop, and functions by path."""
 
 
 def test_the_public_names_are_pinned() -> None:
@@ -105,5 +110,8 @@ def imports_of_agentrl(path: Path) -> Iterator[str]:
 
 def test_contributed_environments_use_the_public_surface_only() -> None:
     used = {name_of(path): set(imports_of_agentrl(path)) for path in python_files("envs_contrib", "examples")}
-    allowed = {name: FOR_LOOPS if name.startswith("examples/one_page/") else FOR_AUTHORS for name in used}
+    allowed = {
+        name: next((modules for folder, modules in EXAMPLES.items() if name.startswith(folder)), FOR_AUTHORS)
+        for name in used
+    }
     assert {name: extra for name, names in used.items() if (extra := names - allowed[name])} == {}
