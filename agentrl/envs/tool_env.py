@@ -125,6 +125,5 @@ class ToolEnv(Env):
             return function
         name = getattr(function, "__name__", "")
         # All bases: a subclass may override a method that its base offers as a tool.
-        if any(vars(base).get(name) is function for base in type(self).__mro__):
-            function = getattr(self, name)
-        return Tool.of(function)
+        is_method = any(vars(base).get(name) is function for base in type(self).__mro__)
+        return Tool.of(getattr(self, name) if is_method else function)

@@ -17,8 +17,10 @@ from agentrl.tools.search import (
 )
 from agentrl.tools.shared import Held, Shared, release_shared
 from agentrl.tools.toolkit import Toolkit
+from agentrl.types import JSON
 
 __all__ = [
+    "JSON",
     "ArgumentPolicy",
     "ArgumentsRejected",
     "Bm25Index",

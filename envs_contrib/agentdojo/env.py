@@ -9,7 +9,6 @@ from functools import partial
 from typing import cast
 
 from agentrl import (
-    JSON,
     Chat,
     Episode,
     Limits,
@@ -23,7 +22,7 @@ from agentrl import (
     call,
     say,
 )
-from agentrl.tools import ToolSchema, inline, run
+from agentrl.tools import JSON, ToolSchema, inline, run
 from envs_contrib.agentdojo.world import Call, Played, State, World, world
 
 VERSION = "v1.2.2"
@@ -67,7 +66,7 @@ class AgentDojo(ToolEnv):
 
     group = "tools"
     needs = ("agentdojo",)
-    splits = ("test",)
+    splits: tuple[str, ...] = ("test",)
     arguments = "coerce"
     dialect = Chat()
     # The longest script has 18 calls and an injected one 6. A list of all files has 28,000 characters.

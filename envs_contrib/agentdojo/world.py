@@ -12,8 +12,8 @@ from functools import lru_cache
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple, Protocol
 
-from agentrl import JSON, Message, Task, ToolRejected, UserError
-from agentrl.tools import Tool, ToolSchema
+from agentrl import Message, Task, ToolRejected, UserError
+from agentrl.tools import JSON, Tool, ToolSchema
 
 LIBRARY_ERRORS = (
     ArithmeticError,
