@@ -79,17 +79,10 @@ async def build_engine(
             dtype=setup.dtype,
         )
         return await (plan.start() if url is None else plan.join(url))
-    length = config.max_context_len or limits.max_tokens
+    length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
     if setup.process is not None:
         directory = str(source.directory.resolve())
-        model = Open(
-            directory,
-            config.max_slots,
-            length,
-            config.enable_deterministic_inference,
-            setup.threads,
-            source.seed,
-        )
+        model = Open(directory, config.max_slots, length, deterministic, setup.threads, source.seed)
         return await ProcessEngine.opened(setup.process, model)
     torch.set_num_threads(setup.threads)
     if source.seed is not None:
@@ -99,7 +92,7 @@ async def build_engine(
         max_slots=config.max_slots,
         max_context_len=length,
         decode=source.decode,
-        deterministic=config.enable_deterministic_inference,
+        deterministic=deterministic,
     )
 
 
