@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ class Tokens:
 
     def scatter(self, values_N: Floats) -> tuple[FloatArray, ...]:
         """The inverse of `gather`: one float32 [T] array for each sample, 0 off the loss mask."""
-        bounded_N = np.clip(values_N, -_LARGEST, _LARGEST).astype(np.float32)
+        bounded_N = _bounded(values_N)
         arrays = [np.zeros(len(sample), dtype=np.float32) for sample in self.samples]
         start = 0
         for i in self.order:
@@ -127,9 +128,22 @@ class Tokens:
             start = stop
         return tuple(arrays)
 
+    def by_rollout(self, values_N: Floats) -> dict[RolloutId, FloatArray]:
+        """The values of each rollout's tokens, float32: a single one where all of them are equal."""
+        parts = [_bounded(values_N[start:stop]) for start, stop in pairwise(self.bounds)]
+        return {
+            id: part[:1].copy() if len(part) and (part == part[0]).all() else part.copy()
+            for id, part in zip(self.rollout_ids, parts, strict=True)
+        }
+
     def mean(self, values_N: Floats) -> float:
         """The mean over all tokens, 0 where there are none."""
         return float(values_N.mean()) if len(values_N) else 0.0
+
+
+def _bounded(values_N: Floats) -> FloatArray:
+    """As float32; what is beyond its range becomes its largest number."""
+    return np.clip(values_N, -_LARGEST, _LARGEST).astype(np.float32)
 
 
 def verdicts_of(groups: Sequence[Group], rollout_ids: Sequence[RolloutId]) -> tuple[Verdict, ...]:

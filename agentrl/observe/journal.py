@@ -19,7 +19,8 @@ defaults left out. One entry, shortened:
      "step_rewards": [null, 1.0], "ending": "completed", "tools": {"search": {"calls": 1}}, "seconds": 0.2}}
 
 Author and mask need no arrays of their own: `world_ids` are the world's and have mask 0, a completion's
-`token_ids` are the policy's. A logprob has just the digits that restore the same float32.
+`token_ids` are the policy's. A logprob has just the digits that restore the same float32. An entry that was
+credited has `"advantages": {"agent": [0.7]}`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Final, NamedTuple, cast
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.observe import lines, members
-from agentrl.types import JSON, Ending, Episode, Verdict
+from agentrl.types import JSON, Ending, Episode, FloatArray, Verdict
 
 
 class Outcome(StrEnum):
@@ -54,6 +55,8 @@ class Entry:
     in_batch: false for a group that was dropped before its batch was complete: by the dynamic sampling
         filter, or of an over-sampled batch.
     start_version: the policy version at the start of its group, if that was complete.
+    advantages: by agent, of the tokens that it sampled, in their order; a single one where all are equal. A
+        record of the training that wrote the entry: a replay computes its own.
 
     Raises:
         ValueError: a verdict belongs to another episode, a drop has no reason (or another
@@ -67,6 +70,7 @@ class Entry:
     reason: str = ""
     in_batch: bool = True
     start_version: int = 0
+    advantages: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         episode = self.episode

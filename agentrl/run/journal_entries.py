@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from agentrl.algorithms.filters import ZERO_STD, has_signal
 from agentrl.observe import Entry, Outcome
@@ -33,7 +33,8 @@ def iteration_entries(iteration: Iteration) -> Iterator[Entry]:
             for episode in played.finished:
                 yield Entry(episode, (), Outcome.DROPPED, BROKEN_GROUP)
         else:
-            yield from _group(played.group, outcomes.get(played.group.id, Outcome.DROPPED), iteration.removed)
+            outcome = outcomes.get(played.group.id, Outcome.DROPPED)
+            yield from _group(played.group, outcome, iteration)
 
 
 def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgress) -> Iterator[Entry]:
@@ -44,7 +45,7 @@ def leftover_entries(outcomes: Iterable[GroupOutcome], in_progress: BatchInProgr
     for outcome in in_progress.outcomes:
         if outcome.group is not None and outcome.group.id in in_progress.trained:
             yield from _failed(outcome.failed)
-            yield from _group(outcome.group, Outcome.TRAINED, in_progress.removed)
+            yield from _group(outcome.group, Outcome.TRAINED, in_progress)
         else:
             yield from _left(outcome, in_progress.reason or STOPPED)
     for outcome in outcomes:
@@ -106,21 +107,25 @@ def _dropped(outcome: GroupOutcome) -> Iterator[Entry]:
         yield Entry(episode, verdicts, Outcome.DROPPED, outcome.reason, in_batch=False, start_version=version)
 
 
-def _group(
-    group: Group, outcome: Outcome, removed: Mapping[RolloutId, str] = MappingProxyType({})
-) -> Iterator[Entry]:
+def _group(group: Group, outcome: Outcome, batch: Iteration | BatchInProgress) -> Iterator[Entry]:
     reason = NO_GRADIENT if has_signal(group) else ZERO_STD
     for episode in group.episodes:
-        why = [removed.get(RolloutId(episode.id, agent)) for agent in episode.trained_agents]
-        verdicts, version = group.verdicts_of(episode), group.start_version
+        ids = [RolloutId(episode.id, agent) for agent in episode.trained_agents]
+        why = [batch.removed.get(id) for id in ids]
+        entry = partial(
+            Entry,
+            episode,
+            group.verdicts_of(episode),
+            start_version=group.start_version,
+            advantages={id.agent: batch.advantages[id] for id in ids if id in batch.advantages},
+        )
         # An episode of several agents is trained on where one of them is.
         if why and why[0] is not None and None not in why:
-            name = f"{REMOVED}{why[0]}"
-            yield Entry(episode, verdicts, Outcome.DROPPED, name, start_version=version)
+            yield entry(Outcome.DROPPED, f"{REMOVED}{why[0]}")
         elif outcome is Outcome.DROPPED:
-            yield Entry(episode, verdicts, outcome, reason, start_version=version)
+            yield entry(outcome, reason)
         else:
-            yield Entry(episode, verdicts, outcome, start_version=version)
+            yield entry(outcome)
 
 
 def _failed(episodes: Iterable[Episode]) -> Iterator[Entry]:

@@ -22,7 +22,7 @@ from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.metrics import rollout_metrics
 from agentrl.trainer.recording import Phase
-from agentrl.types import Group, RolloutId, Scores
+from agentrl.types import FloatArray, Group, RolloutId, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Iteration:
     trained, dropped: complete groups; a dropped one had no gradient. recorded: complete groups of a run that
     only plays. outcomes hold all of these, and the groups and episodes that failed. warnings: sentences for
     the user. phases: in their order, by the loop's clock. removed: rollouts that a filter took out of the
-    loss, each with the reason.
+    loss, each with the reason. advantages: of the rollouts that have some, as in `Entry`.
     """
 
     step: int
@@ -44,27 +44,30 @@ class Iteration:
     phases: Sequence[Phase] = ()
     removed: Mapping[RolloutId, str] = field(default_factory=dict)
     recorded: Sequence[Group] = ()
+    advantages: Mapping[RolloutId, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class BatchInProgress:
     """The batch of the current iteration, so that its groups are journalled whatever stops the iteration.
 
-    trained: ids of the groups of finished optimizer steps. removed: see `Iteration`. reason: why the others
-    are dropped, where that is more than the end of the run.
+    trained: ids of the groups of finished optimizer steps. removed, advantages: see `Iteration`. reason: why
+    the others are dropped, where that is more than the end of the run.
     """
 
     outcomes: Sequence[GroupOutcome] = ()
     trained: set[str] = field(default_factory=set)
     removed: Mapping[RolloutId, str] = field(default_factory=dict)
     reason: str = ""
+    advantages: Mapping[RolloutId, FloatArray] = field(default_factory=dict)
 
 
 class _Credited(NamedTuple):
-    """A batch split into optimizer steps, and the metrics of its credit."""
+    """A batch split into optimizer steps, the metrics of its credit, and the advantages by rollout."""
 
     steps: Sequence[OptimizerStep]
     metrics: dict[str, float]
+    advantages: Mapping[RolloutId, FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class Loop:
         scores = await self._scores(batch)
         scored = self.clock()
         credited = self._credited(batch, scores)
+        advantages = self.in_progress.advantages = credited.advantages
         reports = [await self._update(optimizer_step) for optimizer_step in credited.steps]
         updated = self.clock()
         published = await self._publish() if reports else None
@@ -124,7 +128,7 @@ class Loop:
             "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), updated - scored),
         }
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
-        self.in_progress.outcomes, self.in_progress.removed = (), {}
+        self.in_progress.outcomes, self.in_progress.removed, self.in_progress.advantages = (), {}, {}
         self.in_progress.trained.clear()
         phases = (
             Phase("rollout", started, played),
@@ -132,7 +136,9 @@ class Loop:
             Phase("actor_train", scored, updated),
             Phase("update_weights", updated, ended),
         )
-        return Iteration(step, outcomes, trained, dropped, metrics, warnings, phases, removed)
+        return Iteration(
+            step, outcomes, trained, dropped, metrics, warnings, phases, removed, advantages=advantages
+        )
 
     def _checked(self, groups: Sequence[Group], removed: Collection[RolloutId]) -> RolloutBatch:
         """The batch of the groups, which obey the token laws."""
@@ -156,7 +162,7 @@ class Loop:
 
     def _credited(self, batch: RolloutBatch, scores: Scores) -> _Credited:
         if not batch.tokens.samples:
-            return _Credited((), {})
+            return _Credited((), {}, {})
         algorithm, tokens = self.algorithm, batch.tokens
         try:
             token_scores = tokens.scores(scores)
@@ -173,7 +179,8 @@ class Loop:
         metrics = dict(advantages.metrics)
         if "old" in algorithm.roles:
             metrics |= mismatch_metrics(tokens, token_scores)
-        return _Credited(steps, {f"train/{name}": value for name, value in metrics.items()})
+        logged = {f"train/{name}": value for name, value in metrics.items()}
+        return _Credited(steps, logged, tokens.by_rollout(advantages.advantages_N))
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         report = await self.trainer.update(step.batch)

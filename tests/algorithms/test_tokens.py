@@ -26,6 +26,18 @@ def test_tokens_stand_episode_after_episode_in_the_order_they_were_sampled_in(dr
     assert [a.tolist() for a in tokens.scatter(tokens.gather(values, "values"))] == expected
 
 
+@given(batches(), st.booleans())
+def test_values_by_rollout_are_those_of_its_tokens_or_the_one_that_all_have(drawn, alike):
+    tokens = Tokens.of(drawn.samples)
+    values_N = tokens.rollout_index_N.astype(float) if alike else np.arange(len(tokens), dtype=float)
+    by_rollout = tokens.by_rollout(values_N)
+    assert tuple(by_rollout) == tokens.rollout_ids
+    for index, values in enumerate(by_rollout.values()):
+        own = values_N[tokens.rollout_index_N == index].tolist()
+        assert values.dtype == np.float32
+        assert values.tolist() == (own[:1] if alike else own)
+
+
 def test_no_samples_are_no_tokens():
     tokens = Tokens.of([])
     assert len(tokens) == 0

@@ -238,6 +238,21 @@ async def test_a_rollout_that_a_filter_takes_out_counts_everywhere_but_in_the_lo
     assert iteration.metrics["rollout/sample_filter/drop_odd"] == 1
 
 
+@pytest.mark.parametrize("case", ["grpo", "ppo", "reinforce_plus_plus_baseline"])
+async def test_the_journal_has_the_advantages_that_were_trained_on(case):
+    name, _, settings, options = CASES[case]
+    config = AlgorithmConfig(advantage_estimator=name, use_rollout_logprobs=False, **settings)
+    entries = {e.episode.id: e for e in iteration_entries(await run_of(config, 2).iterate(0))}
+    values = {"gamma": 1.0, "lambd": 1.0, "whitened": False, **options}
+    ids = [episode.id for group in GROUPS for episode in group.episodes]
+    for id, expected in zip(ids, advantages(name, GROUPS, **values), strict=True):
+        if entries[id].reason == "zero_std" and name != "ppo":
+            continue
+        recorded = entries[id].advantages["agent"]
+        assert len(recorded) in (1, len(expected))
+        np.testing.assert_allclose(np.broadcast_to(recorded, len(expected)), expected, rtol=1e-5, atol=1e-6)
+
+
 async def test_a_filter_that_fails_ends_the_run_with_a_sentence():
     loop = replace(run_of(AlgorithmConfig(), 1), removed=lambda groups: {RolloutId("nobody"): "x"})
     with pytest.raises(UserError, match=r"the rollout sample filter failed .*no rollout of the batch"):
