@@ -73,6 +73,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks stall --json
 	$(BIN)/python -m benchmarks checkpoint --json
 	$(BIN)/python -m benchmarks journal --json
+	$(BIN)/python -m benchmarks view --json
 	$(BIN)/python -m benchmarks generator --json
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks algorithms --json

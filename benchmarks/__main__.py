@@ -151,6 +151,20 @@ def megatron_command(as_json: bool, only: str) -> None:
     _print(bench_megatron(only=names, on_event=partial(click.echo, err=True)), as_json)
 
 
+@cli.command("view")
+@_JSON
+@click.option("--episodes", default=100_000, show_default=True, help="Episodes of the journal.")
+@click.option("--repeats", default=3, show_default=True, help="Repeats of each wait.")
+def view_command(as_json: bool, episodes: int, repeats: int) -> None:
+    """How long the pages of `agentrl view` take to write, and how long their reader waits in a browser.
+
+    It needs Chromium or Chrome, and writes about 1 GB into a temporary folder.
+    """
+    from benchmarks.view import ViewLoad, bench_view
+
+    _print(bench_view(ViewLoad(episodes, repeats=repeats)), as_json)
+
+
 @cli.command("data")
 @_JSON
 @click.option("--rows", default=10_000_000, show_default=True, help="Rows of each file.")

@@ -19,6 +19,7 @@ from agentrl.cli.serve_search import serve_search_command
 from agentrl.cli.sft import sft_command
 from agentrl.cli.tools import tools
 from agentrl.cli.train import rollout_command, train_command
+from agentrl.cli.view import view_command
 from agentrl.errors import AgentRLError, UserError
 from agentrl.extras import missing_extra
 
@@ -34,7 +35,7 @@ def cli() -> None:
 
     Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
     list the environments with `agentrl envs list`, and the tools that can be added to them with `agentrl
-    tools list`.
+    tools list`. Read what agents did with `agentrl view`.
     """
 
 
@@ -51,6 +52,7 @@ for command in (
     serve_command,
     serve_search_command,
     tools,
+    view_command,
 ):
     cli.add_command(command)
 

@@ -21,6 +21,11 @@ _MEMBER_BYTES: Final = 1 << 20
 _MAX_PENDING_BYTES: Final = 1 << 30
 
 
+def file_name(name: str) -> str:
+    """The name of an evaluation in the names of its files."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name)
+
+
 class _Part(NamedTuple):
     """Entries that become one member. written: done when they are on disk, or writing has failed."""
 
@@ -73,8 +78,7 @@ class Journal:
         Raises:
             UserError: the disk has failed.
         """
-        safe = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
-        return await self._write(f"eval_{safe}_{step:06d}", entries)
+        return await self._write(f"eval_{file_name(name)}_{step:06d}", entries)
 
     async def flush(self) -> None:
         """Wait until all pending entries are on disk.

@@ -50,6 +50,7 @@ def write_page(run: TrainingRun) -> None:
             episodes=_episodes(run),
             decode_token=lambda token: run.world.renderer.decode([token]),
             config=effective_values(run.config),
+            folder=str(run.records.folder.path),
         ),
         run.records.folder.report,
     )
@@ -71,6 +72,8 @@ def show_files(records: Records) -> None:
         records.console.line(f"  {stage.name:<20} {stage.wall_s:6.1f} s wall {stage.cpu_s:6.1f} s CPU")
     records.console.line(f"Run:    {records.folder.path}")
     records.console.line(f"Report: {records.folder.report}")
+    if (records.folder.path / JOURNAL).exists():
+        records.console.line(f"All episodes: agentrl view {records.folder.path}")
 
 
 def _in_table(run: TrainingRun) -> list[Milestone]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -15,6 +15,8 @@ WIDTH, HEIGHT = 400, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 10, 30
 _MAX_POINTS = 400
 _MAX_DOTS = 20
+Link = Callable[[Series, float], str | None]
+"""The address that a point of a curve leads to, by its step; None = it leads nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class _Scale:
         return round(self.start + (value - self.low) / span * (self.end - self.start), 1)
 
 
-def draw(panel: Panel) -> Markup:
+def draw(panel: Panel, link: Link | None = None) -> Markup:
     """The panel's SVG. Every point has a tooltip with its numbers; the SVG has a description."""
     xs = [x for series in panel.series for x, _ in series.points]
     ys = [y for series in panel.series for _, y in series.points if y is not None]
@@ -40,13 +42,16 @@ def draw(panel: Panel) -> Markup:
     across = _Scale(min(xs), max(*xs, min(xs) + 1), _LEFT, WIDTH - _RIGHT)
     up = _Scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
     parts = [
-        Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, describe(panel)),
+        Markup('<svg viewBox="0 0 {} {}" role="{}" aria-label="{}">').format(
+            # Links inside of an image would be hidden from screen readers.
+            *(WIDTH, HEIGHT, "img" if link is None else "group", describe(panel))
+        ),
         *_grid(y_ticks, up),
         *_steps([x for x in x_ticks if across.low <= x <= across.high], across),
-        *(part for index, series in enumerate(panel.series) for part in _curve(index, series, across, up)),
-        Markup("</svg>"),
     ]
-    return Markup("\n").join(parts)
+    for index, series in enumerate(panel.series):
+        parts += _curve(index, series, across, up, link)
+    return Markup("\n").join([*parts, Markup("</svg>")])
 
 
 def describe(panel: Panel) -> str:
@@ -94,14 +99,14 @@ def _steps(values: Sequence[float], across: _Scale) -> Iterator[Markup]:
     )
 
 
-def _curve(index: int, series: Series, across: _Scale, up: _Scale) -> Iterator[Markup]:
+def _curve(index: int, series: Series, across: _Scale, up: _Scale, link: Link | None) -> Iterator[Markup]:
     points = _thinned(series.points)
     path = _path(points, across, up)
     yield Markup('<path class="curve s{}" d="{}"/>').format(index % 6, path)
     dots = [(x, y) for x, y in points if y is not None]
     size = 2.6 if len(dots) <= _MAX_DOTS else 0
     for x, y in dots:
-        yield Markup(
+        point = Markup(
             '<g class="point s{}"><circle class="dot" cx="{}" cy="{}" r="{}"/>'
             '<circle class="reach" cx="{}" cy="{}" r="7"><title>{}</title></circle></g>'
         ).format(
@@ -109,6 +114,8 @@ def _curve(index: int, series: Series, across: _Scale, up: _Scale) -> Iterator[M
             across(x), up(y), size, across(x), up(y),
             f"step {x:g} · {series.label} {figure_text(y)}",
         )  # fmt: skip
+        address = None if link is None else link(series, x)
+        yield point if address is None else Markup('<a href="{}">{}</a>').format(address, point)
 
 
 def _path(points: Sequence[Point], across: _Scale, up: _Scale) -> str:

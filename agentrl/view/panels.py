@@ -13,10 +13,11 @@ Point: TypeAlias = tuple[float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve: (step, value) in order of steps; None is a gap."""
+    """One curve: (step, value) in order of steps; None is a gap. key: of the metric."""
 
     label: str
     points: tuple[Point, ...]
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def panels_of(records: Sequence[Record]) -> tuple[Panel, ...]:
     names = tuple(dict.fromkeys(name for record in records for name in record))
     panels = []
     for plan in _PLANS:
-        curves = [Series(label, points_of(records, key)) for label, key in plan.keys_among(names)]
+        curves = [Series(label, points_of(records, key), key) for label, key in plan.keys_among(names)]
         panels.append(Panel(plan.title, plan.unit, _finite(curves), plan.is_share))
     return tuple(panel for panel in panels if panel.series)
 
@@ -60,7 +61,7 @@ def overlaid(runs: Mapping[str, Sequence[Record]]) -> tuple[Panel, ...]:
         keys = plan.keys_among(names)
         for label, key in keys:
             title = plan.title if len(keys) == 1 else f"{plan.title}: {label}"
-            curves = [Series(run, points_of(records, key)) for run, records in runs.items()]
+            curves = [Series(run, points_of(records, key), key) for run, records in runs.items()]
             panels.append(Panel(title, plan.unit, _finite(curves), plan.is_share))
     return tuple(panel for panel in panels if panel.series)
 

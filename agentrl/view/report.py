@@ -33,7 +33,8 @@ class ReportData:
     """The contents of the page.
 
     title: the run's name. facts: shown at the top, e.g. {"model": "0.66 M parameters"}. rows: of the
-    table of scores, usually before and after training. config: sections of settings.
+    table of scores, usually before and after training. config: sections of settings. folder: of the run, for
+    the command that makes pages of all its episodes; "" = it has none.
     decode_token: the text of one token id; episodes without tokens do not need it.
     """
 
@@ -44,6 +45,7 @@ class ReportData:
     decode_token: Callable[[int], str]
     facts: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    folder: str = ""
 
 
 def write_report(data: ReportData, path: Path) -> Path:

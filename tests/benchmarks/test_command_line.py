@@ -12,18 +12,8 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *(
-        "algorithms",
-        "checkpoint",
-        "data",
-        "deterministic",
-        "engine",
-        "engines",
-        "envs",
-        "generator",
-        "journal",
-    ),
-    *("megatron", "python", "quickstart", "refill", "search", "stall"),
+    *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
+    *("journal", "megatron", "python", "quickstart", "refill", "search", "stall", "view"),
 }
 
 

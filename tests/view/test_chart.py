@@ -49,6 +49,14 @@ def test_higher_values_are_drawn_higher_and_later_steps_further_right():
     assert math.isclose(y0 - y1, y1 - y2, abs_tol=0.11)
 
 
+def test_points_are_links_where_they_lead_somewhere():
+    series = Series("a", ((0, 1.0), (1, 2.0)), "rollout/a")
+    svg = draw(Panel("x", "y", (series,)), lambda curve, x: f"{curve.key}?<{x}>" if x else None)
+    links = [attributes["href"] for attributes in Page(svg).attributes if "href" in attributes]
+    assert links == ["rollout/a?<1>"]
+    assert "<a" not in draw(Panel("x", "y", (series,)))
+
+
 def test_a_missing_value_is_a_gap():
     svg = draw(panel((0, 1.0), (1, None), (2, 3.0), (3, 4.0)))
     path = re.search(r' d="([^"]*)', svg)[1]

@@ -157,6 +157,12 @@ def test_the_page_has_no_script_and_no_external_resource():
     assert "default-src 'none'" in html
 
 
+def test_the_page_leads_to_the_pages_of_all_episodes():
+    page = Page(render_report(report(folder="runs/<x>")))
+    assert [a["href"] for a in page.attributes if "href" in a] == ["view/index.html"]
+    assert "agentrl view runs/<x>" in page.texts
+
+
 def test_the_page_is_written_atomically_over_an_old_one(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")

@@ -1,0 +1,115 @@
+"""The index of the page: a column for each field of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agentrl.observe.lines import to_line
+from agentrl.types import JSON
+from agentrl.view.episodes.line import Row
+from agentrl.view.episodes.shards import write_script
+from agentrl.view.scores import figure_text
+
+_ROWS: Final = 20_000
+_CODED: Final = ("env", "ending", "outcome", "tools")
+_MAX_VALUES: Final = 1000
+_OTHER: Final = "other"
+
+
+@dataclass(slots=True)
+class Codes:
+    """Numbers for values of which there are few; beyond 1,000 of them, the rest are `other`."""
+
+    values: dict[str, int] = field(default_factory=dict)
+
+    def of(self, value: str) -> int:
+        """The number of a value, a new one where it has none."""
+        if value not in self.values and len(self.values) >= _MAX_VALUES:
+            value = _OTHER
+        return self.values.setdefault(value, len(self.values))
+
+
+@dataclass(slots=True)
+class FileSummary:
+    """The rows of one journal file. first: the number of its first row. total: of the rewards."""
+
+    first: int
+    num_rows: int = 0
+    num_scored: int = 0
+    total: float = 0.0
+
+    def add(self, row: Row) -> None:
+        """Count a row."""
+        self.num_rows += 1
+        if row.reward is not None:
+            self.num_scored += 1
+            self.total += row.reward
+
+    @property
+    def mean(self) -> float | None:
+        """The mean reward of the scored episodes."""
+        return self.total / self.num_scored if self.num_scored else None
+
+    def text(self) -> str:
+        """One line for people."""
+        reward = "" if self.mean is None else f", mean reward {figure_text(self.mean)}"
+        return f"{self.num_rows:,} episodes{reward}"
+
+
+@dataclass(slots=True)
+class Index:
+    """Writes rows in columns, 20,000 at a time. Tasks are numbered in each part, other values in all."""
+
+    folder: Path
+    files: list[FileSummary] = field(default_factory=list)
+    num_rows: int = 0
+    starts: list[int] = field(default_factory=list)
+    _codes: dict[str, Codes] = field(default_factory=lambda: {name: Codes() for name in _CODED})
+    _tasks: dict[str, int] = field(default_factory=dict)
+    _groups: dict[str, int] = field(default_factory=dict)
+    _num_groups: int = 0
+    _columns: dict[str, list[JSON]] = field(default_factory=dict)
+
+    def begin_file(self) -> None:
+        """Begin the rows of the next journal file, whose groups are its own."""
+        self.files.append(FileSummary(self.num_rows))
+        self._groups = {}
+
+    def add(self, row: Row) -> None:
+        """Add the next row."""
+        self.files[-1].add(row)
+        if row.group not in self._groups:
+            self._groups[row.group] = self._num_groups
+            self._num_groups += 1
+        cells: dict[str, JSON] = {
+            **row._asdict(),
+            "task": self._tasks.setdefault(row.task, len(self._tasks)),
+            "group": self._groups[row.group],
+            "file": len(self.files) - 1,
+            "env": self._codes["env"].of(row.env),
+            "ending": self._codes["ending"].of(row.ending),
+            "outcome": self._codes["outcome"].of(row.outcome),
+            "tools": self._codes["tools"].of("\n".join(row.tools)),
+        }
+        for name, cell in cells.items():
+            self._columns.setdefault(name, []).append(cell)
+        self.num_rows += 1
+        if len(self._columns["id"]) >= _ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are in no part yet."""
+        if not self._columns:
+            return
+        first = self.num_rows - len(self._columns["id"])
+        part = {"first": first, "tasks": [*self._tasks], "columns": self._columns}
+        write_script(self.folder, "index", len(self.starts), to_line(part))
+        self.starts.append(first)
+        self._columns, self._tasks = {}, {}
+
+    def coded(self) -> Mapping[str, Sequence[JSON]]:
+        """The values of each column of codes, by their numbers."""
+        return {name: list(codes.values) for name, codes in self._codes.items()}
