@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from agentrl.errors import ConfigError
 
@@ -31,18 +33,38 @@ def own_gpus(first: int, count: int) -> list[str]:
     return visible[first : first + count]
 
 
+class Gpu(NamedTuple):
+    """A GPU that this process may use. memory: all of it (bytes)."""
+
+    name: str
+    memory: int
+
+
+def present_gpus() -> Sequence[Gpu]:
+    """The GPUs that a process started now may use, in their order."""
+    import torch
+
+    devices = map(torch.cuda.get_device_properties, range(num_gpus()))
+    return tuple(Gpu(device.name, device.total_memory) for device in devices)
+
+
+def num_gpus() -> int:
+    """The number of GPUs that a process started now may use."""
+    # Only a process that trains calls this, and it needs torch anyway.
+    import torch
+
+    # A rank inherits the environment of now; torch may have cached an earlier device count.
+    hidden = VARIABLE in os.environ and not _visible(os.environ[VARIABLE])
+    return 0 if hidden else torch.cuda.device_count()
+
+
 def check_gpus(ranks: int) -> None:
     """Check that each of `ranks` ranks on this machine can have a GPU of its own, if there are any GPUs.
 
     Raises:
         ConfigError: there are fewer.
     """
-    # Only trainers call this, and they need torch anyway.
-    import torch
-
-    # A rank inherits the environment of now; torch may have cached an earlier device count.
-    hidden = VARIABLE in os.environ and not _visible(os.environ[VARIABLE])
-    gpus = 0 if hidden else torch.cuda.device_count()
+    gpus = num_gpus()
     if 0 < gpus < ranks:
         raise ConfigError(
             f"the layout has {ranks} ranks, each with a GPU of its own, and this machine has {gpus}; take "

@@ -18,7 +18,7 @@ from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health, Process, Router
-from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
+from agentrl.engine.sglang.launch import ServerProcess, ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.request import Decode
 from agentrl.engine.sglang.transports import Transport
 from agentrl.engine.sglang.transports.disk import Disk
@@ -71,6 +71,14 @@ class FleetPlan:
             policy = self._policy(servers.url)
             end = stack.pop_all().aclose
         return self._fleet(servers.servers, servers.router, policy, end)
+
+    async def commands(self) -> list[list[str]]:
+        """The command line of a server of each group, checked against the installed SGLang; none is started.
+
+        Raises:
+            ConfigError: SGLang is not installed, or has no such argument.
+        """
+        return [await ServerProcess(self._settings(group)).command() for group in self.config.groups]
 
     async def join(self, url: str) -> Fleet:
         """Use servers that run already, at `url` or behind the router there; sends them the model's weights.
@@ -193,24 +201,34 @@ async def served_models(
     own_gpus(first, sum(model.num_engines * model.num_gpus_per_engine for model in models))
     async with AsyncExitStack() as stack:
         for name, model in config.sglang_models.items():
-            if not (Path(model.hf_checkpoint) / "config.json").is_file():
-                raise ConfigError(
-                    f"sglang_models.{name}: {model.hf_checkpoint} holds no Hugging Face model; mend "
-                    "hf_checkpoint."
-                )
-            plan = FleetPlan(
-                model=Path(model.hf_checkpoint),
-                config=_config_of(config, model),
-                folder=folder / name,
-                on_event=partial(_prefixed, on_event, name),
-                trained=False,
-                first_gpu=first,
-            )
-            fleet = await plan.start()
+            fleet = await model_plan(config, name, folder, on_event, first_gpu=first).start()
             stack.push_async_callback(fleet.close)
             addresses[name] = fleet.url
             first += model.num_engines * model.num_gpus_per_engine
         yield addresses
+
+
+def model_plan(
+    config: EngineConfig, name: str, folder: Path, on_event: Callable[[str], None], *, first_gpu: int = 0
+) -> FleetPlan:
+    """The servers of one of the run's models, by its name; the other arguments as in `served_models`.
+
+    Raises:
+        ConfigError: its folder holds no model.
+    """
+    model = config.sglang_models[name]
+    if not (Path(model.hf_checkpoint) / "config.json").is_file():
+        raise ConfigError(
+            f"sglang_models.{name}: {model.hf_checkpoint} holds no Hugging Face model; mend hf_checkpoint."
+        )
+    return FleetPlan(
+        model=Path(model.hf_checkpoint),
+        config=_config_of(config, model),
+        folder=folder / name,
+        on_event=partial(_prefixed, on_event, name),
+        trained=False,
+        first_gpu=first_gpu,
+    )
 
 
 def _config_of(config: EngineConfig, model: ServedModel) -> EngineConfig:

@@ -207,7 +207,7 @@ def _critic_settings(config: RunConfig) -> TrainerConfig:
 
 def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> None:
     if config.trainer.trainer == "megatron":
-        _check_readable(directory, config.megatron)
+        check_readable(directory, config.megatron)
     else:
         open_source(directory)
     if open_tokenizer(directory).get_vocab() != source.tokenizer.get_vocab():
@@ -217,7 +217,12 @@ def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> 
         )
 
 
-def _check_readable(directory: str, layout: MegatronConfig) -> None:
+def check_readable(directory: str | Path, layout: MegatronConfig) -> None:
+    """Check that Megatron's ranks can open a model directory; no weight is read.
+
+    Raises:
+        UserError: a tensor is missing or has another shape, or the layout does not divide the model.
+    """
     with CheckpointReader(directory) as checkpoint:
         check_layout(checkpoint.shape, layout)
         # Raises where a tensor is missing.

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
@@ -74,6 +74,10 @@ class TensorFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
         self._files.close()
 
     @property
@@ -134,9 +138,18 @@ def tensor_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelLoadError: there is no model of such sizes.
     """
+    return {name: tuple(parameter.shape) for name, parameter in meta_model(config).named_parameters()}
+
+
+def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with this config in fp32, without memory: its parameters are on torch's device `meta`.
+
+    Raises:
+        ModelLoadError: there is no model of such sizes.
+    """
     with config_errors(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model
 
 
 def num_parameters(config: PreTrainedConfig) -> int:

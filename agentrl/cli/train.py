@@ -12,7 +12,9 @@ import agentrl
 from agentrl.assembly.config import RunConfig, SftSection
 from agentrl.assembly.load import load_run
 from agentrl.assembly.ranks import served_as_rank
+from agentrl.cli.dry_run import show_dry_run
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values
+from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
 from agentrl.observe import read_metrics, reconcile
 from agentrl.observe.history import METRICS
@@ -30,10 +32,22 @@ _PLAYS_ONLY = "debug_rollout_only"
     help="Resume the run of RUN from its last checkpoint; begin it if it has not begun.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but the path of the finished run.")
-def train_command(run: str | None, resume: bool, quiet: bool, **flags: str | bool | None) -> None:
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Validate the whole run and print what it would do and need, on one page; start nothing.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object, for machines.")
+def train_command(
+    run: str | None, resume: bool, quiet: bool, dry_run: bool, as_json: bool, **flags: str | bool | None
+) -> None:
     """Train an agent with the settings of RUN, a TOML file; every setting is also a flag, and flags win.
 
     RUN may be the folder of a run that was stopped or killed: it is resumed from its last checkpoint.
+
+    With --dry-run everything is validated (environment, prompts, functions, model, arguments of servers,
+    memory, disk) and nothing is started. Exit code 2: something is wrong. A machine without GPUs validates a
+    run for GPUs, too.
 
     With --replay FOLDER nothing is played: each step trains on the groups in the journal of that run, and no
     engine is started, so there are no evaluations. The same settings give the same weights.
@@ -49,6 +63,11 @@ def train_command(run: str | None, resume: bool, quiet: bool, **flags: str | boo
     # An invalid setting is reported at once, not after the seconds that importing torch takes.
     config = load_run(run, settings)
     require("training", *TRAINING)
+    if as_json and not dry_run:
+        raise ConfigError("--json prints the report of --dry-run; add --dry-run, or leave --json out.")
+    if dry_run:
+        show_dry_run(run, settings, resume=resume, as_json=as_json)
+        return
     if served_as_rank(config):
         return
     result = agentrl.train(run, resume=resume, quiet=quiet, **settings)

@@ -37,12 +37,8 @@ class RunFolder:
             ConfigError: the folder cannot be made.
         """
         folder = cls.of(config)
+        folder.check_free(config)
         path = folder.path
-        if folder.holds_run:
-            raise RunExistsError(
-                f"{path} already holds a run; resume it (`agentrl {config.command} {path} --resume`), choose "
-                "another --name, or remove that folder."
-            )
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -52,6 +48,18 @@ class RunFolder:
             ) from error
         write_toml(config, folder.config)
         return folder
+
+    def check_free(self, config: RunConfig) -> None:
+        """Check that no run is overwritten.
+
+        Raises:
+            RunExistsError: the folder already holds a run.
+        """
+        if self.holds_run:
+            raise RunExistsError(
+                f"{self.path} already holds a run; resume it (`agentrl {config.command} {self.path} "
+                "--resume`), choose another --name, or remove that folder."
+            )
 
     @property
     def config(self) -> Path:

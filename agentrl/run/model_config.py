@@ -39,27 +39,38 @@ _OTHER = "other"
 
 def write_model_config(source: ModelSource, config: RunConfig, folder: Path) -> Iterator[str]:
     """Write model_config.json into the run's folder, and yield lines for the terminal."""
-    sizes, parameters = _sizes(source), _parameters(source)
-    dtypes: dict[str, JSON] = {
-        "model directory": str(source.config.dtype or "float32").removeprefix("torch."),
-        "computed in": "bfloat16" if config.trainer.bf16 else "float32",
-    }
     facts: dict[str, JSON] = {
         "directory": str(source.directory),
-        "model_type": source.config.model_type,
         "trainer": config.trainer.trainer,
         "engine": config.engine.engine,
-        "sizes": sizes,
-        "parameters": {"total": sum(parameters.values()), **parameters},
-        "dtypes": dtypes,
+        **shape_facts(source, config),
         "config": json.loads(source.config.to_json_string(use_diff=False)),
     }
     (folder / FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    sizes, parameters = _sizes(source), _parameters(source)
     yield f"Model: {source.config.model_type} in {source.directory}"
     yield "  " + ", ".join(f"{name} {size}" for name, size in sizes.items())
     shares = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
     yield f"  {sum(parameters.values()):,} parameters: {shares}"
-    yield "  dtype: " + ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+    yield "  dtype: " + ", ".join(f"{name} {dtype}" for name, dtype in _dtypes(source, config).items())
+
+
+def shape_facts(source: ModelSource, config: RunConfig) -> dict[str, JSON]:
+    """Type, sizes, parameters by component (count) and dtypes of a model, from its config alone."""
+    parameters = _parameters(source)
+    return {
+        "model_type": source.config.model_type,
+        "sizes": _sizes(source),
+        "parameters": {"total": sum(parameters.values()), **parameters},
+        "dtypes": _dtypes(source, config),
+    }
+
+
+def _dtypes(source: ModelSource, config: RunConfig) -> dict[str, JSON]:
+    return {
+        "model directory": str(source.config.dtype or "float32").removeprefix("torch."),
+        "computed in": "bfloat16" if config.trainer.bf16 else "float32",
+    }
 
 
 def _sizes(source: ModelSource) -> dict[str, JSON]:

@@ -1,0 +1,264 @@
+"""The memory of a run's processes by part, computed from shapes: nothing is allocated.
+
+    weights, gradients, optimizer    what the trainers allocate, to the byte (torch) or to the padding of
+                                     Megatron's buffers
+    activations                      an estimate: what one row keeps for its backward pass, see `_layer_bytes`
+    kv_cache                         what the embedded engine allocates; of a server, the bytes of one token
+
+For P parameters on a rank the torch trainer takes 4 P bytes for weights, 4 P for gradients and 8 P for AdamW
+(4 P for Muon's matrices). With bf16 Megatron takes 2 P, 4 P and 12 P. The last, weights in fp32 and two
+means, is divided by the ranks that share it (arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from agentrl.checkpoints.tensors import meta_model, num_parameters, tensor_shapes
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.megatron.config import MegatronConfig
+from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
+from agentrl.trainer.megatron.model.shape import Shape, shape_of
+from agentrl.trainer.torch.critic import critic_over
+from agentrl.trainer.torch.optimizers import hidden_matrices
+
+FP32, BF16 = 4, 2
+"""Bytes of a number."""
+_MAX_LOGITS = 2**24
+_ALIGNED, _NCCL_MULTIPLE = 64, 128
+"""Elements that Megatron's buffers align a parameter, and the end of a buffer, to."""
+
+
+class Memory(NamedTuple):
+    """The memory of one process by part (bytes)."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    kv_cache: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self)
+
+    @property
+    def exact(self) -> int:
+        """All parts but the activations, which are an estimate."""
+        return self.total - self.activations
+
+    def plus(self, other: Memory) -> Memory:
+        """The sum, part by part."""
+        return Memory(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Networks(NamedTuple):
+    """The networks of a trainer, by their configs. has_critic: one with the policy's trunk learns, too."""
+
+    policy: PreTrainedConfig
+    has_critic: bool = False
+    frozen: Sequence[PreTrainedConfig] = ()
+
+
+class Sizes(NamedTuple):
+    """The sizes of a model that its activations and its cache depend on (numbers of a token).
+
+    query, key: all query heads, and all key heads, together.
+    """
+
+    layers: int
+    hidden: int
+    query: int
+    key: int
+    ffn: int
+    vocab: int
+    has_qk_norm: bool
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Sizes:
+        """Those of a model's config."""
+        fields = config.get_text_config().to_dict()
+        hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
+        head = int(fields.get("head_dim") or hidden // heads)
+        return cls(
+            layers=int(fields["num_hidden_layers"]),
+            hidden=hidden,
+            query=heads * head,
+            key=int(fields.get("num_key_value_heads") or heads) * head,
+            ffn=int(fields["intermediate_size"]),
+            vocab=int(fields["vocab_size"]),
+            has_qk_norm=any(name.endswith("q_norm.weight") for name in tensor_shapes(config)),
+        )
+
+    def cache_bytes(self, number_bytes: int) -> int:
+        """Keys and values of one token in all layers (bytes)."""
+        return self.layers * 2 * self.key * number_bytes
+
+
+def torch_memory(networks: Networks, trainer: TrainerConfig, tokens: int) -> Memory:
+    """The one rank of the torch trainer. tokens: of its longest row."""
+    policy = meta_model(networks.policy)
+    memory = _learned(policy, trainer)
+    if networks.has_critic:
+        memory = memory.plus(_learned(critic_over(policy), trainer))
+    frozen = sum(FP32 * num_parameters(config) for config in networks.frozen)
+    sizes = Sizes.of(networks.policy)
+    outer, inner = _layer_bytes(sizes, half=False)
+    row = tokens * (sizes.layers * (outer + inner) + outer // 2)
+    return memory.plus(Memory(weights=frozen, activations=row + _head_bytes(sizes, tokens, 1)))
+
+
+def megatron_memory(
+    networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int
+) -> Memory:
+    """The rank of Megatron's trainer that takes most. tokens: of its longest row.
+
+    With `offload` only the largest of the networks is counted: the others are in the memory of the CPU.
+    """
+    ranks = (
+        _rank_memory(networks, layout, trainer, tokens, rank)
+        for rank in range(layout.pipeline_model_parallel_size)
+    )
+    return max(ranks, key=lambda memory: memory.total)
+
+
+def embedded_memory(config: PreTrainedConfig, max_slots: int, context_len: int) -> Memory:
+    """The embedded engine: weights and cache in fp32. context_len: tokens of a slot."""
+    # One column more, which padding is written to.
+    cache = Sizes.of(config).cache_bytes(FP32) * max_slots * (context_len + 1)
+    return Memory(weights=FP32 * num_parameters(config), kv_cache=cache)
+
+
+def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> Memory:
+    """A network that learns in the torch trainer; AdamW also counts its steps for each parameter."""
+    matrices = {id(p) for p in hidden_matrices(model)} if trainer.optimizer == "muon" else set()
+    total = sum(p.numel() for p in model.parameters())
+    optimizer = sum(
+        FP32 * p.numel() if id(p) in matrices else 2 * FP32 * p.numel() + FP32 for p in model.parameters()
+    )
+    return Memory(FP32 * total, FP32 * total, optimizer)
+
+
+def _layer_bytes(sizes: Sizes, *, half: bool) -> tuple[int, int]:
+    """What one layer keeps of a token for its backward pass: the norms' tensors, and those between them.
+
+    A norm keeps its input in fp32, the normalised values and its output. Attention keeps rotated queries and
+    keys, values, and its output twice; a norm of queries and keys, these as well. The feed-forward block
+    keeps gate and up, the gate's activation, and their product.
+    """
+    number, norm = (BF16, FP32 + 2 * BF16) if half else (FP32, 3 * FP32)
+    inner = number * (3 * sizes.query + 2 * sizes.key + 4 * sizes.ffn)
+    if sizes.has_qk_norm:
+        inner += (norm - number) * (sizes.query + sizes.key)
+    return 2 * norm * sizes.hidden, inner
+
+
+def _head_bytes(sizes: Sizes, tokens: int, ranks: int) -> int:
+    """Logits of a chunk, their softmax, and its gradient, in fp32."""
+    return 3 * FP32 * min(tokens * -(-sizes.vocab // ranks), _MAX_LOGITS)
+
+
+def _rank_memory(
+    networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int, rank: int
+) -> Memory:
+    """One pipeline rank; ranks that differ in another way take the same."""
+    shape = shape_of(networks.policy)
+    learning = [shape, shape.of_a_critic] if networks.has_critic else [shape]
+    parts = [_share(each, networks.policy, layout, trainer.bf16, rank, learns=True) for each in learning]
+    parts += [
+        _share(shape_of(config), config, layout, trainer.bf16, rank, learns=False)
+        for config in networks.frozen
+    ]
+    if layout.offload:
+        parts = [max(parts, key=lambda memory: memory.total)]
+    memory = Memory(activations=_activations(Sizes.of(networks.policy), layout, trainer.bf16, tokens, rank))
+    for part in parts:
+        memory = memory.plus(part)
+    return memory
+
+
+def _share(
+    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, bf16: bool, rank: int, *, learns: bool
+) -> Memory:
+    """What a pipeline rank has of a network."""
+    sharing = layout.data_parallel_size * layout.context_parallel_size
+    number = BF16 if bf16 else FP32
+    elements = state = 0
+    for pieces in _stages(shape, config, layout, rank):
+        if not (learns and layout.shares_the_optimizer):
+            elements += sum(numel for _, numel in pieces)
+            state += sum(numel for _, numel in pieces)
+            continue
+        multiple = math.lcm(sharing, _NCCL_MULTIPLE)
+        # A tied embedding that two stages have is a bucket of its own.
+        alone = layout.pipeline_model_parallel_size > 1 and shape.tied
+        buckets = [0, 0]
+        for placed, numel in pieces:
+            buckets[alone and _is_embedding(placed)] += _padded(numel, _ALIGNED)
+        size = sum(_padded(bucket, multiple) for bucket in buckets)
+        elements, state = elements + size, state + size // sharing
+    if not learns:
+        return Memory(weights=number * elements)
+    return Memory(number * elements, FP32 * elements, (2 * FP32 + (FP32 if bf16 else 0)) * state)
+
+
+def _stages(
+    shape: Shape, config: PreTrainedConfig, layout: MegatronConfig, rank: int
+) -> Iterator[list[tuple[Placed, int]]]:
+    """The parameters of each of a pipeline rank's stages, and the elements of a tensor rank's shard."""
+    pipeline, virtual = layout.pipeline_model_parallel_size, layout.num_virtual_stages_per_pipeline_rank
+    last = pipeline * virtual - 1
+    layers = int(shape.sizes["num_layers"]) // (last + 1)
+    pieces = list(_shards(shape, config, layout.tensor_model_parallel_size))
+    for stage in range(rank, last + 1, pipeline):
+        yield [piece for piece in pieces if _is_on(piece[0], stage, last, layers, tied=shape.tied)]
+
+
+def _is_on(placed: Placed, stage: int, last: int, layers: int, *, tied: bool) -> bool:
+    """Whether a stage has a parameter. layers: of each stage."""
+    if placed.layer is not None:
+        return placed.layer // layers == stage
+    if _is_embedding(placed):
+        # For a tied head the last stage keeps a copy.
+        return stage == 0 or (tied and stage == last)
+    return stage == last
+
+
+def _is_embedding(placed: Placed) -> bool:
+    return placed.rule.megatron.startswith("embedding.")
+
+
+def _shards(shape: Shape, config: PreTrainedConfig, tensor_ranks: int) -> Iterator[tuple[Placed, int]]:
+    """Every parameter with the elements of one tensor rank's shard, by the rules that load a checkpoint."""
+    shapes = {**tensor_shapes(config), VALUE_HEAD: (1, int(shape.sizes["hidden_size"]))}
+    dims = shape.dims(tensor_ranks)
+    for placed in shape.rules():
+        parts = [torch.empty(shapes[name], device="meta") for name in placed.hf]
+        yield placed, placed.rule.cut(placed.rule.join(parts, dims), tensor_ranks)[0].numel()
+
+
+def _activations(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, rank: int) -> int:
+    """Of the rows that are in flight on a pipeline rank: one for each rank from it to the last."""
+    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    own_tokens = -(-tokens // layout.context_parallel_size)
+    outer, inner = _layer_bytes(sizes, half=bf16)
+    shared = tensor if layout.sequence_parallel else 1
+    layer = outer // shared + inner // tensor
+    layers = sizes.layers // pipeline * (pipeline - rank)
+    if layout.recompute_granularity == "full":
+        # Of each layer its input alone, and one layer at a time.
+        row = layers * (BF16 if bf16 else FP32) * sizes.hidden // shared + layer
+    else:
+        row = layers * layer
+    head = _head_bytes(sizes, own_tokens, tensor) if rank == pipeline - 1 else 0
+    return own_tokens * row + head
+
+
+def _padded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

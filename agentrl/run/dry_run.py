@@ -1,0 +1,345 @@
+"""The dry run of `agentrl train`: a run is validated as a whole, and nothing of it is started.
+
+The order is that of a run: configuration, folder, environment, functions by path, prompts, model, trainer,
+servers, memory, disk. The first thing that is wrong is raised. Nothing is written, except the config and the
+tokenizer of a new model into a temporary folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import NOTHING_HELD_OUT, RunData, first_tasks
+from agentrl.assembly.env import EnvFactory, run_env_factory
+from agentrl.assembly.load import listed_inactive, load_run
+from agentrl.assembly.memory import Memory, Networks, embedded_memory, megatron_memory, torch_memory
+from agentrl.assembly.model import model_source
+from agentrl.assembly.policy import build_renderer, dialect_of
+from agentrl.assembly.ranks import launcher_env_of
+from agentrl.assembly.servers import ServerCheck, check_servers
+from agentrl.assembly.trainer import check_auxiliary_models, check_readable, check_trainable
+from agentrl.checkpoints.source import ModelSource, open_config
+from agentrl.checkpoints.tensors import TensorFiles, num_parameters
+from agentrl.config import effective_values
+from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.envs import AnyEnv
+from agentrl.envs.opponents import check_opponents
+from agentrl.envs.play import as_multi_agent
+from agentrl.errors import ConfigError, StageError, stage
+from agentrl.gpus import num_gpus, present_gpus
+from agentrl.protocols import Renderer
+from agentrl.run import UNSERVED
+from agentrl.run.folder import RunFolder
+from agentrl.run.model_config import shape_facts
+from agentrl.run.parts import algorithm_of, filters_of, scoring_of
+from agentrl.run.replay import Replay
+from agentrl.run.resuming import start_of
+from agentrl.types import JSON, Task
+
+_MEASURED = 64
+"""Prompts that are rendered and measured."""
+_PATH = re.compile(r"[\w.]+:[\w.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a run would do, in sections of facts. Keys that end in `_bytes` are numbers of bytes.
+
+    missing: what this machine lacks for it; the rest is valid. notes: settings without effect, warnings.
+    """
+
+    sections: Mapping[str, Mapping[str, JSON]]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, JSON]:
+        """The sections by name, and `missing` and `notes`."""
+        facts: dict[str, JSON] = {name: dict(section) for name, section in self.sections.items()}
+        return {**facts, "missing": list(self.missing), "notes": list(self.notes)}
+
+
+def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: bool = False) -> DryRun:
+    """Validate the run that `agentrl train` would begin or resume; the arguments are those of `start_of`.
+
+    Raises:
+        UserError: the first thing that is wrong, in one sentence.
+    """
+    config = load_run(run, settings)
+    folder = RunFolder.of(config)
+    if (run is not None and Path(run).is_dir()) or (resume and folder.holds_run):
+        # It writes nothing where a run resumes.
+        start_of(run, settings, resume=resume)
+    else:
+        folder.check_free(config)
+    launcher_env_of(config)
+    return asyncio.run(_validated(config, folder))
+
+
+async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
+    notes = [*config.warnings, *listed_inactive(config)]
+    addresses = dict.fromkeys(config.engine.sglang_models, UNSERVED)
+    make_env = run_env_factory(config, addresses)
+    env = make_env()
+    check_opponents(env, config.env.opponents)
+    dialect = dialect_of(env, config.rendering)
+    algorithm_of(config, env)
+    filters_of(config.rollout)
+    data = RunData.of(config, env, notes.append)
+    await scoring_of(config, make_env, data.first_task)
+    with tempfile.TemporaryDirectory(prefix="agentrl-dry-run-") as place:
+        source = model_source(
+            config.model,
+            env,
+            dialect,
+            seed=config.run.seed,
+            folder=Path(place) / "model",
+            corpus=data.corpus(env),
+        )
+        Replay.of(config, vocab_size=source.vocab_size, on_event=notes.append)
+        _check_model(source, config)
+        prompts = await _prompts(config, make_env, data, build_renderer(source, dialect, config.rendering))
+    servers = await check_servers(config, source.directory.absolute())
+    memory = _memory(config, source, env)
+    _check_fits(memory)
+    sections = {
+        "run": _run_facts(config, folder),
+        "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
+        "prompts": {**_counts(data), **prompts},
+        "model": _model_facts(config, source),
+        "memory": {name: _parts(part) for name, part in memory.items()},
+        "servers": dict(servers.commands),
+        "gpus": _gpu_facts(config, servers),
+        "disk": _disk_facts(config, folder, source, memory),
+    }
+    missing = (*servers.missing, *_missing_gpus(config, servers))
+    return DryRun(sections, missing, (*notes, *_sharing(config, servers)))
+
+
+def _run_facts(config: RunConfig, folder: RunFolder) -> dict[str, JSON]:
+    rollout, paths = config.rollout, _functions(config)
+    facts: dict[str, JSON] = {
+        "folder": str(folder.path),
+        "iterations": rollout.num_rollout,
+        "prompts_per_iteration": rollout.prompts,
+        "episodes_per_prompt": rollout.n_samples_per_prompt,
+        "optimizer_steps_per_iteration": rollout.num_steps_per_rollout,
+        "warm_start_steps": config.warm_start.warm_start_steps,
+        "algorithm": config.algorithm.advantage_estimator,
+        "trainer": config.trainer.trainer,
+        "engine": config.engine.engine,
+    }
+    return {**facts, "functions": paths} if paths else facts
+
+
+def _functions(config: RunConfig) -> dict[str, JSON]:
+    """The settings that name a function by its path."""
+    values = (item for section in effective_values(config).values() for item in section.items())
+    return {name: value for name, value in values if isinstance(value, str) and _PATH.fullmatch(value)}
+
+
+def _environment_facts(config: RunConfig, env: AnyEnv, dialect: str) -> dict[str, JSON]:
+    world = as_multi_agent(env)
+    tools = {schema.name for name in world.possible_agents for schema in world.tools_of(name)}
+    return {
+        "id": config.env.env,
+        "agents": list(world.possible_agents),
+        "dialect": dialect,
+        "tools": sorted(tools),
+        "rewards": {reward.name: reward.weight for reward in env.rewards},
+        "max_turns": env.limits.max_turns,
+        "max_tokens": env.limits.max_tokens,
+    }
+
+
+def _counts(data: RunData) -> dict[str, JSON]:
+    """Prompts of RL and of evaluations (count); None = without an end."""
+    held_out = None if data.held_out is None else len(data.held_out)
+    counts: dict[str, JSON] = {"held_out": held_out if held_out is not None else NOTHING_HELD_OUT}
+    if data.source is None:
+        return counts
+    return {"training": data.source.num_tasks or "without an end", **counts}
+
+
+async def _prompts(
+    config: RunConfig, make_env: EnvFactory, data: RunData, renderer: Renderer
+) -> dict[str, JSON]:
+    """The first prompt as the model reads it, and the lengths of the first ones.
+
+    Raises:
+        ConfigError: an episode cannot begin, or no prompt leaves room for an answer.
+    """
+    tasks: Sequence[Task] = first_tasks(data.source, _MEASURED) if data.source is not None else ()
+    tasks = tasks or (data.held_out or ())[:_MEASURED]
+    rendered = [await _rendered(make_env(), task, renderer, config.run.seed) for task in tasks]
+    if not rendered:
+        return {}
+    lengths, limit = [len(ids) for ids in rendered], make_env().limits.max_tokens
+    if limit is not None and min(lengths) >= limit:
+        raise ConfigError(
+            f"the shortest of {len(lengths)} prompts has {min(lengths)} tokens, and an episode may have "
+            f"{limit}; raise rollout_max_context_len."
+        )
+    return {
+        "measured": len(lengths),
+        "shortest": min(lengths),
+        "median": median(lengths),
+        "longest": max(lengths),
+        "first": renderer.decode(rendered[0]),
+    }
+
+
+async def _rendered(env: AnyEnv, task: Task, renderer: Renderer, seed: int) -> list[int]:
+    world = as_multi_agent(env)
+    try:
+        async with stage("reset", env.limits.reset_timeout_s):
+            observations, _ = await world.reset(task, seed=seed)
+        name = next(iter(observations))
+        return renderer.render(observations[name], world.tools_of(name))
+    except StageError as error:
+        raise ConfigError(
+            f"the episode of {task.id} cannot begin ({error.stage}: {error.detail}); mend the environment, "
+            "or start what it needs."
+        ) from error
+    finally:
+        await world.close()
+
+
+def _check_model(source: ModelSource, config: RunConfig) -> None:
+    """Check that the trainer and the engine can open the model.
+
+    Raises:
+        UserError: they cannot, or a file of its weights is missing.
+    """
+    if config.engine.engine == "embedded" and config.rollout.replay is None:
+        read_architecture(source.config)
+    check_trainable(source, config)
+    if source.seed is None and config.trainer.trainer == "megatron":
+        check_readable(source.directory, config.megatron)
+    elif source.seed is None and not any(source.directory.glob("*.bin")):
+        TensorFiles(source.directory).close()
+    check_auxiliary_models(source, config)
+
+
+def _model_facts(config: RunConfig, source: ModelSource) -> dict[str, JSON]:
+    directory = str(source.directory) if source.seed is None else "a fresh model"
+    return {"directory": directory, **shape_facts(source, config)}
+
+
+def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Memory]:
+    """The memory of each kind of process, by a name with their number."""
+    algorithm, engine = config.algorithm, config.engine
+    frozen = [
+        open_config(Path(directory)) if directory is not None else source.config
+        for directory, is_used in (
+            (algorithm.ref_load, algorithm.has_reference),
+            (algorithm.opd_teacher_load, algorithm.use_opd),
+        )
+        if is_used
+    ]
+    networks = Networks(source.config, algorithm.advantage_estimator == "ppo", frozen)
+    tokens = max(config.trainer.max_tokens_per_gpu, env.limits.max_tokens or 0)
+    memory = {}
+    if config.trainer.trainer == "megatron":
+        name = f"trainer, each of {config.megatron.world_size} ranks"
+        memory[name] = megatron_memory(networks, config.megatron, config.trainer, tokens)
+    else:
+        memory["trainer"] = torch_memory(networks, config.trainer, tokens)
+    if engine.engine == "embedded" and config.rollout.replay is None:
+        length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
+        memory["embedded engine"] = embedded_memory(source.config, engine.max_slots, length)
+    return memory
+
+
+def _check_fits(memory: Mapping[str, Memory]) -> None:
+    """Check the parts that are known exactly against the memory of a GPU, and of this machine.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    ranks = next((part for name, part in memory.items() if "ranks" in name), None)
+    gpus = present_gpus()
+    if ranks is not None and gpus and ranks.exact > min(gpu.memory for gpu in gpus):
+        raise ConfigError(
+            f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
+            f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
+        )
+    here = sum(part.exact for name, part in memory.items() if "ranks" not in name)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if here > machine:
+        raise ConfigError(
+            f"{' and '.join(memory)} take {here / 2**30:.1f} GiB, and this machine has "
+            f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
+            "engine = sglang on GPUs."
+        )
+
+
+def _parts(memory: Memory) -> dict[str, JSON]:
+    parts = {f"{name}_bytes": size for name, size in memory._asdict().items() if size}
+    return {**parts, "total_bytes": memory.total}
+
+
+def _gpu_facts(config: RunConfig, servers: ServerCheck) -> dict[str, JSON]:
+    ranks = config.megatron.world_size if config.trainer.trainer == "megatron" else 0
+    present: list[JSON] = [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in present_gpus()]
+    return {"of_the_trainer": ranks, "of_servers": servers.num_gpus, "present": present}
+
+
+def _missing_gpus(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
+    if num_gpus():
+        return
+    if servers.num_gpus:
+        yield f"{servers.num_gpus} GPUs for its servers: this machine has none."
+    if config.trainer.trainer == "megatron" and config.trainer.bf16:
+        yield f"{config.megatron.world_size} GPUs for its ranks: here they would compute on the CPU."
+
+
+def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
+    """A note where servers and ranks use the same GPUs, and the servers' share is SGLang's own choice."""
+    has_share = "mem_fraction_static" in {name.replace("-", "_") for name in config.engine.sglang}
+    if config.trainer.trainer == "megatron" and servers.num_gpus and not has_share:
+        yield (
+            "Servers and ranks use the same GPUs, from the first on: set mem_fraction_static under "
+            "[engine.sglang], else a server takes most of its GPU."
+        )
+
+
+def _disk_facts(
+    config: RunConfig, folder: RunFolder, source: ModelSource, memory: Mapping[str, Memory]
+) -> dict[str, JSON]:
+    """The checkpoints and models of the run against the free space; the journal is not counted.
+
+    Raises:
+        ConfigError: they do not fit, or the folder cannot be written.
+    """
+    place = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
+    if not os.access(place, os.W_OK):
+        raise ConfigError(
+            f"output_dir = {config.run.output_dir!r}: {place} cannot be written; choose another --output-dir."
+        )
+    section, megatron = config.checkpoint, config.trainer.trainer == "megatron"
+    number = 2 if megatron and config.trainer.bf16 else 4
+    parameters = num_parameters(source.config)
+    networks = 1 + (config.algorithm.advantage_estimator == "ppo")
+    optimizer = memory["trainer"].optimizer if not megatron else networks * parameters * (16 - 2 * number)
+    checkpoint = networks * parameters * number + optimizer
+    # One more while it is written, and the best one.
+    kept = section.save_total_limit + 1 + (section.metric_for_best_model is not None)
+    models = 1 + config.warm_starts + (source.seed is not None)
+    needed = kept * checkpoint + models * parameters * number
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ConfigError(
+            f"output_dir = {config.run.output_dir!r}: {kept} checkpoints and {models} models take "
+            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; lower save_total_limit, or "
+            "choose another --output-dir."
+        )
+    return {"folder": str(place), "checkpoint_bytes": checkpoint, "needed_bytes": needed, "free_bytes": free}
