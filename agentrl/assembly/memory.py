@@ -122,7 +122,7 @@ def megatron_memory(
     With `offload` only the largest of the networks is counted: the others are in the memory of the CPU.
     """
     ranks = (
-        _rank_memory(networks, layout, trainer, tokens, rank)
+        rank_memory(networks, layout, trainer, tokens, rank)
         for rank in range(layout.pipeline_model_parallel_size)
     )
     return max(ranks, key=lambda memory: memory.total)
@@ -164,10 +164,10 @@ def _head_bytes(sizes: Sizes, tokens: int, ranks: int) -> int:
     return 3 * FP32 * min(tokens * -(-sizes.vocab // ranks), _MAX_LOGITS)
 
 
-def _rank_memory(
+def rank_memory(
     networks: Networks, layout: MegatronConfig, trainer: TrainerConfig, tokens: int, rank: int
 ) -> Memory:
-    """One pipeline rank; ranks that differ in another way take the same."""
+    """A pipeline rank, from 0; ranks that differ in another way take the same."""
     shape = shape_of(networks.policy)
     learning = [shape, shape.of_a_critic] if networks.has_critic else [shape]
     parts = [_share(each, networks.policy, layout, trainer.bf16, rank, learns=True) for each in learning]

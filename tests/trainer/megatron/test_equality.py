@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.assembly.memory import Networks, rank_memory
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.shape import OPEN
+from tests.trainer.megatron.allocating import allocated
 from tests.trainer.megatron.equality import oracle, part_of, put_together
 from tests.trainer.megatron.layouts import covering_layouts, sizes_of
-from tests.trainer.megatron.models import CONFIGS
+from tests.trainer.megatron.models import CONFIGS, model_of
 from tests.trainer.megatron.together import Ranks
+from tests.trainer.tiny import settings
 
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2}
@@ -150,3 +153,27 @@ def test_in_bf16_it_is_near_what_it_is_in_fp32_and_gradients_are_fp32(pair, name
     for number, gradient in expected.gradients.items():
         assert (result.gradients[number] - gradient).norm() <= 0.15 * gradient.norm(), number
         assert result.gradients[number].dtype == torch.float32
+
+
+ALLOCATED = {
+    "TP2": ("qwen3", False, TP),
+    "DP2": ("qwen3", False, {}),
+    "DP2, bf16": ("qwen2", True, {}),
+    "DP2, unsharded, bf16": ("qwen3, tied", True, {"use_distributed_optimizer": False}),
+    "PP2, tied": ("qwen2", False, PP),
+    "PP2, virtual": ("qwen3", True, {**PP, "num_virtual_stages_per_pipeline_rank": 2}),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATED)
+def test_ranks_allocate_what_the_formula_gives(pair, name):
+    kind, bf16, sizes = ALLOCATED[name]
+    layout = MegatronConfig(actor_num_gpus_per_node=2, **sizes)
+    networks, trainer = Networks(model_of(kind).config), settings(bf16=bf16)
+    for rank, (weights, gradients, optimizer) in enumerate(pair.run(allocated, layout, kind, bf16)):
+        stage = rank % layout.pipeline_model_parallel_size
+        expected = rank_memory(networks, layout, trainer, 16, stage)
+        assert (weights, gradients) == (expected.weights, expected.gradients)
+        # Of a buffer that ranks share, the padding belongs to no parameter.
+        padding = 12 * 64 * 60 if layout.shares_the_optimizer else 0
+        assert expected.optimizer - padding <= optimizer <= expected.optimizer

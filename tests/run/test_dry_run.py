@@ -1,0 +1,187 @@
+"""A dry run validates all of a run, and starts and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from agentrl.assembly.memory import Memory
+from agentrl.cli import main
+from agentrl.errors import UserError
+from agentrl.gpus import Gpu
+from agentrl.run import dry_run as module
+from agentrl.run.dry_run import dry_run
+from tests.engine.serving import save_tiny
+from tests.engine.sglang_launch.starting import STAND_IN
+from tests.flow.runs import SHAPE, TINY
+
+PROMPTS = str(Path(__file__).parents[1] / "flow" / "prompts.jsonl")
+BANDIT = {**TINY, "env": "tests.flow.worlds:Bandit"}
+SINGLE = {**TINY, "env": "SingleTurn-v0", "prompt_data": PROMPTS, "rollout_max_context_len": 96}
+# Not the interpreter of the tests itself, so that it is asked for its SGLang.
+PYTHON = str(Path(sys.executable).with_name("python3"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_it_reports_what_the_run_would_do_and_writes_nothing(tmp_path):
+    report = dry_run(None, {**BANDIT, "warm_start_steps": 5})
+    facts = report.as_json()
+    assert facts["run"]["iterations"] == 40
+    assert (facts["run"]["prompts_per_iteration"], facts["run"]["episodes_per_prompt"]) == (8, 8)
+    assert facts["environment"]["tools"] == ["press"]
+    assert (facts["environment"]["max_turns"], facts["environment"]["max_tokens"]) == (3, 64)
+    assert (facts["prompts"]["training"], facts["prompts"]["held_out"]) == (8, 8)
+    assert facts["prompts"]["first"].startswith("<|user|> press ")
+    assert facts["prompts"]["shortest"] <= facts["prompts"]["median"] <= facts["prompts"]["longest"] < 20
+    assert facts["model"]["sizes"]["layers"] == 1
+    parameters = facts["model"]["parameters"]["total"]
+    assert facts["memory"]["trainer"]["weights_bytes"] == 4 * parameters
+    cache = 64 * 2 * 32 * (64 + 1) * 4
+    assert facts["memory"]["embedded engine"]["kv_cache_bytes"] == cache
+    assert facts["disk"]["checkpoint_bytes"] == pytest.approx(12 * parameters, rel=0.01)
+    assert (facts["missing"], facts["notes"]) == ([], [])
+    json.dumps(facts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_functions_by_path_are_tried_out_and_listed():
+    report = dry_run(None, {**SINGLE, "reward": "tests.flow.worlds:shortness"})
+    assert report.sections["run"]["functions"] == {"reward": "tests.flow.worlds:shortness"}
+    assert report.sections["prompts"]["held_out"].startswith("Nothing is held out")
+
+
+def without_weights(folder):
+    save_tiny(folder)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    return {**BANDIT, "hf_checkpoint": str(folder)}
+
+
+def with_a_run(folder):
+    (folder / "taken").mkdir(parents=True)
+    (folder / "taken" / "metrics.jsonl").write_text("")
+    return {**BANDIT, "output_dir": str(folder), "name": "taken"}
+
+
+WRONG = {
+    "an environment": ({**BANDIT, "env": "HopSerch-v0"}, "Did you mean `HopSearch-v0`?"),
+    "its arguments": ({**BANDIT, "env_kwargs": {"size": 1}}, "there is no argument `size`"),
+    "a tool": ({**BANDIT, "tools": ["serch"]}, "Did you mean `search`?"),
+    "opponents": ({**BANDIT, "opponents": {"agent": "script"}}, "has one agent"),
+    "prompts": ({**SINGLE, "prompt_data": "nowhere.jsonl"}, "nowhere.jsonl"),
+    "a column": ({**SINGLE, "input_key": "question"}, "name one with input_key"),
+    "a function": ({**SINGLE, "reward": "tests.flow.worlds:nothing"}, "tests.flow.worlds:nothing"),
+    "an episode that cannot begin": ({**BANDIT, "env": "tests.flow.worlds:Dead"}, "no such planet"),
+    "no room": ({**BANDIT, "rollout_max_context_len": 4}, "raise rollout_max_context_len"),
+    "a model": ({**BANDIT, "hf_checkpoint": "nowhere"}, "nowhere holds no config.json"),
+    "weights": (without_weights, "holds no model.safetensors"),
+    "a layout": (
+        {**BANDIT, "trainer": "megatron", "tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
+        "does not divide the model's 1 heads of keys and values",
+    ),
+    "a folder": (with_a_run, "already holds a run"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_first_thing_that_is_wrong_is_a_sentence(name, tmp_path):
+    settings, sentence = WRONG[name]
+    if callable(settings):
+        settings = settings(tmp_path / "place")
+    chosen = {k: v for k, v in settings.items() if "hf_checkpoint" not in settings or k not in SHAPE}
+    with pytest.raises(UserError) as error:
+        dry_run(None, chosen)
+    assert sentence in str(error.value)
+
+
+def test_a_full_disk_is_noticed_before_the_run(monkeypatch):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1000))
+    with pytest.raises(
+        UserError, match="3 checkpoints and 2 models take .* 0.0 GiB are free; lower save_total"
+    ):
+        dry_run(None, BANDIT)
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "present_gpus", lambda: (Gpu("H100", 80 << 30),))
+    module._check_fits({"trainer, each of 8 ranks": Memory(weights=79 << 30)})
+    with pytest.raises(UserError, match=r"of a rank take 81.0 GiB, and a GPU has 80.0 GiB; take more ranks"):
+        module._check_fits({"trainer, each of 8 ranks": Memory(weights=81 << 30)})
+    with pytest.raises(UserError, match="trainer and embedded engine take .* and this machine has"):
+        module._check_fits({"trainer": Memory(1 << 50), "embedded engine": Memory()})
+
+
+def served(model, **settings):
+    base = {k: v for k, v in BANDIT.items() if k not in SHAPE and k != "max_slots"}
+    return {
+        **base,
+        "hf_checkpoint": str(model),
+        "engine": "sglang",
+        "rollout_num_gpus_per_engine": 2,
+        **settings,
+    }
+
+
+def test_arguments_of_servers_are_those_of_the_installed_version(model, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    report = dry_run(None, served(model, sglang_python=PYTHON, sglang={"mem_fraction_static": 0.3}))
+    (command,) = report.sections["servers"].values()
+    assert f"--model-path {model}" in command
+    assert "--mem-fraction-static=0.3" in command
+    assert "--tp-size=2" in command
+    assert report.missing == ("2 GPUs for its servers: this machine has none.",)
+    with pytest.raises(
+        UserError, match="no argument `mem_fraction_statik`. Did you mean `mem_fraction_static`"
+    ):
+        dry_run(None, served(model, sglang_python=PYTHON, sglang={"mem_fraction_statik": 0.3}))
+
+
+def test_a_run_for_gpus_is_validated_without_any(model):
+    settings = {"trainer": "megatron", "actor_num_gpus_per_node": 4, "bf16": True, "rollout_num_engines": 2}
+    report = dry_run(None, served(model, **settings))
+    assert report.sections["gpus"] == {"of_the_trainer": 4, "of_servers": 4, "present": []}
+    assert report.missing == (
+        "SGLang is not installed here, so the arguments of servers were not checked.",
+        "4 GPUs for its servers: this machine has none.",
+        "4 GPUs for its ranks: here they would compute on the CPU.",
+    )
+    (note,) = report.notes
+    assert "set mem_fraction_static" in note
+    ranks = report.sections["memory"]["trainer, each of 4 ranks"]
+    parameters = report.sections["model"]["parameters"]["total"]
+    assert ranks["weights_bytes"] == pytest.approx(2 * parameters, rel=0.2)
+    assert ranks["optimizer_bytes"] == pytest.approx(3 * parameters, rel=0.2)
+
+
+def test_the_command_prints_a_page_or_json(capsys, tmp_path):
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in BANDIT.items()]
+    main(["train", "--dry-run", *words])
+    page = capsys.readouterr().out
+    assert "Valid; nothing was started." in page
+    assert "tests.flow.worlds:Bandit" in page
+    assert len(page.splitlines()) < 80
+    main(["train", "--dry-run", "--json", *words])
+    assert json.loads(capsys.readouterr().out)["environment"]["id"] == "tests.flow.worlds:Bandit"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_belongs_to_a_dry_run(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--json"])
+    assert ended.value.code == 2
+    assert "add --dry-run" in capsys.readouterr().err
