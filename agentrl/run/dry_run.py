@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from agentrl.assembly.config import RunConfig
-from agentrl.assembly.data import NOTHING_HELD_OUT, RunData, first_tasks
+from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
 from agentrl.assembly.memory import Memory, Networks, embedded_memory, megatron_memory, torch_memory
@@ -161,9 +161,8 @@ def _environment_facts(config: RunConfig, env: AnyEnv, dialect: str) -> dict[str
 
 
 def _counts(data: RunData) -> dict[str, JSON]:
-    """Prompts of RL and of evaluations (count); None = without an end."""
-    held_out = None if data.held_out is None else len(data.held_out)
-    counts: dict[str, JSON] = {"held_out": held_out if held_out is not None else NOTHING_HELD_OUT}
+    """Prompts of RL and of evaluations (count)."""
+    counts: dict[str, JSON] = {"held_out": None if data.held_out is None else len(data.held_out)}
     if data.source is None:
         return counts
     return {"training": data.source.num_tasks or "without an end", **counts}
