@@ -121,7 +121,8 @@ def test_an_agent_learns_to_search_over_http(tmp_path):
         run = agentrl.train(EXAMPLE / "run.toml", name="learns", **fixed)
         before, after = (run.reports[name] for name in ("after warm start", "after RL"))
         assert after["sampled"].mean >= before["sampled"].mean + 0.3
-        assert after["greedy"].by["hops=2"] > 0.9 > 0.1 > before["greedy"].by["hops=2"]
+        assert before["greedy"].by["hops=2"] < 0.1
+        assert after["greedy"].by["hops=2"] > 0.9
         assert after["sampled"].parts["format"] > 0.95
         # The same start, every episode rewarded with a random sibling's reward.
         start = {"hf_checkpoint": str(run.folder / "checkpoint-warm-start"), "warm_start_steps": 0}
