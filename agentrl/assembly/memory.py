@@ -197,10 +197,10 @@ def _share(
             continue
         multiple = math.lcm(sharing, _NCCL_MULTIPLE)
         # A tied embedding that two stages have is a bucket of its own.
-        alone = layout.pipeline_model_parallel_size > 1 and shape.tied
+        is_separate = layout.pipeline_model_parallel_size > 1 and shape.tied
         buckets = [0, 0]
         for placed, numel in pieces:
-            buckets[alone and _is_embedding(placed)] += _padded(numel, _ALIGNED)
+            buckets[is_separate and _is_embedding(placed)] += _padded(numel, _ALIGNED)
         size = sum(_padded(bucket, multiple) for bucket in buckets)
         elements, state = elements + size, state + size // sharing
     if not learns:
@@ -248,12 +248,12 @@ def _activations(sizes: Sizes, layout: MegatronConfig, bf16: bool, tokens: int, 
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     own_tokens = -(-tokens // layout.context_parallel_size)
     outer, inner = _layer_bytes(sizes, half=bf16)
-    shared = tensor if layout.sequence_parallel else 1
-    layer = outer // shared + inner // tensor
+    outer_ranks = tensor if layout.sequence_parallel else 1
+    layer = outer // outer_ranks + inner // tensor
     layers = sizes.layers // pipeline * (pipeline - rank)
     if layout.recompute_granularity == "full":
         # Of each layer its input alone, and one layer at a time.
-        row = layers * (BF16 if bf16 else FP32) * sizes.hidden // shared + layer
+        row = layers * (BF16 if bf16 else FP32) * sizes.hidden // outer_ranks + layer
     else:
         row = layers * layer
     head = _head_bytes(sizes, own_tokens, tensor) if rank == pipeline - 1 else 0

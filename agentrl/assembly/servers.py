@@ -1,4 +1,4 @@
-"""The servers of a run, checked without starting one: their arguments, and how many GPUs they ask for."""
+"""The servers of a run, checked without starting one: their arguments, and how many GPUs they need."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ async def check_servers(config: RunConfig, model: Path) -> ServerCheck:
     plans = dict(_plans(config, model))
     if not plans or config.rollout.replay is not None:
         return ServerCheck()
-    asked = sum(
+    required = sum(
         group.num_engines * plan.config.gpus_of(group)
         for plan in plans.values()
         for group in plan.config.groups
     )
-    if asked and not num_gpus() and not _is_installed(engine):
+    if required and not num_gpus() and not _is_installed(engine):
         missing = "SGLang is not installed here, so the arguments of servers were not checked."
-        return ServerCheck(asked, {}, (missing,))
+        return ServerCheck(required, {}, (missing,))
     commands = {
         f"{name}, group {number}": " ".join(command[command.index(_FROM_MODEL) :])
         for name, plan in plans.items()
         for number, command in enumerate(await plan.commands(), start=1)
     }
-    return ServerCheck(asked, commands)
+    return ServerCheck(required, commands)
 
 
 def _plans(config: RunConfig, model: Path) -> Iterator[tuple[str, FleetPlan]]:
     """The plans of all servers that the run starts, by the names of their models."""
-    engine, nowhere = config.engine, Path()
+    engine, folder = config.engine, Path()
     if engine.engine == "sglang" and engine.sglang_url is None:
         dtype = None if config.trainer.bf16 else "float32"
-        yield "policy", FleetPlan(model=model, config=engine, folder=nowhere, on_event=_ignore, dtype=dtype)
+        yield "policy", FleetPlan(model=model, config=engine, folder=folder, on_event=_ignore, dtype=dtype)
     for name in engine.sglang_models:
-        yield name, model_plan(engine, name, nowhere, _ignore)
+        yield name, model_plan(engine, name, folder, _ignore)
 
 
 def _is_installed(engine: EngineConfig) -> bool:

@@ -271,11 +271,11 @@ def _check_fits(memory: Mapping[str, Memory]) -> None:
             f"weights, gradients and optimizer of a rank take {ranks.exact / 2**30:.1f} GiB, and a GPU has "
             f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
         )
-    here = sum(part.exact for name, part in memory.items() if "ranks" not in name)
+    local = sum(part.exact for name, part in memory.items() if "ranks" not in name)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if here > machine:
+    if local > machine:
         raise ConfigError(
-            f"{' and '.join(memory)} take {here / 2**30:.1f} GiB, and this machine has "
+            f"{' and '.join(memory)} take {local / 2**30:.1f} GiB, and this machine has "
             f"{machine / 2**30:.1f} GiB; take a smaller model or fewer max_slots, or trainer = megatron and "
             "engine = sglang on GPUs."
         )
@@ -331,13 +331,13 @@ def _disk_facts(
     optimizer = memory["trainer"].optimizer if not megatron else networks * parameters * (16 - 2 * number)
     checkpoint = networks * parameters * number + optimizer
     # One more while it is written, and the best one.
-    kept = section.save_total_limit + 1 + (section.metric_for_best_model is not None)
+    num_checkpoints = section.save_total_limit + 1 + (section.metric_for_best_model is not None)
     models = 1 + config.warm_starts + (source.seed is not None)
-    needed = kept * checkpoint + models * parameters * number
+    needed = num_checkpoints * checkpoint + models * parameters * number
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ConfigError(
-            f"output_dir = {config.run.output_dir!r}: {kept} checkpoints and {models} models take "
+            f"output_dir = {config.run.output_dir!r}: {num_checkpoints} checkpoints and {models} models take "
             f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; lower save_total_limit, or "
             "choose another --output-dir."
         )

@@ -18,7 +18,7 @@ from envs_contrib.search_r1.protocol import (
     golden_answers,
     is_valid,
     prompted,
-    written,
+    text_of,
 )
 from envs_contrib.search_r1.qa_em import Scoring
 from envs_contrib.search_r1.world import built_in_index, questions, thinking, vocabulary
@@ -62,7 +62,7 @@ class SearchR1(ToolEnv):
         if QUESTION not in prompt:
             raise UserError(f"prompt is {prompt[:60]!r}; write {QUESTION} where the question belongs.")
         self._prompt, self._seed = prompt, seed
-        self._written: list[str] = []
+        self._response: list[str] = []
         self._information: list[str] = []
         super().__init__()
         self.offer(_search_tool(retriever, topk, retriever_kwargs or {}, seed))
@@ -83,7 +83,7 @@ class SearchR1(ToolEnv):
             ToolError: the retriever cannot be opened.
         """
         golden_answers(task)
-        self._written, self._information = [], []
+        self._response, self._information = [], []
         observation, info = await super().reset(task, seed=seed)
         return prompted(observation, self._prompt), info
 
@@ -93,17 +93,17 @@ class SearchR1(ToolEnv):
         Raises:
             StageError: the search failed, which counts as a failure of the world.
         """
-        self._written.append(written(action))
+        self._response.append(text_of(action))
         step = await super().step(action)
         stripped = tuple(replace(message, content=message.text.strip()) for message in step.observation)
-        self._written += map(written, stripped)
+        self._response += map(text_of, stripped)
         self._information += [message.text for message in stripped]
         return step._replace(observation=stripped)
 
     @inline
     def reward(self, task: Task, answer: str) -> float:
         """The score of the response up to now; outside of an episode, of the answer."""
-        response = "".join(self._written) or written(Message("assistant", answer))
+        response = "".join(self._response) or text_of(Message("assistant", answer))
         return self._scoring.score(response, self._information, golden_answers(task))
 
     def expert(self, task: Task) -> Script:

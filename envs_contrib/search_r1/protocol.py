@@ -53,7 +53,7 @@ def prompted(observation: tuple[Message, ...], prompt: str) -> tuple[Message, ..
     return (*before, replace(last, content=prompt.replace(QUESTION, question)))
 
 
-def written(message: Message) -> str:
+def text_of(message: Message) -> str:
     """A message after the prompt as text with tags, in any dialect; "" for a message of another role.
 
     Results contain no `<`: a document must not pass for a tag of the model.
@@ -73,7 +73,7 @@ def written(message: Message) -> str:
 
 def response_of(episode: Episode) -> str:
     """All that follows the prompt of an episode, as text with tags."""
-    return "".join(written(message) for turn in episode.turns for message in (*turn.observation, turn.action))
+    return "".join(text_of(message) for turn in episode.turns for message in (*turn.observation, turn.action))
 
 
 @inline

@@ -142,8 +142,8 @@ class Scoring:
         answer = last_answer(response)
         value = 0.0 if answer is None else _METRICS[self.metric](answer, golden_answers)
         if is_valid_sequence(response):
-            found = bool(self.retrieval_score) and is_retrieved(information, golden_answers)
-            return max(value, self.structure_format_score + self.retrieval_score * found)
+            retrieved = bool(self.retrieval_score) and is_retrieved(information, golden_answers)
+            return max(value, self.structure_format_score + self.retrieval_score * retrieved)
         return 0.0 if answer is None else max(value - self.structure_format_score, self.final_format_score)
 
 

@@ -51,10 +51,10 @@ def thinking(script: Script) -> Script:
     """A script of HopSearch with a thought before each action; it reads the first document of a result."""
     action = next(script)
     while True:
-        seen = yield replace(action, reasoning=SEARCH if action.tool_calls else ANSWER)
-        found = _FIRST_DOCUMENT.match(seen)
+        result = yield replace(action, reasoning=SEARCH if action.tool_calls else ANSWER)
+        document = _FIRST_DOCUMENT.match(result)
         try:
-            action = script.send(found[1] if found else seen)
+            action = script.send(document[1] if document else result)
         except StopIteration:
             return
 

@@ -82,20 +82,20 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps(make):
     worker = TorchWorker(
         model, Learning(POLICY_LOSS, settings(max_tokens_per_gpu=192), 10), AuxiliaryModels()
     )
-    kept: dict[int, int] = {}
-    held = []
+    storages: dict[int, int] = {}
+    tensors = []
 
     def pack(tensor):
-        held.append(tensor)
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        tensors.append(tensor)
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         worker.update(batch(masks=[[0] + [1] * 191]))
     for parameter in model.parameters():
-        kept.pop(parameter.untyped_storage().data_ptr(), None)
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
     estimate = torch_memory(Networks(model.config), settings(), tokens=192).activations
-    assert 0.8 < sum(kept.values()) / estimate < 1.25
+    assert 0.8 < sum(storages.values()) / estimate < 1.25
 
 
 def test_the_embedded_engines_cache_is_counted():

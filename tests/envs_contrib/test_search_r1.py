@@ -28,41 +28,41 @@ from envs_contrib.search_r1.world import built_in_index
 from tests.envs_contrib import qa_em_oracle as oracle
 from tests.tools.search.retriever import Retriever
 
-SHOWN = PROMPT.replace("{question}", "Which city?")
+PROMPTED = PROMPT.replace("{question}", "Which city?")
 PARIS = Task.ask("q1", "Which city", "Paris", answers=["Paris", "City of Light"])
 
 
-def shown(number: int, contents: str) -> str:
+def document_of(number: int, contents: str) -> str:
     title, _, text = contents.partition("\n")
     return f"Doc {number}(Title: {title}) {text}"
 
 
-def answered(text: str) -> str:
-    return f"{SHOWN}<answer>{text}</answer>"
+def with_answer(text: str) -> str:
+    return f"{PROMPTED}<answer>{text}</answer>"
 
 
 # What the published function returns, by its rules: the prompt's example is an answer, the last one counts.
 TABLE = [
-    (answered("Paris"), ["Paris"], 1),
-    (answered(" paris "), ["Paris"], 1),
-    (answered("The Paris!"), ["Paris"], 1),
-    (answered("\nParis\n"), ["London", "PARIS"], 1),
-    (answered("Paris, France"), ["Paris"], 0),
-    (answered("U.S.A."), ["usa"], 1),
-    (answered("twenty-one"), ["twentyone"], 1),
-    (answered("twenty one"), ["twenty-one"], 0),
-    (answered("theatre"), ["atre"], 0),
-    (answered("1914–1918"), ["1914-1918"], 0),
-    (answered("a"), ["the"], 1),
-    (answered(""), ["!?"], 1),
-    (answered("Paris") + answered("London"), ["Paris"], 0),
-    (answered("London") + " Or? <answer>Paris</answer>", ["Paris"], 1),
-    (SHOWN, ["Beijing"], 1),
-    (SHOWN, ["Paris"], 0),
-    (SHOWN + "<answer>Paris", ["Beijing"], 1),
-    (SHOWN + "<ANSWER>Paris</ANSWER>", ["Paris"], 0),
-    (SHOWN + "<answer>one <answer>Paris</answer>", ["Paris"], 0),
-    (SHOWN + "<answer>one <answer>Paris</answer>", ["one answer paris"], 1),
+    (with_answer("Paris"), ["Paris"], 1),
+    (with_answer(" paris "), ["Paris"], 1),
+    (with_answer("The Paris!"), ["Paris"], 1),
+    (with_answer("\nParis\n"), ["London", "PARIS"], 1),
+    (with_answer("Paris, France"), ["Paris"], 0),
+    (with_answer("U.S.A."), ["usa"], 1),
+    (with_answer("twenty-one"), ["twentyone"], 1),
+    (with_answer("twenty one"), ["twenty-one"], 0),
+    (with_answer("theatre"), ["atre"], 0),
+    (with_answer("1914–1918"), ["1914-1918"], 0),
+    (with_answer("a"), ["the"], 1),
+    (with_answer(""), ["!?"], 1),
+    (with_answer("Paris") + with_answer("London"), ["Paris"], 0),
+    (with_answer("London") + " Or? <answer>Paris</answer>", ["Paris"], 1),
+    (PROMPTED, ["Beijing"], 1),
+    (PROMPTED, ["Paris"], 0),
+    (PROMPTED + "<answer>Paris", ["Beijing"], 1),
+    (PROMPTED + "<ANSWER>Paris</ANSWER>", ["Paris"], 0),
+    (PROMPTED + "<answer>one <answer>Paris</answer>", ["Paris"], 0),
+    (PROMPTED + "<answer>one <answer>Paris</answer>", ["one answer paris"], 1),
     ("<answer>Paris</answer>", ["Paris"], 0),
     ("<answer>Paris</answer> <answer>Paris</answer>", ["Paris"], 1),
     ("Paris", ["Paris"], 0),
@@ -100,7 +100,7 @@ async def test_an_answered_episode_has_the_score_of_its_whole_text():
         turns.append(f"{oracle.pieces(rng, 1)}<answer>{answer}</answer>")
         task = Task.ask(f"t{number}", "q", answers=[oracle.altered(rng, answer), "Paris"])
         env = SearchR1(Fixed("Berlin"))
-        text = SHOWN
+        text = PROMPTED
         (await env.reset(task, seed=0))[0]
         for turn in turns:
             action = inline_text.read(turn, env.tool_schemas, env.dialect)
@@ -147,7 +147,7 @@ FORMAT = Scoring("em", structure_format_score=0.2, final_format_score=0.1, retri
 
 
 @pytest.mark.parametrize(
-    ("response", "found", "expected"),
+    ("response", "information", "expected"),
     [
         (VALID.format("Paris"), "", 1.0),
         (INVALID.format("Paris"), "", 0.8),
@@ -157,8 +157,8 @@ FORMAT = Scoring("em", structure_format_score=0.2, final_format_score=0.1, retri
         ("<think>x</think>", "it is paris.", 0.0),
     ],
 )
-def test_the_format_is_worth_what_the_published_function_pays(response, found, expected):
-    assert FORMAT.score(response, [found], ["Paris"]) == pytest.approx(expected)
+def test_the_format_is_worth_what_the_published_function_pays(response, information, expected):
+    assert FORMAT.score(response, [information], ["Paris"]) == pytest.approx(expected)
 
 
 def test_without_weights_the_format_is_worth_nothing():
@@ -203,7 +203,7 @@ def test_the_expert_is_always_right(topk):
         action = next(script)
         while action.tool_calls:
             hits = index.search(action.tool_calls[0].arguments["query"], topk)
-            action = script.send("\n".join(shown(number, hit) for number, hit in enumerate(hits, 1)))
+            action = script.send("\n".join(document_of(number, hit) for number, hit in enumerate(hits, 1)))
         assert env.reward(task, action.text) == 1.0
 
 
@@ -211,11 +211,11 @@ async def test_an_episode_has_the_published_form():
     env = SearchR1(topk=1)
     task = next(task for task in env.tasks("test") if task.metadata["hops"] == 1)
     episode = await play(env, ScriptedAgent(env.expert(task)), task)
-    (prompt,), (found,) = (turn.observation for turn in episode.turns)
+    (prompt,), (result,) = (turn.observation for turn in episode.turns)
     question = task.prompt[0].text
     assert prompt.text == PROMPT.replace("{question}", question)
     city, name = task.answer, task.metadata["name"]
-    assert found.text in {
+    assert result.text in {
         f"Doc 1(Title: {name}) {name} {verb} in {city}" for verb in ("was born", "now works")
     }
     written = "".join(inline_text.write(turn.action, env.tool_schemas, env.dialect) for turn in episode.turns)
@@ -235,7 +235,7 @@ async def test_an_episode_without_an_answer_scores_nothing_and_is_measured():
     assert episode.ending is Ending.TRUNCATED
     (verdict,) = (await score([episode], env.rewards)).verdicts
     # The published function would find the prompt's own example here.
-    assert oracle.scored(SHOWN, ["Beijing"]) == 1.0
+    assert oracle.scored(PROMPTED, ["Beijing"]) == 1.0
     assert (verdict.total, verdict.parts) == (0.0, {"env": 0.0, "em": 0.0, "f1": 0.0, "format": 0.0})
 
 
@@ -251,15 +251,15 @@ async def test_a_document_does_not_pass_for_a_tag_of_the_model(document):
     step = await env.step(Message("assistant", "Paris", reasoning="<think>y</think>"))
     await env.close()
     assert step.reward == 1.0
-    assert is_valid_sequence("".join(env._written))
+    assert is_valid_sequence("".join(env._response))
 
 
 def test_a_question_is_put_into_the_prompt_and_a_complete_prompt_is_left_as_it_is():
-    (shown,) = prompted((Message("user", " Who? \n"),), PROMPT)
-    assert shown.text.endswith("Question: Who?\n")
-    (shown,) = prompted((Message("user", "who wrote {question}"),), PROMPT)
-    assert shown.text.endswith("Question: who wrote {question}?\n")
-    own = (Message("system", "Be brief."), Message("user", SHOWN))
+    (message,) = prompted((Message("user", " Who? \n"),), PROMPT)
+    assert message.text.endswith("Question: Who?\n")
+    (message,) = prompted((Message("user", "who wrote {question}"),), PROMPT)
+    assert message.text.endswith("Question: who wrote {question}?\n")
+    own = (Message("system", "Be brief."), Message("user", PROMPTED))
     assert prompted(own, PROMPT) == own
 
 
@@ -285,14 +285,14 @@ def test_the_answers_of_the_fields_formats_are_read(name, tmp_path):
 async def test_search_r1s_own_rows_are_played(label, tmp_path):
     row = {
         "data_source": "nq",
-        "prompt": [{"role": "user", "content": SHOWN}],
+        "prompt": [{"role": "user", "content": PROMPTED}],
         "reward_model": {"style": "rule", "ground_truth": {"target": ["Paris", "City of Light"]}},
     }
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
     task = FileSource(str(tmp_path / "train.parquet"), Columns("prompt", label)).task(0)
     env = SearchR1(Fixed("x"))
     episode = await play(env, ScriptedAgent(iter([say("city of light.")])), task)
-    assert [message.text for message in episode.turns[0].observation] == [SHOWN]
+    assert [message.text for message in episode.turns[0].observation] == [PROMPTED]
     assert episode.step_rewards == (1.0,)
 
 
@@ -321,7 +321,7 @@ async def test_any_retriever_answers(tmp_path):
             await env.reset(task, seed=0)
             step = await env.step(call("search", query=query))
             await env.close()
-            assert [message.text for message in step.observation] == [shown(1, contents)]
+            assert [message.text for message in step.observation] == [document_of(1, contents)]
     assert [request["queries"] for request in server.requests] == [[query]]
 
 
