@@ -110,7 +110,7 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     servers = await check_servers(config, source.directory.absolute())
     memory = _memory(config, source, env)
     _check_fits(memory)
-    sections = {
+    sections: dict[str, Mapping[str, JSON]] = {
         "run": _run_facts(config, folder),
         "environment": _environment_facts(config, env, type(dialect).__name__.lower()),
         "prompts": {**_counts(data), **prompts},
@@ -153,7 +153,7 @@ def _environment_facts(config: RunConfig, env: AnyEnv, dialect: str) -> dict[str
         "id": config.env.env,
         "agents": list(world.possible_agents),
         "dialect": dialect,
-        "tools": sorted(tools),
+        "tools": [*sorted(tools)],
         "rewards": {reward.name: reward.weight for reward in env.rewards},
         "max_turns": env.limits.max_turns,
         "max_tokens": env.limits.max_tokens,

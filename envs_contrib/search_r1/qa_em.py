@@ -13,7 +13,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from agentrl import JSON, UserError
@@ -135,7 +135,8 @@ class Scoring:
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(settings) - set(known)):
             raise UserError(f"scoring has no setting `{unknown[0]}`; it has {', '.join(known)}.")
-        return replace(cls(), **settings)
+        make: Callable[..., Scoring] = cls
+        return make(**settings)
 
     def score(self, response: str, information: Sequence[str], golden_answers: Sequence[str]) -> float:
         """The reward of a response. information: what its searches returned."""
