@@ -53,6 +53,7 @@ class ToolEnv(Env):
             )
         self._toolbox = Toolbox(self.arguments, self.counts)
         self._toolkits: list[Toolkit] = []
+        self._is_open = False
         self.offer(*self.tools)
 
     @abstractmethod
@@ -65,8 +66,9 @@ class ToolEnv(Env):
 
     @property
     def tool_schemas(self) -> Sequence[ToolSchema]:
-        """The tools on offer."""
-        return self._toolbox.schemas
+        """The tools on offer; before reset() those of toolkits as far as they are known."""
+        unopened = () if self._is_open else self._toolkits
+        return (*self._toolbox.schemas, *(schema for toolkit in unopened for schema in toolkit.schemas))
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
@@ -82,6 +84,7 @@ class ToolEnv(Env):
         self.seed_rng(seed)
         self.task = task
         await self._toolbox.open(self._toolkits)
+        self._is_open = True
         self._check_names()
         return task.prompt, {}
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
+from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
 
 
@@ -21,6 +22,11 @@ class Toolkit(ABC):
     One toolkit serves all episodes, many at a time. Resources that they share belong into an
     `agentrl.tools.Shared`; the state of an episode is created in `episode()`, so no other episode sees it.
     """
+
+    @property
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The schemas of its tools, as far as they are known before an episode."""
+        return ()
 
     @abstractmethod
     def episode(self) -> AbstractAsyncContextManager[Sequence[Tool]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from agentrl.errors import ToolRejected
+from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Overrun, Tool
 from agentrl.tools.running import run
 from agentrl.tools.schema import describe
@@ -59,6 +60,11 @@ class _SearchToolkit(Toolkit):
         schema = describe(_search, name=self.name, description=self.description)
         self._tool = Tool.described(schema, self._unopened, overrun=self.overrun)
         self._shared = Shared(self._open, self.name)
+
+    @property
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The schema of its one tool."""
+        return (self._tool.schema,)
 
     @asynccontextmanager
     async def episode(self) -> AsyncIterator[Sequence[Tool]]:
