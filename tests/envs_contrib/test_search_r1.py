@@ -62,7 +62,7 @@ TABLE = [
     (PROMPTED + "<answer>Paris", ["Beijing"], 1),
     (PROMPTED + "<ANSWER>Paris</ANSWER>", ["Paris"], 0),
     (PROMPTED + "<answer>one <answer>Paris</answer>", ["Paris"], 0),
-    (PROMPTED + "<answer>one <answer>Paris</answer>", ["one answer paris"], 1),
+    (PROMPTED + "<answer>one <answer>Paris</answer>", ["one answerparis"], 1),
     ("<answer>Paris</answer>", ["Paris"], 0),
     ("<answer>Paris</answer> <answer>Paris</answer>", ["Paris"], 1),
     ("Paris", ["Paris"], 0),
@@ -191,7 +191,7 @@ def test_a_text_of_a_million_open_tags_is_read_at_once():
 
 
 def test_the_environment_passes_its_check_without_a_warning():
-    report = check_env(SearchR1, seed=1)
+    report = check_env(SearchR1, n=16, seed=1)
     assert report.findings == (), str(report)
 
 
@@ -230,7 +230,7 @@ async def test_an_episode_has_the_published_form():
 async def test_an_episode_without_an_answer_scores_nothing_and_is_measured():
     task = Task.ask("q", "Which city?", "Beijing")
     env = SearchR1(Fixed("x"))
-    agent = ScriptedAgent(iter([call("search", query=f"q{n}") for n in range(5)]))
+    agent = ScriptedAgent(call("search", query=f"q{n}") for n in range(5))
     episode = await play(env, agent, task)
     assert episode.ending is Ending.TRUNCATED
     (verdict,) = (await score([episode], env.rewards)).verdicts
@@ -291,7 +291,7 @@ async def test_search_r1s_own_rows_are_played(label, tmp_path):
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
     task = FileSource(str(tmp_path / "train.parquet"), Columns("prompt", label)).task(0)
     env = SearchR1(Fixed("x"))
-    episode = await play(env, ScriptedAgent(iter([say("city of light.")])), task)
+    episode = await play(env, ScriptedAgent(say(text) for text in ["city of light."]), task)
     assert [message.text for message in episode.turns[0].observation] == [PROMPTED]
     assert episode.step_rewards == (1.0,)
 
