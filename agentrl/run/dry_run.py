@@ -120,8 +120,13 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
         "gpus": _gpu_facts(config, servers),
         "disk": _disk_facts(config, folder, source, memory),
     }
-    missing = (*servers.missing, *_missing_gpus(config, servers))
-    return DryRun(sections, missing, (*notes, *_sharing(config, servers)))
+    missing = [*servers.missing, *_missing_gpus(config, servers)]
+    if (shortage := _shortage(config, sections["disk"])) is not None:
+        if not missing:
+            raise ConfigError(shortage)
+        # The run is for another machine.
+        missing.append(shortage)
+    return DryRun(sections, tuple(missing), (*notes, *_sharing(config, servers)))
 
 
 def _run_facts(config: RunConfig, folder: RunFolder) -> dict[str, JSON]:
@@ -314,10 +319,10 @@ def _sharing(config: RunConfig, servers: ServerCheck) -> Iterator[str]:
 def _disk_facts(
     config: RunConfig, folder: RunFolder, source: ModelSource, memory: Mapping[str, Memory]
 ) -> dict[str, JSON]:
-    """The checkpoints and models of the run against the free space; the journal is not counted.
+    """The checkpoints and models of the run, and the free space; the journal is not counted.
 
     Raises:
-        ConfigError: they do not fit, or the folder cannot be written.
+        ConfigError: the folder cannot be written.
     """
     place = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.exists())
     if not os.access(place, os.W_OK):
@@ -335,10 +340,23 @@ def _disk_facts(
     models = 1 + config.warm_starts + (source.seed is not None)
     needed = num_checkpoints * checkpoint + models * parameters * number
     free = shutil.disk_usage(place).free
-    if needed > free:
-        raise ConfigError(
-            f"output_dir = {config.run.output_dir!r}: {num_checkpoints} checkpoints and {models} models take "
-            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; lower save_total_limit, or "
-            "choose another --output-dir."
-        )
-    return {"folder": str(place), "checkpoint_bytes": checkpoint, "needed_bytes": needed, "free_bytes": free}
+    return {
+        "folder": str(place),
+        "checkpoints": num_checkpoints,
+        "checkpoint_bytes": checkpoint,
+        "needed_bytes": needed,
+        "free_bytes": free,
+    }
+
+
+def _shortage(config: RunConfig, disk: Mapping[str, JSON]) -> str | None:
+    """A sentence where the checkpoints and models do not fit on the disk; None where they do."""
+    needed, free = disk["needed_bytes"], disk["free_bytes"]
+    assert isinstance(needed, int) and isinstance(free, int), "both are numbers of bytes"
+    if needed <= free:
+        return None
+    return (
+        f"output_dir = {config.run.output_dir!r}: {disk['checkpoints']} checkpoints and the models take "
+        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; lower save_total_limit, or choose "
+        "another --output-dir."
+    )

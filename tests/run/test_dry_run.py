@@ -84,7 +84,7 @@ WRONG = {
     "a tool": ({**BANDIT, "tools": ["serch"]}, "Did you mean `search`?"),
     "opponents": ({**BANDIT, "opponents": {"agent": "script"}}, "has one agent"),
     "prompts": ({**SINGLE, "prompt_data": "nowhere.jsonl"}, "nowhere.jsonl"),
-    "a column": ({**SINGLE, "input_key": "question"}, "name one with input_key"),
+    "a column": ({**SINGLE, "input_key": "nothing"}, "name one with input_key"),
     "a function": ({**SINGLE, "reward": "tests.flow.worlds:nothing"}, "tests.flow.worlds:nothing"),
     "an episode that cannot begin": ({**BANDIT, "env": "tests.flow.worlds:Dead"}, "no such planet"),
     "no room": ({**BANDIT, "rollout_max_context_len": 4}, "raise rollout_max_context_len"),
@@ -113,7 +113,7 @@ def test_a_full_disk_is_noticed_before_the_run(monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1000))
     with pytest.raises(
-        UserError, match=r"3 checkpoints and 2 models take .* 0.0 GiB are free; lower save_total"
+        UserError, match=r"3 checkpoints and the models take .* 0.0 GiB are free; lower save_total"
     ):
         dry_run(None, BANDIT)
 
@@ -140,7 +140,9 @@ def served(model, **settings):
 
 def test_arguments_of_servers_are_those_of_the_installed_version(model, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
-    report = dry_run(None, served(model, sglang_python=PYTHON, sglang={"mem_fraction_static": 0.3}))
+    report = dry_run(
+        None, served(model, bf16=True, sglang_python=PYTHON, sglang={"mem_fraction_static": 0.3})
+    )
     (command,) = report.sections["servers"].values()
     assert f"--model-path {model}" in command
     assert "--mem-fraction-static=0.3" in command
@@ -149,7 +151,7 @@ def test_arguments_of_servers_are_those_of_the_installed_version(model, monkeypa
     with pytest.raises(
         UserError, match=r"no argument `mem_fraction_statik`. Did you mean `mem_fraction_static`"
     ):
-        dry_run(None, served(model, sglang_python=PYTHON, sglang={"mem_fraction_statik": 0.3}))
+        dry_run(None, served(model, bf16=True, sglang_python=PYTHON, sglang={"mem_fraction_statik": 0.3}))
 
 
 def test_a_run_for_gpus_is_validated_without_any(model):
