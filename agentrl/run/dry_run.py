@@ -352,7 +352,8 @@ def _disk_facts(
 def _shortage(config: RunConfig, disk: Mapping[str, JSON]) -> str | None:
     """A sentence where the checkpoints and models do not fit on the disk; None where they do."""
     needed, free = disk["needed_bytes"], disk["free_bytes"]
-    assert isinstance(needed, int) and isinstance(free, int), "both are numbers of bytes"
+    assert isinstance(needed, int), "a number of bytes"
+    assert isinstance(free, int), "a number of bytes"
     if needed <= free:
         return None
     return (
