@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agentrl import JSON
+from agentrl.tools import JSON
 from envs_contrib.search_r1.env import SearchR1
 from envs_contrib.search_r1.world import as_rows, passages
 

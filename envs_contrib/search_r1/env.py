@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from agentrl import JSON, Limits, Message, Reward, Script, Step, Tags, Task, ToolEnv, UserError
-from agentrl.tools import SearchTool, ToolFunction, Toolkit, inline, make_tool
+from agentrl import Limits, Message, Reward, Script, Step, Tags, Task, ToolEnv, UserError
+from agentrl.tools import JSON, SearchTool, ToolFunction, Toolkit, inline, make_tool
 from envs_contrib.search_r1.protocol import (
     PROMPT,
     QUESTION,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agentrl import JSON, Episode, Message, Task, UserError
-from agentrl.tools import inline
+from agentrl import Episode, Message, Task, UserError
+from agentrl.tools import JSON, inline
 from envs_contrib.search_r1 import qa_em
 
 PROMPT = (

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from agentrl import JSON, UserError
+from agentrl import UserError
+from agentrl.tools import JSON
 
 Metric = Literal["em", "f1"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from agentrl import JSON, Script
-from agentrl.tools import Bm25Index
+from agentrl import Script
+from agentrl.tools import JSON, Bm25Index
 from envs_contrib.hop_search import HopSearch
 from envs_contrib.hop_search.knowledge_base import build_knowledge_base
 
