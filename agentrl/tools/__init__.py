@@ -5,7 +5,7 @@ from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import ArgumentPolicy, ArgumentsRejected
 from agentrl.tools.base import Tool, ToolFunction, tool
 from agentrl.tools.calculator import calculate
-from agentrl.tools.python import PythonResult, PythonTool, SandboxRefusedError
+from agentrl.tools.python import PythonInterpreter, PythonResult, PythonTool, SandboxRefusedError
 from agentrl.tools.registry import make_tool, register_tool, tool_names
 from agentrl.tools.running import inline, is_inline, run
 from agentrl.tools.search import (
@@ -16,6 +16,7 @@ from agentrl.tools.search import (
     SearchTool,
 )
 from agentrl.tools.shared import Held, Shared, release_shared
+from agentrl.tools.shell import Shell, ShellTool
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
 
@@ -28,12 +29,15 @@ __all__ = [
     "Gate",
     "Held",
     "HybridIndex",
+    "PythonInterpreter",
     "PythonResult",
     "PythonTool",
     "RemoteSearchTool",
     "SandboxRefusedError",
     "SearchTool",
     "Shared",
+    "Shell",
+    "ShellTool",
     "Tool",
     "ToolFunction",
     "ToolSchema",

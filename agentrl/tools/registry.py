@@ -51,7 +51,7 @@ def register_tool(name: str, target: ToolFunction | Toolkit | ToolFactory) -> No
     _registered[name] = _checked(name, target)
 
 
-def make_tool(name: str, **kwargs: object) -> ToolFunction | Toolkit:
+def make_tool(name: str, /, **kwargs: object) -> ToolFunction | Toolkit:
     """A tool by its name, as an environment's `tools` take it.
 
     Raises:

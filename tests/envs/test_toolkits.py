@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Limits, ScriptedAgent, Task, ToolEnv, call, play, say, tool
 from agentrl.errors import StageError, ToolDefinitionError, ToolError
-from agentrl.tools import Tool, Toolkit
+from agentrl.tools import PythonTool, Tool, Toolkit
 from agentrl.types import Ending
 from tests.worlds import ASK, echo
 
@@ -193,3 +193,25 @@ def test_a_tool_that_admits_no_call_is_refused(limit):
 
     with pytest.raises(ValueError, match="at least 1"):
         Tool.of(never)
+
+
+class Scribbled(Notebook):
+    """A notebook whose tool is known before it is opened."""
+
+    @property
+    def schemas(self):
+        async def note(text: str) -> str:
+            """Write something down."""
+            return text
+
+        return (Tool.of(note).schema,)
+
+
+async def test_the_tools_of_a_toolkit_are_known_before_an_episode_where_it_names_them():
+    assert [schema.name for schema in Desk(Notebook()).tool_schemas] == ["echo"]
+    assert [schema.name for schema in Desk(PythonTool()).tool_schemas] == ["echo", "python"]
+    desk = Desk(Scribbled())
+    assert [schema.name for schema in desk.tool_schemas] == ["echo", "note"]
+    await desk.reset(ASK, seed=0)
+    assert [schema.name for schema in desk.tool_schemas] == ["echo", "note"]
+    await desk.close()

@@ -65,7 +65,7 @@ def offer(monkeypatch):
 
 
 def test_the_tools_of_the_gym_have_names_and_naming_them_imports_nothing():
-    assert {"calculator", "mcp", "python", "search", "search-http"} <= set(tool_names())
+    assert {"calculator", "mcp", "python", "search", "search-http", "shell"} <= set(tool_names())
     assert make_tool("calculator") is calculate
     toolkit = make_tool("mcp", command="sh", args=["-c", "true"], only=["x"])
     assert isinstance(toolkit, McpTools)
@@ -163,3 +163,8 @@ def test_what_no_run_file_can_spell_is_passed_on():
 def test_a_name_that_no_run_file_could_use_is_refused(name):
     with pytest.raises(UserError, match="made of letters, digits"):
         register_tool(name, forecast)
+
+
+def test_a_tool_may_take_an_argument_called_name():
+    assert make_tool("python", name="code").schema.name == "code"
+    assert make_tool("shell", name="bash").schema.name == "bash"

@@ -2,6 +2,6 @@
 
 from agentrl.tools.python.namespaces import SandboxRefusedError
 from agentrl.tools.python.sessions import PythonResult
-from agentrl.tools.python.tool import PythonTool
+from agentrl.tools.python.tool import PythonInterpreter, PythonTool
 
-__all__ = ["PythonResult", "PythonTool", "SandboxRefusedError"]
+__all__ = ["PythonInterpreter", "PythonResult", "PythonTool", "SandboxRefusedError"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentrl.errors import ToolError
 from agentrl.tools.python import installation, namespaces, one_process
@@ -17,21 +17,29 @@ from agentrl.tools.python.sessions import Backend
 Sandboxing = Literal["auto", "namespaces", "bubblewrap", "none"]
 
 
+class Contents(NamedTuple):
+    """What code can use in a sandbox besides Python, by name; see `installation.plan`."""
+
+    packages: Sequence[str] = ()
+    preload: Sequence[str] = ()
+    programs: Sequence[str] = ()
+
+
 @asynccontextmanager
 async def backend(
-    sandboxing: Sandboxing, packages: Sequence[str], preload: Sequence[str], limits: SessionLimits
+    sandboxing: Sandboxing, contents: Contents, limits: SessionLimits
 ) -> AsyncIterator[Backend]:
     """The backend of this kind; `auto` takes namespaces, else bubblewrap.
 
     Raises:
         SandboxRefusedError: no sandbox is available; the sentence names what to change.
-        UserError: a package is missing.
+        UserError: a package or a program is missing.
     """
     if sandboxing == "none":
         async with one_process.unprotected() as unprotected:
             yield unprotected
         return
-    plan = installation.plan(packages, preload)
+    plan = installation.plan(*contents)
     async with AsyncExitStack() as stack:
         if sandboxing == "bubblewrap":
             chosen: Backend = await _bubblewrapped(plan, limits, stack, "")

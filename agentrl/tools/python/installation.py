@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,8 @@ from agentrl.errors import UserError
 from agentrl.tools.python.inside.wire import SandboxPlan
 
 PACKAGES = "/packages"
+PROGRAMS = "/usr/bin"
+"""The folder of programs: inside that of the mounted ones; outside, with /bin, where they are looked up."""
 FLAGS = ("-s", "-P", "-S")
 """No user site, working directory or site-packages. Not -I: it ignores PYTHONHASHSEED
 and would draw a new hash seed each time."""
@@ -33,21 +36,23 @@ def interpreter() -> str:
     return os.path.realpath(str(getattr(sys, "_base_executable", sys.executable)))
 
 
-def plan(packages: Sequence[str], preload: Sequence[str]) -> SandboxPlan:
-    """The plan of a sandbox with these packages.
+def plan(packages: Sequence[str], preload: Sequence[str], programs: Sequence[str] = ()) -> SandboxPlan:
+    """The plan of a sandbox with these packages and programs.
 
     packages: distributions, by their names on an index; their requirements are included.
     preload: modules that are imported early, in addition to common ones of the standard library.
+    programs: names of files in /usr/bin or /bin; each is mounted by itself, in /usr/bin.
 
     Raises:
-        UserError: a package is not installed.
+        UserError: a package or a program is not installed.
     """
     standard = sysconfig.get_path("stdlib")
     paths = [*_libraries(), standard, *_compiled_modules(standard), interpreter()]
+    links = [(link, os.readlink(link)) for link in _SYSTEM_LINKS if os.path.islink(link)] + _loaders()
     return SandboxPlan(
-        mounts=[*((path, path) for path in paths), *_parts_of(packages)],
+        mounts=[*((path, path) for path in paths), *_parts_of(packages), *_mounted_programs(programs)],
         hidden=[f"{standard}/{name}" for name in ("site-packages", "dist-packages")],
-        links=[(link, os.readlink(link)) for link in _SYSTEM_LINKS if os.path.islink(link)] + _loaders(),
+        links=links + (_program_links() if programs else []),
         packages=PACKAGES,
         preload=[*_PRELOAD.split(), *preload],
         environment=environment(PACKAGES),
@@ -61,11 +66,37 @@ def environment(packages: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PATH": os.path.dirname(interpreter()),
+        "PATH": os.pathsep.join(dict.fromkeys((os.path.dirname(interpreter()), PROGRAMS))),
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": packages,
         "TZ": "UTC",
     }
+
+
+def program_path(name: str) -> str | None:
+    """The file of a program, symbolic links resolved; None where /usr/bin and /bin have none of that name."""
+    path = shutil.which(name, path=f"{PROGRAMS}{os.pathsep}/bin") if os.path.basename(name) == name else None
+    return None if path is None else os.path.realpath(path)
+
+
+def _mounted_programs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The files of programs: (path outside, path inside)."""
+    mounts = []
+    for name in names:
+        path = program_path(name)
+        if path is None:
+            raise UserError(
+                f"the sandbox is to offer the program `{name}`, which /usr/bin does not have; install it, or "
+                "take it out of `programs`."
+            )
+        mounts.append((path, f"{PROGRAMS}/{name}"))
+    return mounts
+
+
+def _program_links() -> list[tuple[str, str]]:
+    """The usual names of programs: those of the interpreter, and /bin."""
+    names = [name for name in (f"{PROGRAMS}/python3", f"{PROGRAMS}/python") if name != interpreter()]
+    return [("/bin", "usr/bin"), *((name, interpreter()) for name in names)]
 
 
 def _compiled_modules(standard: str) -> list[str]:

@@ -14,7 +14,7 @@ from agentrl.errors import ToolError, ToolRejected, UserError
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
-from agentrl.tools.python.choice import Sandboxing, backend
+from agentrl.tools.python.choice import Contents, Sandboxing, backend
 from agentrl.tools.python.inside.wire import SessionLimits
 from agentrl.tools.python.sessions import Backend, PythonResult, PythonSession
 from agentrl.tools.shared import Shared
@@ -43,6 +43,7 @@ class PythonTool(Toolkit):
     stateful: whether variables, modules and files stay from call to call of an episode.
     packages: distributions that code may import, with their requirements; they must be installed.
     preload: modules that are imported once, before any call: imports of them then cost nothing.
+    programs: names of programs in /usr/bin that code may start; without them there is none but Python.
     wall_s, cpu_s: wall-clock and CPU seconds of one call, at most (all its processes together).
     memory_mb: memory of a call, in addition to the interpreter's own (2**20 bytes). It bounds each process at
         once, and all of them together within a twentieth of a second.
@@ -61,6 +62,7 @@ class PythonTool(Toolkit):
     stateful: bool = False
     packages: Sequence[str] = ()
     preload: Sequence[str] = ()
+    programs: Sequence[str] = ()
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_mb: int = 512
@@ -101,11 +103,12 @@ class PythonTool(Toolkit):
         if not self.stateful:
             yield (Tool.described(self.schema, self._run_stateless, gate=self._gate),)
             return
-        interpreter = _Interpreter(self)
-        try:
-            yield (Tool.described(self.schema, interpreter.call, gate=self._gate),)
-        finally:
-            await interpreter.close()
+        async with self.interpreter() as interpreter:
+
+            async def call(code: str) -> str:
+                return self.text_of(await interpreter.run(_program(code)))
+
+            yield (Tool.described(self.schema, call, gate=self._gate),)
 
     async def run(self, code: str) -> PythonResult:
         """Run one piece of code, without state.
@@ -122,6 +125,13 @@ class PythonTool(Toolkit):
         async with await self.session(stateful=False) as session:
             return self.text_of(await session.run(program))
 
+    def interpreter(self, setup: str = "") -> PythonInterpreter:
+        """An interpreter that keeps its state, for code of an environment; see `PythonInterpreter`.
+
+        setup: code that runs before the first call, and again where the interpreter is replaced.
+        """
+        return PythonInterpreter(self, setup)
+
     async def session(self, *, stateful: bool) -> PythonSession:
         """A new session, to be entered with `async with`. A dead sandbox is started again, once.
 
@@ -136,6 +146,11 @@ class PythonTool(Toolkit):
         except ToolError:
             await self._shared.drop(backend)
             return await (await self._shared.get()).session(limits)
+
+    @property
+    def schemas(self) -> Sequence[ToolSchema]:
+        """The schema of its one tool."""
+        return (self.schema,)
 
     @property
     def schema(self) -> ToolSchema:
@@ -159,7 +174,8 @@ class PythonTool(Toolkit):
         )
 
     def _backend(self) -> AbstractAsyncContextManager[Backend]:
-        return backend(self.sandbox, self.packages, self.preload, self._limits(stateful=False))
+        contents = Contents(self.packages, self.preload, self.programs)
+        return backend(self.sandbox, contents, self._limits(stateful=False))
 
     def text_of(self, result: PythonResult) -> str:
         """The text for the model.
@@ -186,43 +202,66 @@ class PythonTool(Toolkit):
         raise ToolRejected("\n".join(filter(None, (output, reason))), result.outcome)
 
 
-class _Interpreter:
-    """The state of a tool for one episode: a session, started by the first call."""
+class PythonInterpreter:
+    """An interpreter in the sandbox: variables, modules and files stay from call to call.
 
-    def __init__(self, tool: PythonTool) -> None:
+        async with PythonTool().interpreter(setup="import math") as interpreter:
+            print((await interpreter.run("math.factorial(20)")).output)
+
+    It starts with the first call. A call that exceeds a limit ends it, and the next one starts another. Calls
+    wait for each other, and not for the tool's `max_concurrency`.
+    """
+
+    def __init__(self, tool: PythonTool, setup: str = "") -> None:
         self._tool = tool
+        self._setup = setup
         self._session: PythonSession | None = None
         self._call_lock = asyncio.Lock()
 
-    async def call(self, code: str) -> str:
-        """Run code and return its text.
+    async def __aenter__(self) -> PythonInterpreter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it runs: it has started, and no limit has ended it."""
+        return self._session is not None
+
+    async def run(self, program: str) -> PythonResult:
+        """Run a program of any length to its end, or to a limit.
 
         Raises:
-            ToolRejected: the code failed, exceeded a limit or is too long.
-            ToolError: the sandbox died.
+            ToolError: the sandbox died, or `setup` fails.
         """
-        program = _program(code)
         async with self._call_lock:
-            return self._tool.text_of(await self._run(program))
+            goes_on = False
+            try:
+                if self._session is None:
+                    self._session = await self._tool.session(stateful=True)
+                    await self._prepare(self._session)
+                result = await self._session.run(program)
+                goes_on = not result.over
+            finally:
+                # A session that was interrupted in the middle of a call cannot run another one.
+                if not goes_on:
+                    await self.close()
+            return result
 
     async def close(self) -> None:
-        """End the session and all of its processes."""
+        """End the session and all of its processes. Closing twice is fine."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    async def _run(self, program: str) -> PythonResult:
-        if self._session is None:
-            self._session = await self._tool.session(stateful=True)
-        goes_on = False
-        try:
-            result = await self._session.run(program)
-            goes_on = not result.over
-        finally:
-            # A session that was interrupted in the middle of a call cannot run another one.
-            if not goes_on:
-                await self.close()
-        return result
+    async def _prepare(self, session: PythonSession) -> None:
+        if not self._setup:
+            return
+        result = await session.run(self._setup)
+        if result.outcome != "done":
+            detail = result.output.strip().splitlines()[-1:]
+            raise ToolError("crashed", f"setup of the interpreter: {result.outcome} {' '.join(detail)}")
 
 
 def _program(code: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import Limits, Script, ScriptedAgent, Task, ToolEnv, UserError, call, play, say
 from agentrl.envs.check import check_env_async
-from agentrl.errors import ToolRejected
+from agentrl.errors import ToolError, ToolRejected
 from agentrl.tools import release_shared
 from agentrl.tools.python import PythonTool
 from agentrl.tools.python.tool import MOST_CODE_BYTES
@@ -267,3 +267,22 @@ async def test_the_models_failures_are_counted_by_kind_and_scored():
     assert episode.events["tool/python/rejected/error"] == 2
     assert episode.events["tool/python/rejected/ended"] == 1
     await release_shared()
+
+
+async def test_an_interpreter_of_an_environment_runs_its_setup_again_after_a_limit():
+    tool = PythonTool(**{**QUICK, "sandbox": "namespaces", "wall_s": 0.5})
+    try:
+        async with tool.interpreter("x = [1]") as interpreter:
+            assert not interpreter.has_state
+            assert (await interpreter.run("x.append(2); x")).output == "[1, 2]\n"
+            assert interpreter.has_state
+            assert (await interpreter.run("import time; time.sleep(9)")).outcome == "timeout"
+            assert not interpreter.has_state
+            assert (await interpreter.run("x")).output == "[1]\n"
+        assert not interpreter.has_state
+        async with tool.interpreter("1 / 0") as broken:
+            with pytest.raises(ToolError, match="setup of the interpreter: error ZeroDivisionError"):
+                await broken.run("x")
+            assert not broken.has_state
+    finally:
+        await release_shared()
