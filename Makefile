@@ -64,6 +64,7 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks python --json
+	$(BIN)/python -m benchmarks grading --json
 	$(BIN)/python -m benchmarks search --json
 	$(BIN)/python -m benchmarks data --json
 	$(BIN)/python -m benchmarks engine --json

@@ -15,6 +15,7 @@
       StageError                one episode failed at a named stage; data for the journal, never a crash
         ToolError               a tool failed without fault of the model
         EndpointError           a chat endpoint returned no turn
+        GradingError            a grader failed without fault of the model
       EngineError               the inference engine refused or failed
         RequestTooLargeError    the request can never fit in the engine's cache
         EngineUnavailableError  a server cannot be reached, closed the connection, or timed out
@@ -124,6 +125,17 @@ class EndpointError(StageError):
     def __init__(self, kind: str, detail: str, status: int | None = None) -> None:
         super().__init__("act", kind, detail)
         self.status = status
+
+
+class GradingError(StageError):
+    """A grader failed without fault of the model: the episode is replaced, not scored.
+
+    kind: "unavailable", "crashed", "protocol" or "refused", as of a ToolError; "invalid", the task holds
+    nothing to grade by.
+    """
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__("reward", kind, detail)
 
 
 class EngineError(AgentRLError):

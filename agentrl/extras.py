@@ -21,6 +21,8 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     },
     "agentdojo": {"agentdojo": "agentdojo"},
     "data": {"pyarrow": "pyarrow"},
+    "ifeval": {"langdetect": "langdetect"},
+    "math": {"math_verify": "math-verify"},
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},
     "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},

@@ -65,6 +65,26 @@ def is_busy(error: StatusError) -> bool:
     return error.status in BUSY
 
 
+def failure_kind(error: Exception) -> str:
+    """The kind of a ToolError or a GradingError that a failed request is.
+
+    `unavailable`: no connection, no reply in time, or busy. `crashed`: the connection broke, or status 500.
+    `refused`: 401 or 403. `protocol`: anything else.
+    """
+    match error:
+        case StatusError(status=status) if status in BUSY:
+            return "unavailable"
+        case StatusError(status=401 | 403):
+            return "refused"
+        case (
+            StatusError(status=500) | httpx2.ReadError() | httpx2.WriteError() | httpx2.RemoteProtocolError()
+        ):
+            return "crashed"
+        case httpx2.ConnectError() | httpx2.TimeoutException():
+            return "unavailable"
+    return "protocol"
+
+
 @dataclass(frozen=True, slots=True)
 class Retrying:
     """Retries a request where the connection broke, or where `is_passing` holds for the error status."""

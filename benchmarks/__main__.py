@@ -40,6 +40,7 @@ _PLAIN: Final = {
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
+    "grading": "Seconds to grade 10,000 math answers, of which 1% hang, against math-verify without these.",
     "search": "The cost of a search: queries a second of the search tools, against bm25s and faiss directly.",
 }
 """Benchmarks without settings, each `bench_NAME` in benchmarks/NAME.py, and what they measure."""

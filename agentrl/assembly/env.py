@@ -12,7 +12,8 @@ from agentrl.assembly.addresses import Addresses, with_addresses
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.rewards import reward_function
 from agentrl.envs import AnyEnv, ToolEnv, find
-from agentrl.envs.answers import AnswerReward
+from agentrl.envs.config import RewardChoice
+from agentrl.envs.scoring import AnswerReward
 from agentrl.errors import UserError
 from agentrl.tools.config import ToolChoice
 from agentrl.tools.registry import make_tool
@@ -28,13 +29,13 @@ def env_factory(
     limits: Mapping[str, float | None] = MappingProxyType({}),
     tools: ToolChoice | None = None,
     addresses: Addresses | None = None,
-    reward: str | None = None,
+    reward: RewardChoice | None = None,
 ) -> EnvFactory:
     """A function that makes a fresh instance for every episode.
 
     limits: fields of `Limits` in place of the environment's own, None = no limit; see `LimitChoice.chosen`.
     tools: offered in addition to the environment's own; each is made once, here, and shared by all episodes.
-    reward: of an answer, by name, for an environment that takes such a function.
+    reward: the run's choice of a grader of answers, for an environment that takes one.
     addresses: of models that are served, by name; they take the place of "sglang_models.NAME" in arguments.
 
     Raises:
@@ -44,7 +45,7 @@ def env_factory(
             that name.
     """
     resolve = partial(with_addresses, addresses=addresses or {})
-    new_env = find(env_id).factory(**resolve(kwargs), **_reward_argument(env_id, reward))
+    new_env = find(env_id).factory(**resolve(kwargs), **_reward_argument(env_id, reward, addresses or {}))
     if tools is not None and tools.tools:
         arguments = {name: resolve(tools.tool_kwargs.get(name, {})) for name in tools.tools}
         new_env = _with_tools(env_id, new_env, arguments)
@@ -67,17 +68,21 @@ def run_env_factory(config: RunConfig, addresses: Addresses) -> EnvFactory:
         limits=config.env.chosen(max_turns=rollout.max_turns, max_tokens=rollout.rollout_max_context_len),
         tools=config.env,
         addresses=addresses,
-        reward=config.env.reward,
+        reward=config.env,
     )
 
 
-def _reward_argument(env_id: str, reward: str | None) -> Mapping[str, AnswerReward]:
+def _reward_argument(
+    env_id: str, choice: RewardChoice | None, addresses: Addresses
+) -> Mapping[str, AnswerReward]:
     """The argument `reward` of the environment, where one is configured."""
-    if reward is None:
+    if choice is None or choice.reward is None:
         return {}
     if "reward" not in signature(find(env_id).env_class).parameters:
-        raise UserError(f"{env_id} has rewards of its own and takes none; leave out reward = {reward}.")
-    return {"reward": reward_function(reward)}
+        raise UserError(
+            f"{env_id} has rewards of its own and takes none; leave out reward = {choice.reward}."
+        )
+    return {"reward": reward_function(choice.reward, choice.reward_kwargs, addresses)}
 
 
 def _with_tools(env_id: str, new_env: EnvFactory, arguments: Mapping[str, Mapping[str, JSON]]) -> EnvFactory:

@@ -1,33 +1,42 @@
-"""Resolves the names of reward functions, and tries them out."""
+"""Resolves the names of graders and the paths of reward functions, and tries them out."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import cast
 
+from agentrl.assembly.addresses import Addresses, with_addresses
 from agentrl.assembly.functions import Trying, function_at
 from agentrl.envs import AnyEnv, GroupReward, Reward, Scorer
-from agentrl.envs.answers import REWARDS, AnswerReward
 from agentrl.envs.config import RewardChoice
 from agentrl.envs.contract import check_group_reward, check_reward
+from agentrl.envs.scoring import AnswerReward
 from agentrl.errors import ConfigError
+from agentrl.graders import make_grader, make_group_grader
 from agentrl.tools.names import Names
-from agentrl.types import Episode, Task
+from agentrl.types import JSON, Episode, Task
 
+_NO_SETTINGS: Mapping[str, JSON] = MappingProxyType({})
 _NAMES = Names("reward", "package.module:function", ConfigError)
 
 
-def reward_function(name: str) -> AnswerReward:
-    """The built-in reward function with a name, or the function at `package.module:function`.
+def reward_function(
+    name: str, settings: Mapping[str, JSON] = _NO_SETTINGS, addresses: Addresses = MappingProxyType({})
+) -> AnswerReward:
+    """The grader of a name, or the function at `package.module:function`.
+
+    settings: of the grader. addresses: of models that are served, in place of "sglang_models.NAME" in them.
 
     Raises:
-        ConfigError: there is no such function, or its parameters are not a task and an answer.
+        ConfigError: there is no such grader or function, or its parameters are not a task and an answer.
+        UserError: the grader does not take these settings.
     """
-    if name in REWARDS:
-        return REWARDS[name]
     if ":" not in name:
-        raise _NAMES.unknown(name, REWARDS)
+        return _made(name, json.dumps(with_addresses(settings, addresses), sort_keys=True))
     function = function_at("reward", name)
     try:
         inspect.signature(cast(AnswerReward, function)).bind("task", "answer")
@@ -38,33 +47,55 @@ def reward_function(name: str) -> AnswerReward:
     return cast(AnswerReward, function)
 
 
-def group_reward(path: str) -> GroupReward:
-    """The group reward at an import path: a function of siblings, or a `GroupReward` with weight and name.
+@lru_cache(maxsize=64)
+def _made(name: str, settings: str) -> AnswerReward:
+    # The one that is tried out is the one that grades: it has opened its processes or connections by then.
+    return make_grader(name, **json.loads(settings))
+
+
+def group_reward(
+    name: str, settings: Mapping[str, JSON] = _NO_SETTINGS, addresses: Addresses = MappingProxyType({})
+) -> GroupReward:
+    """The group grader of a name, or the group reward at an import path: a function of siblings, or a
+    `GroupReward` with weight and name. settings, addresses: as for `reward_function`.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: there is no such grader or function.
+        UserError: the grader does not take these settings.
     """
-    imported = _NAMES.imported(path)
+    if ":" not in name:
+        chosen = with_addresses(settings, addresses)
+        weight = chosen.pop("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ConfigError(f"group_reward_kwargs: the weight is {weight!r}; give a number.")
+        return make_group_grader(name, weight=weight, **chosen)
+    imported = _NAMES.imported(name)
     if isinstance(imported, GroupReward):
         return imported
-    function = cast(Callable[[Sequence[Episode]], Sequence[float]], function_at("group reward", path))
+    function = cast(Callable[[Sequence[Episode]], Sequence[float]], function_at("group reward", name))
     return GroupReward(function)
 
 
-async def build_scorer(choice: RewardChoice, make_env: Callable[[], AnyEnv], task: Task | None) -> Scorer:
+async def build_scorer(
+    choice: RewardChoice,
+    make_env: Callable[[], AnyEnv],
+    task: Task | None,
+    addresses: Addresses = MappingProxyType({}),
+) -> Scorer:
     """The scorer of an environment's rewards and the configured group reward.
 
-    task: functions by path are tried out on it; None = there is no task.
+    task: graders and functions by path are tried out on it; None = there is no task.
+    addresses: as for `reward_function`.
 
     Raises:
-        ConfigError: one of them cannot be imported, or fails.
+        ConfigError: one of them cannot be made or imported, or fails.
     """
-    if choice.reward is not None and ":" in choice.reward and task is not None:
+    if choice.reward is not None and task is not None:
         with Trying(choice.reward):
-            await check_reward(reward_function(choice.reward), task)
+            await check_reward(reward_function(choice.reward, choice.reward_kwargs, addresses), task)
     rewards: list[Reward | GroupReward] = list(make_env().rewards)
     if choice.group_reward is not None:
-        own = group_reward(choice.group_reward)
+        own = group_reward(choice.group_reward, choice.group_reward_kwargs, addresses)
         if task is not None:
             with Trying(choice.group_reward):
                 await check_group_reward(own, make_env, task)

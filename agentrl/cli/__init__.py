@@ -11,6 +11,7 @@ from click import exceptions
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
+from agentrl.cli.graders import graders
 from agentrl.cli.plot import plot_command
 from agentrl.cli.replay import replay_command
 from agentrl.cli.runs import runs
@@ -34,8 +35,8 @@ def cli() -> None:
     """An agent gym on top of an RL engine.
 
     Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
-    list the environments with `agentrl envs list`, and the tools that can be added to them with `agentrl
-    tools list`. Read what agents did with `agentrl view`.
+    list the environments with `agentrl envs list`, the tools that can be added to them with `agentrl tools
+    list`, and the graders of answers with `agentrl graders list`. Read what agents did with `agentrl view`.
     """
 
 
@@ -47,6 +48,7 @@ for command in (
     evaluate_command,
     data,
     envs,
+    graders,
     plot_command,
     runs,
     serve_command,

@@ -128,7 +128,7 @@ def _env_of(
         return run_env_factory(config, {}), config.env.custom_generate_function_path
     section = parse(_EvalFolder, {"eval": values.get("eval", {})}, source=str(path)).eval
     kwargs = section.env_kwargs if env_kwargs is None else env_kwargs
-    make_env = env_factory(episode.env_id, kwargs, tools=section, reward=section.reward)
+    make_env = env_factory(episode.env_id, kwargs, tools=section, reward=section)
     return make_env, section.custom_generate_function_path
 
 

@@ -90,11 +90,11 @@ def _row(name: str, *, in_full: bool = False) -> dict[str, JSON]:
         "name": name,
         "kind": _TOOL if is_function(tool) else _TOOLKIT,
         "description": doc if in_full else " ".join(doc.split("\n\n", maxsplit=1)[0].split()),
-        "arguments": _arguments(cast("Callable[..., object]", tool)) if is_factory else {},
+        "arguments": arguments_of(cast("Callable[..., object]", tool)) if is_factory else {},
     }
 
 
-def _arguments(factory: Callable[..., object]) -> dict[str, JSON]:
+def arguments_of(factory: Callable[..., object]) -> dict[str, JSON]:
     """Each argument's type, and its default where it has one, as in the source."""
     parameters = inspect.signature(factory).parameters
     return {

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from agentrl.config import ImportPath, Section, Spelling, renamed
+from agentrl.types import JSON
 
 Seconds = Annotated[float, Field(ge=0.0)]
 
@@ -23,20 +24,50 @@ class OpponentChoice(Section):
     plays all others (a table; as a flag: JSON)."""
 
 
+def _rm_type(name: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    del before
+    return {"reward": {"remote_rm": "remote", "ifbench": "ifeval"}.get(str(name), name)}
+
+
+def _rm_url(url: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    table = before.get("reward_kwargs")
+    return {"reward": "remote", "reward_kwargs": {**(table if isinstance(table, dict) else {}), "url": url}}
+
+
 class RewardChoice(Section):
     """Rewards of a run, besides those of its environment."""
 
     spellings: ClassVar[Mapping[str, Spelling]] = {
         "custom_rm_path": renamed("reward"),
         "reward_fn_path": renamed("reward"),
+        "rm_type": Spelling("Same as reward; remote_rm = remote.", _rm_type, is_switch=False),
+        "rm_url": Spelling("Same as reward = remote, with this url.", _rm_url, is_switch=False),
     }
 
     reward: str | None = None
-    """Reward of an answer, for environments that take one (SingleTurn-v0): exact_match, f1, number, choice,
-    or package.module:function of a task and an answer; left out, the environment's own."""
-    group_reward: ImportPath | None = None
-    """Reward that compares siblings, in addition to the environment's own (package.module:function): from the
-    episodes of a group to one number for each; or a GroupReward, which has a weight."""
+    """Grader of an answer, for environments that take one (SingleTurn-v0), by name: exact_match, f1, number,
+    choice, gpqa, dapo, math, deepscaler, ifeval, code, remote, judge (`agentrl graders list`); or
+    package.module:function of a task and an answer; left out, the environment's own."""
+    reward_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    """Settings of the grader in reward, such as the url of remote and judge (a table; as a flag: JSON)."""
+    group_reward: str | None = None
+    """Reward that compares siblings, in addition to the environment's own, by name: pairwise, diversity; or
+    package.module:function from the episodes of a group to one number for each, or a GroupReward, which has a
+    weight."""
+    group_reward_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    """Settings of the grader in group_reward, and its weight (a table; as a flag: JSON)."""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Settings of a grader, where none is named."""
+        unused = {}
+        for key in ("reward", "group_reward"):
+            name = getattr(self, key)
+            if name is None:
+                unused[f"{key}_kwargs"] = f"without {key}; add it"
+            elif ":" in name:
+                unused[f"{key}_kwargs"] = f"with {key} = {name}, a function by its path; name a grader"
+        return {**super().without_effect, **unused}
 
 
 class GenerateChoice(Section):

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agentrl.envs.answers import AnswerReward
 from agentrl.envs.generate import Generate, generating
 from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.play import PlayEpisode, play
-from agentrl.envs.scoring import GroupReward, Scorer, graded
+from agentrl.envs.scoring import AnswerReward, GroupReward, Scorer, graded
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import StageError
 from agentrl.protocols import Act, Session, ToolSchema

@@ -248,15 +248,14 @@ def sum_of_steps(episode: Episode, agent: str = AGENT) -> Verdict:
 
 
 Grade = float | Mapping[str, float]
-"""The reward of an answer: a number, or named parts that are summed."""
+"""The reward of an answer: a number, or named parts that are summed. A `RewardParts` is a number whose parts
+are journalled and not summed."""
+
+AnswerReward = Callable[[Task, str], Grade | Awaitable[Grade]]
+"""The reward of an answer to a task, sync or async."""
 
 
-async def graded(
-    function: Callable[[Task, str], Grade | Awaitable[Grade]],
-    task: Task,
-    answer: str,
-    timeout_s: float | None,
-) -> float:
+async def graded(function: AnswerReward, task: Task, answer: str, timeout_s: float | None) -> float:
     """The reward of an answer by an environment's own function; RewardParts where that returns parts.
 
     Raises:
@@ -264,10 +263,11 @@ async def graded(
     """
     async with stage("reward", timeout_s):
         grade = await run(partial(function, task, answer), thread=None if is_inline(function) else "reward")
-    if not isinstance(grade, Mapping):
+    named = grade.parts if isinstance(grade, RewardParts) else grade
+    if not isinstance(named, Mapping):
         return _finite(grade, "the reward")
-    parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in grade.items()}
-    reward = RewardParts(parts)
+    parts = {str(name): _finite(part, f"the part `{name}` of the reward") for name, part in named.items()}
+    reward = RewardParts(parts, total=float(grade) if isinstance(grade, RewardParts) else None)
     _finite(reward, "the reward")
     return reward
 

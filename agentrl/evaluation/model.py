@@ -68,14 +68,14 @@ async def _played(
         limits=section.chosen(max_turns=section.max_turns, max_tokens=section.rollout_max_context_len),
         tools=section,
         addresses=addresses,
-        reward=section.reward,
+        reward=section,
     )
     if directory is None:
         make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
     env = make_env()
     tasks = _tasks(config, env)
     first = tasks[0] if tasks else None
-    scorer = await build_scorer(section, make_env, first)
+    scorer = await build_scorer(section, make_env, first, addresses)
     play_episode = await build_play(section.custom_generate_function_path, make_env, first)
     opening = (
         endpoint_players(config, env)

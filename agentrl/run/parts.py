@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData
@@ -181,15 +182,15 @@ def filters_of(rollout: RolloutConfig) -> Filters:
 
 
 async def scoring_of(
-    config: RunConfig, make_env: EnvFactory, task: Task | None
+    config: RunConfig, make_env: EnvFactory, task: Task | None, addresses: Addresses
 ) -> tuple[Scorer, PlayEpisode]:
-    """The scorer, and what plays an episode; functions by path are tried out on the task.
+    """The scorer, and what plays an episode; graders and functions by path are tried out on the task.
 
     A replay needs neither, and imports no such function.
     """
     if config.rollout.replay is not None:
         return Scorer(make_env().rewards), play
-    scorer = await build_scorer(config.env, make_env, task)
+    scorer = await build_scorer(config.env, make_env, task, addresses)
     return scorer, await build_play(config.env.custom_generate_function_path, make_env, task)
 
 

@@ -307,7 +307,7 @@ def _env(config: SftConfig) -> AnyEnv | None:
         limits=limits,
         tools=section,
         addresses=addresses,
-        reward=section.reward,
+        reward=section,
     )()
 
 

@@ -102,7 +102,7 @@ class TrainingRun:
             algorithm = algorithm_of(config, env)
             filters = filters_of(config.rollout)
             data = RunData.of(config, env, console.line)
-            scorer, play = await scoring_of(config, make_env, data.first_task)
+            scorer, play = await scoring_of(config, make_env, data.first_task, addresses)
             source = source_of(config, env, dialect, data, records)
             replay = Replay.of(config, vocab_size=source.vocab_size, on_event=console.line)
             if origin is not None and (prompts := replay or data.source) is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from agentrl.errors import UserError, did_you_mean
 
@@ -75,3 +80,43 @@ def check_arguments(name: str, factory: Callable[..., object], arguments: Mappin
         signature.bind(**arguments)
     except TypeError as error:
         raise UserError(f"{name}: {error}; it is made with {signature}, got {dict(arguments)}.") from None
+
+
+def fitted_arguments(
+    what: str, factory: Callable[..., object], arguments: Mapping[str, object]
+) -> dict[str, object]:
+    """The arguments of a class or function, checked, and validated against its type hints.
+
+    what: its kind and name, for error texts.
+
+    Raises:
+        UserError: it does not take them, or one does not fit its type.
+    """
+    check_arguments(what, factory, arguments)
+    hints = _hints(factory)
+    return {key: _fitting(f"{what}: `{key}`", value, hints.get(key)) for key, value in arguments.items()}
+
+
+def _hints(factory: Callable[..., object]) -> Mapping[str, type[object]]:
+    # Of a dataclass itself, so that each field's hint is resolved in the module that defines it.
+    is_class = isinstance(factory, type)
+    subject = factory.__init__ if is_class and not dataclasses.is_dataclass(factory) else factory
+    try:
+        return typing.get_type_hints(subject, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
+def _fitting(what: str, value: object, hint: type[object] | None) -> object:
+    if hint is None:
+        return value
+    try:
+        adapter: TypeAdapter[object] = TypeAdapter(hint)
+    except PydanticUserError:
+        # A type that no run file can spell: this value comes from Python code.
+        return value
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].lower()
+        raise UserError(f"{what} = {value!r} does not fit: {reason}.") from None

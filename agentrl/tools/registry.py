@@ -12,20 +12,16 @@ A package offers tools through the entry point group `agentrl.tools`. They are i
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from types import FunctionType, MethodType
 from typing import TypeAlias, cast
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-
 from agentrl.errors import UnknownToolError, UserError
 from agentrl.tools.base import ToolFunction
-from agentrl.tools.names import Names, check_arguments
+from agentrl.tools.names import Names, fitted_arguments
 from agentrl.tools.toolkit import Toolkit
 
 ToolFactory: TypeAlias = Callable[..., ToolFunction | Toolkit]
@@ -64,10 +60,9 @@ def make_tool(name: str, /, **kwargs: object) -> ToolFunction | Toolkit:
             raise UserError(f"tool `{name}` takes no arguments, got {kwargs}.")
         return target
     factory = cast(ToolFactory, target)
-    check_arguments(f"tool `{name}`", factory, kwargs)
-    fitting = {key: _fitting(name, key, value, _hints(factory)) for key, value in kwargs.items()}
+    arguments = fitted_arguments(f"tool `{name}`", factory, kwargs)
     try:
-        tool: object = factory(**fitting)
+        tool: object = factory(**arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"tool `{name}` cannot be made of {kwargs}: {error}.") from error
     if not (isinstance(tool, Toolkit) or is_function(tool)):
@@ -113,27 +108,3 @@ def _checked(name: str, target: object) -> object:
             f"`{name}` is {target!r}, which is no tool; name a typed function, a Toolkit, or what makes one."
         )
     return target
-
-
-def _hints(factory: ToolFactory) -> Mapping[str, type[object]]:
-    # Of a dataclass itself, so that each field's hint is resolved in the module that defines it.
-    is_class = isinstance(factory, type)
-    subject = factory.__init__ if is_class and not dataclasses.is_dataclass(factory) else factory
-    try:
-        return typing.get_type_hints(subject, include_extras=True)
-    except (NameError, TypeError):
-        return {}
-
-
-def _fitting(name: str, key: str, value: object, hints: Mapping[str, type[object]]) -> object:
-    """An argument, validated against its type hint before the tool is created."""
-    try:
-        adapter: TypeAdapter[object] = TypeAdapter(hints[key])
-    except (KeyError, PydanticUserError):
-        # A type that no run file can spell: this value comes from Python code.
-        return value
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].lower()
-        raise UserError(f"tool `{name}`: `{key}` = {value!r} does not fit: {reason}.") from None

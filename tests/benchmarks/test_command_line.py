@@ -13,7 +13,7 @@ from tests.house.source import ROOT
 
 NAMES = {
     *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
-    *("journal", "megatron", "python", "quickstart", "refill", "search", "stall", "view"),
+    *("grading", "journal", "megatron", "python", "quickstart", "refill", "search", "stall", "view"),
 }
 
 

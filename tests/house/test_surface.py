@@ -52,7 +52,7 @@ PUBLIC = [
     "train",
 ]
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "tensorboard", "matplotlib"}
-FOR_AUTHORS = {"agentrl", "agentrl.tools"}
+FOR_AUTHORS = {"agentrl", "agentrl.graders", "agentrl.tools"}
 FOR_LOOPS = FOR_AUTHORS | {
     "agentrl.algorithms.baselines",
     "agentrl.algorithms.estimators",

@@ -13,7 +13,7 @@ from functools import partial
 import httpx2
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.retrying import BUSY, Backoff, Retrying, StatusError, body_of
+from agentrl.retrying import Backoff, Retrying, StatusError, body_of, failure_kind
 from agentrl.tools.http import AllowedAddresses
 from agentrl.tools.search import wire
 from agentrl.tools.search.batching import Batcher
@@ -130,20 +130,5 @@ class SearchClient:
         self.counts["retries"] += 1
 
     def _failure(self, error: Exception) -> ToolError:
-        kind = "protocol"
-        match error:
-            case StatusError(status=status) if status in BUSY:
-                kind = "unavailable"
-            case StatusError(status=401 | 403):
-                kind = "refused"
-            case (
-                StatusError(status=500)
-                | httpx2.ReadError()
-                | httpx2.WriteError()
-                | httpx2.RemoteProtocolError()
-            ):
-                kind = "crashed"
-            case httpx2.ConnectError() | httpx2.TimeoutException():
-                kind = "unavailable"
         reason = str(error) or type(error).__name__
-        return ToolError(kind, f"{self._url}: {reason}")
+        return ToolError(failure_kind(error), f"{self._url}: {reason}")

@@ -67,6 +67,11 @@ class ChatServer:
         self.tasks = []
         self.port = 0
 
+    path = "/v1/chat/completions"
+
+    def body(self, request):
+        return reply(self.play(request))
+
     @property
     def url(self):
         return f"http://127.0.0.1:{self.port}/v1"
@@ -111,7 +116,7 @@ class ChatServer:
         elif head.startswith("GET /v1/models HTTP/1.1\r\n"):
             listing = {"object": "list", "data": [{"id": id, "object": "model"} for id in self.models or ()]}
             await self._write(writer, 404 if self.models is None else 200, listing)
-        elif head.startswith("POST /v1/chat/completions HTTP/1.1\r\n"):
+        elif head.startswith(f"POST {self.path} HTTP/1.1\r\n"):
             await self._complete(request, reader, writer)
         else:
             await self._write(writer, 404, refusal("Not Found"))
@@ -138,7 +143,7 @@ class ChatServer:
             missing = f"The model `{request['model']}` does not exist"
             return await self._write(writer, 404, refusal(missing, "model_not_found"))
         if behaviour is None:
-            behaviour = reply(self.play(request))
+            behaviour = self.body(request)
         status, body = behaviour if isinstance(behaviour, tuple) else (200, behaviour)
         if isinstance(behaviour, int):
             status, body = behaviour, refusal("try again")

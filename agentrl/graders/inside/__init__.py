@@ -1,0 +1,1 @@
+"""Programs that graders start: each imports nothing of agentrl."""

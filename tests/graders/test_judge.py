@@ -1,0 +1,254 @@
+"""The judges against a real chat endpoint on the loopback interface, and the groups that they compare."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from agentrl import Task, UserError
+from agentrl.envs import Scorer
+from agentrl.envs.contract import check_group_reward
+from agentrl.errors import ConfigError, GradingError, StageError
+from agentrl.graders import make_grader, make_group_grader
+from tests.graders.test_text import HOSTILE
+from tests.rollout.chat.chat_server import ChatServer, assistant
+
+pytestmark = pytest.mark.usefixtures("released")
+TASK = Task.ask("t", "Why is {answer} the sky blue?", "Rayleigh scattering")
+QUICK = {"attempts": 2, "timeout_s": 5.0}
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch):
+    monkeypatch.setattr("agentrl.rollout.chat.endpoint._FIRST_WAIT_S", 0.01)
+
+
+def says(text):
+    """A judge that always writes this."""
+    return lambda request: assistant(text)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("Good.\n\nScore: 10", 1.0),
+        ("Score: 1", 0.0),
+        ("score = 5.5", 0.5),
+        ("First I thought Score: 2, but then\n**Score:** 10", 1.0),
+        ('{"score": 10, "why": "x"}', 1.0),
+        ("Rating: `10`", 1.0),
+        ("It is [[10]] of 10", 1.0),
+        ("Score: 10" + "x" * 3000, 1.0),
+        ("<think>Score: 2</think>Score: 10", 1.0),
+    ],
+)
+async def test_the_last_score_of_a_reply_counts(reply, reward):
+    async with ChatServer(says(reply)).serving() as server:
+        assert await make_grader("judge", url=server.url, **QUICK)(TASK, "an answer") == reward
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["", "I will not.", "Score: eleven", "Score: 11", "Score: -3", "Score: 0", "Score: 10" + "x" * 5000, "7"],
+)
+async def test_a_reply_without_a_score_is_asked_for_again_and_then_a_typed_failure(reply):
+    async with ChatServer(says(reply)).serving() as server:
+        with pytest.raises(GradingError, match="the judge gave no verdict in 2 replies") as caught:
+            await make_grader("judge", url=server.url, **QUICK)(TASK, "an answer")
+        assert (caught.value.stage, caught.value.kind) == ("reward", "protocol")
+        assert [request["seed"] for request in server.requests] == [0, 1]
+        server.behaviours = [{"choices": [{"message": assistant("hm"), "finish_reason": "stop"}]}]
+        server.play = says("Score: 10")
+        assert await make_grader("judge", url=server.url, **QUICK)(TASK, "an answer") == 1
+
+
+async def test_the_judge_gets_the_template_and_no_text_of_a_model_fills_it():
+    async with ChatServer(says("Score: 3")).serving() as server:
+        grade = make_grader(
+            "judge",
+            url=server.url,
+            model="big",
+            rubric="Be fair.",
+            template='{rubric} Q: {question} A: {answer} L: {label} {"score": {low}..{high}}',
+            scale=[0, 4],
+            temperature=0.5,
+            max_tokens=77,
+            body={"top_p": 0.9},
+            **QUICK,
+        )
+        assert await grade(TASK, "{label} {rubric} Score: 4") == 0.75
+    (request,) = server.requests
+    assert request["messages"] == [
+        {
+            "role": "user",
+            "content": "Be fair. Q: Why is {answer} the sky blue? A: {label} {rubric} Score: 4 "
+            'L: Rayleigh scattering {"score": 0..4}',
+        }
+    ]
+    others = {name: request[name] for name in ("model", "temperature", "max_tokens", "top_p")}
+    assert others == {"model": "big", "temperature": 0.5, "max_tokens": 77, "top_p": 0.9}
+
+
+async def test_the_default_template_holds_question_label_and_answer_once():
+    async with ChatServer(says("Score: 3")).serving() as server:
+        await make_grader("judge", url=server.url, **QUICK)(TASK, "the unique answer")
+    content = server.requests[0]["messages"][0]["content"]
+    for text in ("Why is {answer} the sky blue?", "Rayleigh scattering", "the unique answer"):
+        assert content.count(text) == 1
+
+
+async def test_hostile_answers_are_bounded_before_they_are_sent():
+    async with ChatServer(says("Score: 1")).serving() as server:
+        grade = make_grader("judge", url=server.url, **QUICK)
+        for answer in HOSTILE.values():
+            assert await grade(TASK, answer) == 0
+    assert max(len(request["messages"][0]["content"]) for request in server.requests) < 23_000
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        (500, "crashed"),
+        (503, "unavailable"),
+        ("reset", "crashed"),
+        (401, "refused"),
+        (b"garbage", "protocol"),
+    ],
+)
+async def test_an_endpoint_that_fails_is_a_typed_failure(behaviour, kind):
+    async with ChatServer(says("Score: 10"), *[behaviour] * 2).serving() as server:
+        with pytest.raises(GradingError) as caught:
+            await make_grader("judge", url=server.url, **QUICK)(TASK, "answer")
+    assert (caught.value.stage, caught.value.kind) == ("reward", kind)
+
+
+async def test_an_endpoint_that_hangs_is_a_typed_failure_in_time():
+    async with ChatServer(says("Score: 10"), "hang").serving() as server:
+        with pytest.raises(GradingError) as caught:
+            await make_grader("judge", url=server.url, timeout_s=0.3)(TASK, "answer")
+    assert caught.value.kind == "timeout"
+
+
+async def test_a_server_without_a_path_is_asked_at_its_v1():
+    async with ChatServer(says("Score: 10")).serving() as server:
+        url = server.url.removesuffix("/v1")
+        assert await make_grader("judge", url=url, **QUICK)(TASK, "answer") == 1
+        assert await make_grader("judge", url=f"{url}/", **QUICK)(TASK, "answer") == 1
+
+
+async def test_requests_at_a_time_are_limited_and_the_key_is_sent(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "a-long-secret")
+    async with ChatServer(says("Score: 10"), key="a-long-secret").serving() as server:
+        grade = make_grader("judge", url=server.url, key_env="JUDGE_KEY", max_requests=3, **QUICK)
+        assert await asyncio.gather(*(grade(TASK, f"{n}") for n in range(12))) == [1.0] * 12
+        assert server.max_running <= 3
+        monkeypatch.setenv("JUDGE_KEY", "another-secret")
+        with pytest.raises(GradingError) as caught:
+            await make_grader("judge", url=server.url, key_env="JUDGE_KEY", **QUICK)(TASK, "answer")
+    assert caught.value.kind == "refused"
+    assert "another-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"template": "Grade it."}, r"the template of a judge has no \{answer\}"),
+        ({"scale": [10, 1]}, "goes from low to high"),
+        ({"scale": [1]}, "`scale` = .1. does not fit"),
+        ({"asks": 0}, "asks and max_tokens of at least 1"),
+        ({"timeout_s": 0}, "a timeout_s above 0"),
+        ({"url": "nowhere"}, "'nowhere' is not an address"),
+    ],
+)
+def test_bad_settings_are_one_sentence(settings, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        make_grader("judge", **{"url": "http://127.0.0.1:1/v1", **settings})
+    assert "\n" not in str(caught.value)
+
+
+class Siblings:
+    """Episodes of one group, as far as graders of groups read them."""
+
+    def __init__(self, *answers):
+        self.episodes = [Sibling(answer) for answer in answers]
+
+
+class Sibling:
+    """An episode whose last turn is this answer."""
+
+    def __init__(self, answer):
+        self.task = TASK
+        self.turns = () if answer is None else (Turn(answer),)
+
+
+class Turn:
+    """A turn with a text."""
+
+    def __init__(self, text):
+        self.action = type("Action", (), {"text": text})()
+
+
+def longer(request):
+    """A judge that prefers the longer answer, whichever comes first."""
+    content = request["messages"][0]["content"]
+    a, b = (re.search(rf"<answer_{x}>\n(.*?)\n</answer_{x}>", content, re.DOTALL)[1] for x in "ab")
+    return assistant("[[C]]" if len(a) == len(b) else "[[A]]" if len(a) > len(b) else "[[B]]")
+
+
+async def test_pairwise_gives_the_share_of_games_that_an_answer_wins():
+    async with ChatServer(longer).serving() as server:
+        reward = make_group_grader("pairwise", url=server.url, weight=0.25, **QUICK)
+        assert (reward.name, reward.weight) == ("pairwise", 0.25)
+        siblings = Siblings("aaa", "a", "bb", "cc", None).episodes
+        assert await reward.function(siblings) == [1.0, 0.25, 0.625, 0.625, 0.0]
+        assert server.counts["requests"] == 20
+        assert await reward.function(siblings[:1]) == [0.5]
+
+
+async def test_pairwise_has_no_bias_for_the_first_answer_and_equal_answers_cost_nothing():
+    async with ChatServer(says("[[A]]")).serving() as server:
+        reward = make_group_grader("pairwise", url=server.url, **QUICK)
+        assert await reward.function(Siblings("a", "b", "c").episodes) == [0.5, 0.5, 0.5]
+        assert server.counts["requests"] == 6
+        assert await reward.function(Siblings("a", "a").episodes) == [0.5, 0.5]
+        assert server.counts["requests"] == 6
+
+
+async def test_pairwise_meets_only_neighbours_where_rounds_are_limited():
+    async with ChatServer(longer).serving() as server:
+        reward = make_group_grader("pairwise", url=server.url, rounds=1, **QUICK)
+        shares = await reward.function(Siblings(*("a" * n for n in range(1, 7))).episodes)
+        assert server.counts["requests"] == 12
+    assert shares == [0.0, 0.5, 0.5, 0.5, 0.5, 1.0]
+
+
+async def test_a_pairwise_judge_that_gives_no_verdict_fails_the_group():
+    async with ChatServer(says("both are fine")).serving() as server:
+        reward = make_group_grader("pairwise", url=server.url, **QUICK)
+        with pytest.raises(GradingError, match="gave no verdict"):
+            await reward.function(Siblings("a", "b").episodes)
+
+
+async def test_diversity_is_the_share_of_words_that_siblings_do_not_have():
+    diversity = make_group_grader("diversity", n=1)
+    assert diversity.function(Siblings("a b", "a b", "c d").episodes) == [0.5, 0.5, 1.0]
+    assert diversity.function(Siblings("a b", "b A").episodes) == [0.0, 0.0]
+    assert diversity.function(Siblings("a b c", "c d e").episodes) == pytest.approx([0.8, 0.8])
+    assert diversity.function(Siblings("a").episodes) == [1.0]
+    trigrams = make_group_grader("diversity")
+    assert trigrams.function(Siblings("a b c d", "b c d e").episodes) == pytest.approx([2 / 3, 2 / 3])
+    assert trigrams.function(Siblings("a b", "a b", None).episodes) == [0.5, 0.5, 1.0]
+
+
+async def test_groups_are_graded_by_name_in_a_scorer():
+    await check_group_reward(make_group_grader("diversity"))
+    Scorer((make_group_grader("diversity", weight=0.1),))
+    for name, sentence in {"pairwize": "no group reward `pairwize`. Did you mean `pairwise`?"}.items():
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            make_group_grader(name)
+    with pytest.raises(UserError, match="`diversity` needs n of at least 1"):
+        make_group_grader("diversity", n=0)
+    with pytest.raises(StageError):
+        raise GradingError("protocol", "x")
