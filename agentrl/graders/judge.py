@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TypeVar
@@ -99,7 +98,7 @@ class _Judge:
         if self.asks < 1 or self.max_tokens < 1:
             raise ConfigError("a judge needs asks and max_tokens of at least 1.")
         self._endpoint()
-        object.__setattr__(self, "_shared", Shared(self._connected, "judge"))
+        object.__setattr__(self, "_shared", Shared(lambda: self._endpoint().connected(), "judge"))
 
     def _needs(self, *placeholders: str) -> None:
         used = {match[1] for match in _PLACEHOLDER.finditer(self.template)}
@@ -117,11 +116,6 @@ class _Judge:
             attempts=self.attempts,
             max_requests=self.max_requests,
         )
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[ChatClient]:
-        async with self._endpoint().connected() as client:
-            yield client
 
     async def _asked(self, texts: dict[str, str], read: Callable[[str], _T | None]) -> _T:
         """What `read` finds in a reply to the template with these texts, the first that has it.

@@ -59,9 +59,8 @@ class MathPool:
             GradingError: the pool died, or the machine is too busy.
         """
         slot = await self._free.get()
-        exchange = asyncio.create_task(
-            self._exchanged(slot, {"answer": answer, "gold": gold, "cpu_s": cpu_s})
-        )
+        request: dict[str, JSON] = {"answer": answer, "gold": gold, "cpu_s": cpu_s}
+        exchange = asyncio.create_task(self._exchanged(slot, request, 5 * cpu_s + _GRACE_S))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
         return await asyncio.shield(exchange)
@@ -72,9 +71,9 @@ class MathPool:
         if not exchange.cancelled():
             exchange.exception()
 
-    async def _exchanged(self, slot: socket.socket, request: dict[str, JSON]) -> Outcome:
+    async def _exchanged(self, slot: socket.socket, request: dict[str, JSON], timeout_s: float) -> Outcome:
         try:
-            async with asyncio.timeout(5 * float(str(request["cpu_s"])) + _GRACE_S):
+            async with asyncio.timeout(timeout_s):
                 loop = asyncio.get_running_loop()
                 await loop.sock_sendall(slot, json.dumps(request).encode() + b"\n")
                 reply = await _line(slot)
