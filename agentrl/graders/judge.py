@@ -24,7 +24,7 @@ _MAX_CHARS = 20_000
 _MAX_REPLY_CHARS = 4000
 _PLACEHOLDER = re.compile(r"\{(question|answer|label|rubric|low|high|answer_a|answer_b)\}")
 _SCORE = re.compile(
-    r"\b(?:score|rating|grade)[\"'*`]{0,4}\s{0,4}[:=]\s{0,4}[\"'*`]{0,4}(-?\d{1,9}(?:\.\d{1,9})?)"
+    r"\b(?:score|rating|grade)[\"'*`]{0,4}\s{0,4}[:=][\"'*`\s]{0,8}(-?\d{1,9}(?:\.\d{1,9})?)"
     r"|\[\[(-?\d{1,9}(?:\.\d{1,9})?)\]\]",
     re.IGNORECASE,
 )

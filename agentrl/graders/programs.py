@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -206,19 +208,29 @@ def _is_same_number(a: str, b: str) -> bool:
 def _tests_of(task: Task) -> Sequence[StdinTest] | Assertions:
     source: JSON = task.metadata.get("tests", task.answer)
     if isinstance(source, str):
-        try:
+        with suppress(ValueError, RecursionError):  # it is Python
             source = json.loads(source)
-        except (ValueError, RecursionError):
-            called = "\ncheck(candidate)\n" if "def check(" in source else ""
-            return Assertions([source + called], _entry_point(task))
     tests: Sequence[StdinTest] | Assertions = ()
-    if isinstance(source, dict):
+    if isinstance(source, str):
+        called = "\ncheck(candidate)\n" if "def check(" in source else ""
+        tests = Assertions([source + called], _entry_point(task))
+    elif isinstance(source, dict):
         tests = _of_table(source, task)
     elif isinstance(source, list):
         tests = _of_list(source, task)
-    if not (tests.tests if isinstance(tests, Assertions) else tests):
+    if not (_can_fail(tests.tests) if isinstance(tests, Assertions) else tests):
         raise GradingError("invalid", f"task {task.id} has no tests of programs in its label or `tests`")
     return tests
+
+
+def _can_fail(tests: Sequence[str]) -> bool:
+    """Whether each test is Python that asserts something: a label of another kind may be Python, too."""
+    try:
+        trees = [ast.parse(test) for test in tests]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    asserting = (ast.Assert, ast.Raise)
+    return bool(trees) and all(any(isinstance(node, asserting) for node in ast.walk(tree)) for tree in trees)
 
 
 def _of_table(table: dict[str, JSON], task: Task) -> Sequence[StdinTest] | Assertions:

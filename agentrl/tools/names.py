@@ -79,7 +79,9 @@ def check_arguments(name: str, factory: Callable[..., object], arguments: Mappin
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise UserError(f"{name}: {error}; it is made with {signature}, got {dict(arguments)}.") from None
+        raise UserError(
+            f"{name}: {error}; it takes {', '.join(names) or 'no arguments'}, got {dict(arguments)}."
+        ) from None
 
 
 def fitted_arguments(

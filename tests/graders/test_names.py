@@ -128,7 +128,10 @@ async def test_a_grader_that_cannot_work_is_refused_before_anything_is_played():
             {"reward": "remote", "reward_kwargs": {"url": "http://127.0.0.1:1", "attempts": 1}},
             "remote: .*failed",
         ),
-        ({"reward": "judge"}, "grader `judge`: missing a required keyword-only argument: 'url'"),
+        (
+            {"reward": "judge"},
+            "grader `judge`: missing a required argument: 'url'; it takes url, model, rubric",
+        ),
     ]:
         with pytest.raises(UserError, match=sentence) as caught:
             await build_scorer(choice(**settings), nothing, Task.ask("t", "?", "0.5"))

@@ -182,7 +182,10 @@ def test_the_program_is_the_last_block_of_python(answer, program):
     assert program_of(answer) == program
 
 
-@pytest.mark.parametrize("label", [None, "[]", "{}", '{"inputs": ["a"], "outputs": []}', "[1]", "7", "[[1]]"])
+@pytest.mark.parametrize(
+    "label",
+    [None, "[]", "{}", '{"inputs": ["a"], "outputs": []}', "[1]", "7", "[[1]]", "#### 72", "72 cm", '["1"]'],
+)
 async def test_a_task_without_tests_is_a_typed_failure(label):
     with pytest.raises(GradingError, match="task t has no tests of programs") as caught:
         await make_grader("code", **QUICK)(Task.ask("t", "?", label), "print(1)")

@@ -100,7 +100,7 @@ async def test_what_may_pass_is_tried_again(trouble):
 )
 async def test_what_stays_broken_is_a_typed_failure_and_no_zero(behaviour, kind, sentence):
     async with RewardServer(lengths, *[behaviour] * 3).serving() as server:
-        with pytest.raises(GradingError, match=sentence) as caught:
+        with pytest.raises(GradingError, match=sentence or None) as caught:
             await make_grader("remote", url=server.url, **QUICK)(TASK, "answer")
     assert (caught.value.stage, caught.value.kind) == ("reward", kind)
 

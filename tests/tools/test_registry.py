@@ -133,7 +133,7 @@ def test_a_path_names_an_unregistered_tool():
     [
         ("calculater", {}, r"no tool `calculater`\. Did you mean `calculator`\? Installed: calculator, "),
         ("calculator", {"digits": 3}, r"tool `calculator` takes no arguments, got \{'digits': 3\}"),
-        ("notes", {}, r"tool `notes`: missing a required argument: 'pages'; it is made with \(pages"),
+        ("notes", {}, r"tool `notes`: missing a required argument: 'pages'; it takes pages"),
         ("notes", {"pages": 1, "size": 2}, "tool `notes`: there is no argument `size`. It takes pages."),
         ("notes", {"pagse": 1}, "Did you mean `pages`?"),
         (
