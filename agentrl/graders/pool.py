@@ -50,7 +50,7 @@ class MathPool:
         """Whether math-verify takes two expressions for equal.
 
         cpu_s: CPU seconds of the comparison, so that the load of the machine does not decide. A process that
-        does not get them in four times as many seconds, and 10 s, is killed as well, and is no outcome.
+        does not get them in ten times as many seconds, and a minute, is killed as well, and is no outcome.
 
         Waits for: a free process, in the order of the calls, then its reply. Unblocked by: the limits. On
         cancellation: the comparison goes on to its end, and the next caller waits for that.
@@ -60,7 +60,7 @@ class MathPool:
         """
         slot = await self._free.get()
         request: dict[str, JSON] = {"answer": answer, "gold": gold, "cpu_s": cpu_s}
-        exchange = asyncio.create_task(self._exchanged(slot, request, 5 * cpu_s + _GRACE_S))
+        exchange = asyncio.create_task(self._exchanged(slot, request, 20 * cpu_s + _GRACE_S))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
         return await asyncio.shield(exchange)

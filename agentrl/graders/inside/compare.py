@@ -23,8 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
-_WALL_FACTOR = 4
-_WALL_GRACE_S = 10.0
+_WALL_FACTOR = 10
+_WALL_GRACE_S = 60.0
 _MAX_REQUESTS = 2000
 _USED_UP = 3
 # They are parsed and compared before any fork, so that no worker pays for sympy's lazy imports and for the
