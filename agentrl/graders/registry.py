@@ -22,6 +22,9 @@ _WITH_SETTINGS: Mapping[str, str] = {
     "remote": "agentrl.graders.remote:RemoteGrader",
     "judge": "agentrl.graders.judge:JudgeGrader",
 }
+CALL_SERVERS = ("remote", "judge")
+"""The graders of an answer that call a server."""
+
 _OF_GROUPS: Mapping[str, str] = {
     "pairwise": "agentrl.graders.judge:PairwiseJudge",
     "diversity": "agentrl.graders.diversity:DiversityGrader",

@@ -36,6 +36,7 @@ from agentrl.envs.opponents import check_opponents
 from agentrl.envs.play import as_multi_agent
 from agentrl.errors import ConfigError, StageError, stage
 from agentrl.gpus import num_gpus, present_gpus
+from agentrl.graders.registry import CALL_SERVERS
 from agentrl.protocols import Renderer
 from agentrl.run import UNSERVED
 from agentrl.run.folder import RunFolder
@@ -94,7 +95,9 @@ async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
     algorithm_of(config, env)
     filters_of(config.rollout)
     data = RunData.of(config, env, notes.append)
-    await scoring_of(config, make_env, data.first_task)
+    # A reward model or a judge may run on the other machine only.
+    task = None if config.env.reward in CALL_SERVERS else data.first_task
+    await scoring_of(config, make_env, task, addresses)
     with tempfile.TemporaryDirectory(prefix="agentrl-dry-run-") as place:
         source = model_source(
             config.model,
