@@ -112,18 +112,16 @@ def _bullets(text: str) -> int:
 
 def _highlights(text: str) -> int:
     """The number of `*...*` with content, and once more of `**...**`, each within one line."""
-    count = 0
-    for line in text.split("\n"):
-        for mark in ("*", "**"):
-            start = line.find(mark)
-            while start >= 0:
-                inside = start + len(mark)
-                end = line.find("*", inside)
-                if end < 0:
-                    break
-                closes = line.startswith(mark, end)
-                count += closes and bool(line[inside:end].strip())
-                start = line.find(mark, end + len(mark) if closes else start + 1)
+    return sum(_marked(line, mark) for line in text.split("\n") for mark in ("*", "**"))
+
+
+def _marked(line: str, mark: str) -> int:
+    """The number of texts between two marks in a line; none of them holds an asterisk."""
+    count, start = 0, line.find(mark)
+    while start >= 0 and (end := line.find("*", start + len(mark))) >= 0:
+        closes = line.startswith(mark, end)
+        count += closes and bool(line[start + len(mark) : end].strip())
+        start = line.find(mark, end + len(mark) if closes else start + 1)
     return count
 
 

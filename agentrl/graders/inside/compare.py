@@ -17,7 +17,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -43,14 +43,16 @@ def main(memory_mb: int, descriptors: Sequence[int]) -> None:
         is_equal(answer, gold)
     for fd in descriptors:
         if os.fork() == 0:
-            for other in descriptors:
-                if other != fd:
-                    os.close(other)
+            _close(other for other in descriptors if other != fd)
             supervise(fd, memory_mb)
-    for fd in descriptors:
-        os.close(fd)
+    _close(descriptors)
     for _ in descriptors:
         os.wait()
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def is_equal(answer: str, gold: str) -> bool:
