@@ -152,7 +152,7 @@ async def test_a_long_answer_is_sent_by_its_end():
     [
         ({}, "missing a required"),
         ({"url": "nowhere"}, "'nowhere' is not an address"),
-        ({"url": "http://a:b@c"}, "holds credentials"),
+        ({"url": "http://localhost:secret@127.0.0.1"}, "holds credentials"),
         ({"url": "http://127.0.0.1", "attempts": 0}, "of at least 1"),
         ({"url": "http://127.0.0.1", "timeout_s": 0}, "a timeout_s above 0"),
         ({"url": "http://127.0.0.1", "protocol": "grpc"}, "`protocol` = 'grpc' does not fit"),
