@@ -268,7 +268,7 @@ def test_the_policy_of_the_page_allows_its_own_script_alone(run, monkeypatch):
     }
     scripts = [a for tag, a in zip(page.tags, page.attributes, strict=True) if tag in {"script", "style"}]
     assert [a["nonce"] for a in scripts] == [nonce, nonce]
-    assert nonce not in site_of(run).index.read_text(encoding="utf-8")
+    assert nonce not in site_of(run).page.read_text(encoding="utf-8")
     assert not [name for a in page.attributes for name in a if name.startswith("on") or name == "src"]
 
 
