@@ -155,15 +155,16 @@ def megatron_command(as_json: bool, only: str) -> None:
 @cli.command("view")
 @_JSON
 @click.option("--episodes", default=100_000, show_default=True, help="Episodes of the journal.")
+@click.option("--tokens", default=400, show_default=True, help="Tokens of each episode.")
 @click.option("--repeats", default=3, show_default=True, help="Repeats of each wait.")
-def view_command(as_json: bool, episodes: int, repeats: int) -> None:
+def view_command(as_json: bool, episodes: int, tokens: int, repeats: int) -> None:
     """How long the pages of `agentrl view` take to write, and how long their reader waits in a browser.
 
     It needs Chromium or Chrome, and writes about 1 GB into a temporary folder.
     """
     from benchmarks.view import ViewLoad, bench_view
 
-    _print(bench_view(ViewLoad(episodes, repeats=repeats)), as_json)
+    _print(bench_view(ViewLoad(episodes, tokens, repeats=repeats)), as_json)
 
 
 @cli.command("data")

@@ -31,13 +31,13 @@ _WRITE: Final = """
 import json, resource, sys, time
 from pathlib import Path
 from agentrl.view.episodes import write_site
-began = time.perf_counter()
+began, cpu = time.perf_counter(), time.process_time()
 run, out = Path(sys.argv[1]), Path(sys.argv[2])
 site = write_site(run, out, title="bench", decoder_of=lambda _: lambda id: f" w{id}")
-seconds = time.perf_counter() - began
+seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 sizes = {"episodes": site.num_episodes, "bytes": site.num_bytes}
-print(json.dumps({"s": seconds, "peak_mb": peak / 1024, **sizes}))
+print(json.dumps({"s": seconds, "cpu_s": cpu_s, "peak_mb": peak / 1024, **sizes}))
 """
 # In the page: changes the address and waits until the list shows the result.
 _FILTER: Final = """
@@ -83,8 +83,8 @@ def bench_view(load: ViewLoad | None = None) -> dict[str, JSON]:
     """Write the pages of a journal, and open them.
 
     Returns:
-        summary: seconds, peak memory and size of writing; milliseconds of each wait, medians. rows: every
-        repeat. settings: of the journal, the browser and the machine.
+        summary: seconds, CPU time, peak memory and size of writing; milliseconds of each wait, medians.
+        rows: every repeat. settings: of the journal, the browser and the machine.
 
     Raises:
         ConfigError: this machine has no browser.
