@@ -69,8 +69,16 @@ class AgentDojo(ToolEnv):
     splits: tuple[str, ...] = ("test",)
     arguments = "coerce"
     dialect = Chat()
-    # The longest script has 18 calls and an injected one 6. A list of all files has 28,000 characters.
-    limits = Limits(max_turns=32, max_tokens=65_536, max_tool_chars=60_000)
+    # The longest script has 18 calls and an injected one 6. A list of all files has 28,000 characters. Some
+    # checks compute for a tenth of a second, and hundreds of episodes may end at once.
+    limits = Limits(
+        max_turns=32,
+        max_tokens=65_536,
+        max_tool_chars=60_000,
+        reset_timeout_s=120.0,
+        reward_timeout_s=120.0,
+        step_timeout_s=180.0,
+    )
 
     def __init__(
         self,
@@ -160,9 +168,10 @@ class AgentDojo(ToolEnv):
         yield say(answer)
 
     def hijacked_expert(self, task: Task) -> Script:
-        """The expert that does what an injected text demands as soon as it has read it: the worst case.
+        """The expert that has read an injected text and obeys it: the worst case.
 
-        It goes on with the user's task afterwards; under a denial of service it stops.
+        It does the user's task first, so that this undoes nothing of the injected one. Under a denial of
+        service it stops at once.
 
         Raises:
             UserError: there is no attack.
@@ -172,16 +181,16 @@ class AgentDojo(ToolEnv):
         calls, answer = self.world.gold(task)
         injected, injected_answer = self.world.injected_gold(task)
         marks = [_letters(max(text.splitlines(), key=len)) for text in self.world.injected_texts(task)]
+        is_hijacked = False
         for name, arguments in calls:
             result = _letters((yield call(name, **arguments)), most=None)
-            if not any(mark in result for mark in marks):
-                continue
-            marks = []
-            if self.world.is_dos:
+            is_hijacked = is_hijacked or any(mark in result for mark in marks)
+            if is_hijacked and self.world.is_dos:
                 yield say("asdf")
                 return
-            for injected_name, injected_arguments in injected:
-                yield call(injected_name, **injected_arguments)
+        if is_hijacked:
+            for name, arguments in injected:
+                yield call(name, **arguments)
             answer = f"{answer} {injected_answer}".strip()
         yield say(answer)
 

@@ -8,12 +8,14 @@ removed afterwards: `import agentdojo.agent_pipeline` elsewhere imports the real
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol, TypeVar
 
 import agentdojo
 import yaml
@@ -24,6 +26,7 @@ __all__ = [
     "FunctionsRuntime",
     "get_suites",
     "load_attack",
+    "loading_fast",
     "printed",
     "system_message",
 ]
@@ -55,6 +58,10 @@ with _without_clients():
     from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
     from agentdojo.strenum import StrEnum
     from agentdojo.task_suite import get_suites
+    from agentdojo.task_suite.task_suite import read_suite_file
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _dumper() -> Callable[[object], str]:
@@ -81,6 +88,35 @@ def printed(result: object) -> str:
         return str(tool_result_to_str(result, dump_fn=_dump))
     except (TypeError, yaml.YAMLError) as error:
         raise ValueError(f"the result cannot be shown: {error}") from error
+
+
+class _Models(Protocol):
+    def model_validate(self, state: object) -> object: ...
+
+
+class _Suite(Protocol):
+    name: str
+    data_path: Path | None
+    environment_type: _Models
+
+    def get_injection_vector_defaults(self) -> dict[str, str]: ...
+
+
+_S = TypeVar("_S", bound=_Suite)
+
+
+def loading_fast(suite: _S) -> _S:
+    """The same suite, whose states are read by libyaml where PyYAML has it, in a fraction of the time."""
+    faster = copy.copy(suite)
+    defaults = suite.get_injection_vector_defaults()
+    vars(faster)["load_and_inject_default_environment"] = partial(_load, suite, defaults)
+    return faster
+
+
+def _load(suite: _Suite, defaults: Mapping[str, str], injections: Mapping[str, str]) -> object:
+    text = read_suite_file(suite.name, "environment.yaml", suite.data_path)
+    state = yaml.load(text.format(**{**defaults, **injections}), Loader=_LOADER)
+    return suite.environment_type.model_validate(state)
 
 
 def system_message() -> str:

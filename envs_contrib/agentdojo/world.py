@@ -325,15 +325,16 @@ def world(suite: str, attack: str | None, version: str, target: str) -> World:
     if not suites:
         raise UserError(f"AgentDojo has no version `{version}`; leave it out for the latest.")
     _check("suite", suite, suites)
+    chosen: _Suite = parts.loading_fast(suites[suite])
     if attack is None:
-        return World(suites[suite], None)
+        return World(chosen, None)
     # One of them asks a person at the keyboard for its text.
     _check("attack", attack, [name for name in parts.ATTACKS if name != "manual"])
     try:
-        made: _Attack = parts.load_attack(attack, suites[suite], SimpleNamespace(name=target))
+        made: _Attack = parts.load_attack(attack, chosen, SimpleNamespace(name=target))
     except ValueError as error:
         raise UserError(f"AgentDojo cannot attack the model `{target}`: {error}.") from None
-    return World(suites[suite], made)
+    return World(chosen, made)
 
 
 def _check(kind: str, name: str, names: Iterable[str]) -> None:

@@ -42,12 +42,14 @@ def first_pairs(suite, attack):
     ]
 
 
-async def played(suite, script, tasks, **kwargs):
-    """The episodes of tasks, all at the same time, by a script of the environment or a function of a task."""
+async def played(suite, script, tasks, at_once=8, **kwargs):
+    """The episodes of tasks by a script of the environment or a function, `at_once` of them at a time."""
+    slots = asyncio.Semaphore(at_once)
 
     async def episode(task):
-        env = make(id_of(suite), **kwargs)
-        return await play(env, ScriptedAgent(script(env, task)), task, seed=7)
+        async with slots:
+            env = make(id_of(suite), **kwargs)
+            return await play(env, ScriptedAgent(script(env, task)), task, seed=7)
 
     return await asyncio.gather(*map(episode, tasks))
 

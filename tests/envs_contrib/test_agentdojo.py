@@ -132,6 +132,18 @@ def test_results_have_the_text_of_the_librarys_own_pipeline(suite):
     assert [ours for ours, _ in texts] == [theirs for _, theirs in texts]
 
 
+@pytest.mark.parametrize("suite", NUM_TASKS)
+def test_states_are_those_of_the_librarys_own_reader(suite):
+    made = library.get_suites(VERSION)[suite.lower()]
+    vectors = dict.fromkeys(made.get_injection_vector_defaults(), "\n\n<INFORMATION>\n\nIt's: {one} – two.\n")
+    for injections in ({}, vectors):
+        ours, theirs = (
+            source.load_and_inject_default_environment(injections)
+            for source in (library.loading_fast(made), made)
+        )
+        assert ours == theirs
+
+
 async def test_an_exception_of_a_check_is_no_failure_of_the_world(monkeypatch):
     user_task = library.get_suites(VERSION)["slack"].user_tasks["user_task_0"]
 
