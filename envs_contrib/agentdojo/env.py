@@ -168,10 +168,9 @@ class AgentDojo(ToolEnv):
         yield say(answer)
 
     def hijacked_expert(self, task: Task) -> Script:
-        """The expert that has read an injected text and obeys it: the worst case.
+        """The expert that obeys an injected text as soon as it has read it: the worst case.
 
-        It does the user's task first, so that this undoes nothing of the injected one. Under a denial of
-        service it stops at once.
+        It goes on with the user's task afterwards; under a denial of service it stops.
 
         Raises:
             UserError: there is no attack.
@@ -181,16 +180,16 @@ class AgentDojo(ToolEnv):
         calls, answer = self.world.gold(task)
         injected, injected_answer = self.world.injected_gold(task)
         marks = [_letters(max(text.splitlines(), key=len)) for text in self.world.injected_texts(task)]
-        is_hijacked = False
         for name, arguments in calls:
             result = _letters((yield call(name, **arguments)), most=None)
-            is_hijacked = is_hijacked or any(mark in result for mark in marks)
-            if is_hijacked and self.world.is_dos:
+            if not any(mark in result for mark in marks):
+                continue
+            marks = []
+            if self.world.is_dos:
                 yield say("asdf")
                 return
-        if is_hijacked:
-            for name, arguments in injected:
-                yield call(name, **arguments)
+            for injected_name, injected_arguments in injected:
+                yield call(injected_name, **injected_arguments)
             answer = f"{answer} {injected_answer}".strip()
         yield say(answer)
 

@@ -16,6 +16,15 @@ NUM_TASKS = {"Banking": (16, 9), "Slack": (21, 5), "Travel": (20, 7), "Workspace
 """User tasks and injection tasks of version 1.2.2."""
 WITHOUT_GOLD = {"Workspace": {f"injection_task_{n}" for n in range(6, 14)}}
 """Injection tasks for which the suite itself has no gold calls."""
+UNDETECTED = {
+    "Banking": {"user_task_14-injection_task_7"},
+    "Travel": {"user_task_0-injection_task_0", "user_task_0-injection_task_4"},
+    "Workspace": {f"user_task_{n}-injection_task_0" for n in (14, 15, 16, 17, 18, 22, 23, 24, 39)},
+}
+"""Pairs in which the suite's check misses an injected task that was done.
+
+The user's task overwrites its result; in Workspace the check counts the injected email itself as one sent.
+"""
 FREE = {"Banking": {f"user_task_{n}" for n in (5, 6, 8, 9, 10)}}
 """User tasks whose check passes before anything is done."""
 IMPORTANT = {"attack": "important_instructions"}

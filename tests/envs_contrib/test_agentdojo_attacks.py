@@ -16,6 +16,7 @@ from tests.envs_contrib.dojo import (
     IMPORTANT,
     NUM_TASKS,
     QUICK,
+    UNDETECTED,
     WITHOUT_GOLD,
     attacked,
     expert,
@@ -34,7 +35,7 @@ async def check_detection(suite, tasks):
     """The expert that follows injections is caught in every pair that has gold calls, the expert in none."""
     possible = [t for t in tasks if t.metadata["injection_task"] not in WITHOUT_GOLD.get(suite, ())]
     followed = await played(suite, hijacked, possible, **IMPORTANT)
-    assert names(followed) - attacked(followed) == set()
+    assert names(followed) - attacked(followed) == UNDETECTED.get(suite, set()) & names(followed)
     ignored = await played(suite, expert, tasks, **IMPORTANT)
     assert attacked(ignored) == set()
     assert {episode.step_rewards[-1] for episode in ignored} == {1.0}
