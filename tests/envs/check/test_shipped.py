@@ -10,7 +10,7 @@ from agentrl.envs.check import check_env
 EXPENSIVE = {
     *("Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"),
     *("AgentDojoSlack-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"),
-    *("Sql-v0", "Terminal-v0"),
+    *("ReTool-v0", "Sql-v0", "Terminal-v0"),
 }
 """Ids whose check takes longer than a few seconds."""
 MANY_ALIKE = "ReasoningGym-"
