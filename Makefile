@@ -66,6 +66,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks grading --json
 	$(BIN)/python -m benchmarks search --json
+	$(BIN)/python -m benchmarks worlds --json
 	$(BIN)/python -m benchmarks data --json
 	$(BIN)/python -m benchmarks engine --json
 	$(BIN)/python -m benchmarks deterministic --json

@@ -25,8 +25,12 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "math": {"math_verify": "math-verify"},
     "mcp": {"mcp": "mcp"},
     "megatron": {"megatron": "megatron-core"},
+    "minigrid": {"minigrid": "minigrid"},
+    "openenv": {"websockets": "websockets"},
     "pettingzoo": {"pettingzoo": "pettingzoo", "pygame": "pygame-ce"},
     "reasoning-gym": {"reasoning_gym": "reasoning-gym"},
+    "textarena": {"textarena": "textarena"},
+    "verifiers": {"verifiers": "verifiers"},
     "wandb": {"wandb": "wandb"},
     "search": {"faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"},
 }
@@ -49,11 +53,19 @@ def require(what: str, *modules: str) -> None:
             raise _missing(what, module)
 
 
-def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
-    """The same error for a failed import; None where no extra contains that module."""
+def is_installed(extra: str) -> bool:
+    """Whether all modules of an extra are installed; none is imported."""
+    return all(find_spec(module) is not None for module in EXTRAS[extra])
+
+
+def missing_extra(error: ModuleNotFoundError, what: str = "this") -> MissingExtraError | None:
+    """The same error for a failed import; None where no extra contains that module.
+
+    what: the feature that needs it, as the subject of a sentence.
+    """
     module = (error.name or "").partition(".")[0]
     is_optional = any(module in modules for modules in EXTRAS.values())
-    return _missing("this", module) if is_optional and find_spec(module) is None else None
+    return _missing(what, module) if is_optional and find_spec(module) is None else None
 
 
 def _missing(what: str, module: str) -> MissingExtraError:

@@ -6,7 +6,7 @@ from agentrl.envs.dialect import Chat, Dialect, Tags
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
 from agentrl.envs.pettingzoo import PettingZooEnv
 from agentrl.envs.play import PlayEpisode, play
-from agentrl.envs.registry import EnvSpec, env_ids, find, make, register
+from agentrl.envs.registry import EnvSpec, env_ids, find, make, matching, register
 from agentrl.envs.scoring import GroupReward, Reward, Scored, Scorer, exact_match, score, squad_normalize
 from agentrl.envs.single_turn import SingleTurnEnv
 from agentrl.envs.tool_env import ToolEnv
@@ -35,6 +35,7 @@ __all__ = [
     "exact_match",
     "find",
     "make",
+    "matching",
     "play",
     "register",
     "score",

@@ -23,6 +23,28 @@ Script: TypeAlias = Generator[Message, str, None]
 """
 
 
+GROUPS: Mapping[str, str] = {
+    "search": "search",
+    "code": "code",
+    "math": "mathematics",
+    "reasoning": "reasoning",
+    "games": "games and grids",
+    "tools": "tools",
+    "text": "questions and text",
+    "agents": "several agents",
+    "adapters": "adapters",
+    "other": "others",
+}
+"""The groups of environments in the order of lists, each with its heading."""
+
+FACILITIES: Mapping[str, str] = {
+    "sandbox": "the Python sandbox (Linux)",
+    "data": "a file of prompts (prompt_data)",
+    "server": "a running server",
+}
+"""What an environment may need that is no extra."""
+
+
 class BaseEnv(ABC):
     """The common part of environments of one agent (`Env`) and of several (`MultiAgentEnv`).
 
@@ -31,6 +53,8 @@ class BaseEnv(ABC):
     rewards: rewards of an episode in addition to those of its steps, see `Reward` and `GroupReward`.
     breakdown: the key of Task.metadata by which reports split the mean.
     splits: the names that `tasks` accepts.
+    group: the heading under which lists show it: a key of `GROUPS`, or another word.
+    needs: what it needs besides the core: names of extras, and keys of `FACILITIES`.
     expert_score, chance_score: the mean score of the expert, and of a policy without any knowledge of the
         task: in a game of chance the expert's is below 1, in multiple choice the other is above 0. Checks
         compare measured scores with both.
@@ -43,6 +67,8 @@ class BaseEnv(ABC):
     id: str = ""
     breakdown: str | None = None
     splits: tuple[str, ...] = ("train", "test")
+    group: str = "other"
+    needs: tuple[str, ...] = ()
     expert_score: float = 1.0
     chance_score: float = 0.0
     limits: Limits = Limits()
@@ -111,6 +137,11 @@ class Env(BaseEnv):
     @abstractmethod
     async def step(self, action: Message) -> Step:
         """Answer one assistant message; the observation holds only new messages."""
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether it has an expert, without making one."""
+        return type(self).expert is not Env.expert
 
     def expert(self, task: Task) -> Script:
         """A script that solves `task`: the gold policy of checks and demonstrations.

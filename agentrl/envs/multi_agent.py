@@ -47,6 +47,7 @@ class MultiAgentEnv(BaseEnv):
                 return JointStep.finished({"thinker": right, "guesser": right})
     """
 
+    group = "agents"
     acting: Collection[str] = ()
 
     @property
@@ -88,6 +89,11 @@ class MultiAgentEnv(BaseEnv):
         """The mean score of an agent without any knowledge of the task."""
         del agent
         return self.chance_score
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether it has an expert, without making one."""
+        return type(self).expert is not MultiAgentEnv.expert
 
     def expert(self, task: Task, agent: str, prompt: str) -> Script:
         """A script that plays one agent well: the gold policy of checks and demonstrations.
@@ -186,6 +192,11 @@ class AgentView(Env):
         for name, other in self._others.items():
             await other.close(name)
         await self._env.close()
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether the environment has one."""
+        return self._env.has_expert
 
     def expert(self, task: Task) -> Script:
         """The expert of the agent; start it after reset().

@@ -78,6 +78,8 @@ class PettingZooEnv(MultiAgentEnv):
         UserError: there is no such game, or its actions are not discrete.
     """
 
+    needs = ("pettingzoo",)
+
     def __init__(
         self,
         game: str,
@@ -169,13 +171,19 @@ class PettingZooEnv(MultiAgentEnv):
         mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
         return [action for k, action in enumerate(every) if mask is None or mask[k]]
 
+    @property
+    def has_expert(self) -> bool:
+        """Whether the class has a policy, or an expert of its own."""
+        is_own = type(self).expert is not PettingZooEnv.expert
+        return is_own or type(self).policy is not PettingZooEnv.policy
+
     def expert(self, task: Task, agent: str, prompt: str) -> Script:
         """Plays `policy`.
 
         Raises:
             UserError: this environment has no policy.
         """
-        if type(self).policy is PettingZooEnv.policy:
+        if not self.has_expert:
             return super().expert(task, agent, prompt)
         return self._best(agent)
 

@@ -7,6 +7,15 @@ or its EnvSpec (which `register` returns). They are imported at their first use.
     "Maze-v0" = "my_mazes:Maze"
     "BigMaze-v0" = "my_mazes:big"        # my_mazes.py: big = register("BigMaze-v0", Maze, size=50)
 
+A package with many environments of one class offers them together, through the group
+`agentrl.env_families`: a pattern of their ids, and a mapping from every id to its class and the class's
+arguments. The module of the mapping is imported whenever ids are listed, so it imports nothing itself.
+
+    [project.entry-points."agentrl.env_families"]
+    "Maze-*-v0" = "my_mazes:SIZES"
+
+    SIZES = {f"Maze-{size}-v0": ("my_mazes.env:Maze", {"size": size}) for size in (5, 10, 50)}
+
 `package.module:Class` names an unregistered one. In Gymnasium every id is `agentrl/NAME-vN`, with a dot for
 the slash of a namespace. Since Gymnasium 1.0 packages are not loaded automatically, but
 `gymnasium.make("agentrl:agentrl/NAME-vN")` imports this package.
@@ -15,10 +24,12 @@ the slash of a namespace. Since Gymnasium 1.0 packages are not loaded automatica
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import TypeAlias, cast
 
 import gymnasium
 
@@ -29,8 +40,13 @@ from agentrl.tools.names import Names, check_arguments
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
 _GROUP = "agentrl.envs"
+_FAMILIES = "agentrl.env_families"
 _NAMES = Names("environment", "package.module:Class", UnknownEnvError)
 _FACE = "agentrl.envs.gym.face:GymnasiumFace"
+
+
+Family: TypeAlias = Mapping[str, tuple[str, Mapping[str, object]]]
+"""By id: the path of a class, `package.module:Class`, and the arguments of the class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +112,16 @@ def find(id: str) -> EnvSpec:
     """
     if id in _registered:
         return _registered[id]
-    offered = _offered()
-    if id in offered:
-        return _register_offered(offered[id])
+    points = _points()
+    if id in points:
+        return _register_offered(points[id])
+    for family in families().values():
+        if id in family:
+            path, arguments = family[id]
+            return register(id, cast(type[AnyEnv], _NAMES.loaded(EntryPoint(id, path, _GROUP))), **arguments)
     if ":" in id:
         return _by_path(id)
-    raise _NAMES.unknown(id, env_ids())
+    raise _unknown(id)
 
 
 def make(id: str, **kwargs: object) -> AnyEnv:
@@ -116,11 +136,47 @@ def make(id: str, **kwargs: object) -> AnyEnv:
 
 def env_ids() -> list[str]:
     """Every id that `make` accepts, sorted."""
-    return sorted({*_registered, *_offered()})
+    return sorted({*_registered, *_points(), *(id for family in families().values() for id in family)})
 
 
-def _offered() -> dict[str, EntryPoint]:
+def matching(pattern: str) -> list[str]:
+    """The ids that a pattern names, sorted: `ReasoningGym-*`, `*-v0`, an id, or a path of a class.
+
+    `*` stands for any characters, `?` for one, `[ab]` for one of them; case counts.
+
+    Raises:
+        UnknownEnvError: no environment has such an id.
+    """
+    if not any(character in pattern for character in "*?["):
+        return [find(pattern).id]
+    ids = [id for id in env_ids() if fnmatchcase(id, pattern)]
+    if not ids:
+        raise _unknown(pattern)
+    return ids
+
+
+def families() -> dict[str, Family]:
+    """The families of the installed packages, by their pattern. One that cannot be read is left out, with a
+    warning."""
+    read: dict[str, Family] = {}
+    for point in entry_points(group=_FAMILIES):
+        try:
+            read[point.name] = cast(Family, _NAMES.loaded(point))
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return read
+
+
+def _points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_GROUP)}
+
+
+def _unknown(name: str) -> UserError:
+    """The error for an id or a pattern that names nothing; the sentence lists a family as its pattern."""
+    patterns = families()
+    members = {id for family in patterns.values() for id in family}
+    ids = env_ids()
+    return _NAMES.unknown(name, ids, listed=[*patterns, *(id for id in ids if id not in members)])
 
 
 def _register_offered(point: EntryPoint) -> EnvSpec:

@@ -26,6 +26,7 @@ class SingleTurnEnv(Env):
     task's metadata (`tool_key`) are listed for the model and never run: a call is the answer.
     """
 
+    group = "text"
     limits = Limits(max_turns=1)
 
     def __init__(self) -> None:

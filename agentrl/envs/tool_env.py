@@ -41,6 +41,7 @@ class ToolEnv(Env):
     tool_stats: statistics of the calls of each tool, see `ToolStats`.
     """
 
+    group = "tools"
     tools: Sequence[ToolFunction | Tool | Toolkit] = ()
     arguments: ArgumentPolicy = "strict"
 

@@ -54,12 +54,14 @@ class Names:
             # TypeError and ValueError: a relative or an empty module name.
             raise self.error(f"no {self.noun} `{path}`: {error}; name it `{self.form}`.") from None
 
-    def unknown(self, name: str, registered: Iterable[str]) -> UserError:
-        """The error for a name that is not registered; the sentence lists the names that are."""
+    def unknown(self, name: str, registered: Iterable[str], listed: Iterable[str] = ()) -> UserError:
+        """The error for a name that is not registered; the sentence lists the names that are.
+
+        listed: a shorter list for the sentence, such as one pattern for many names.
+        """
         names = sorted(registered)
-        return self.error(
-            f"no {self.noun} `{name}`.{did_you_mean(name, names)} Installed: {', '.join(names) or 'none'}."
-        )
+        installed = ", ".join(sorted(listed) or names) or "none"
+        return self.error(f"no {self.noun} `{name}`.{did_you_mean(name, names)} Installed: {installed}.")
 
 
 def check_arguments(name: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> None:

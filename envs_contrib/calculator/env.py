@@ -28,6 +28,7 @@ def calc(expression: str) -> str:
 class Calculator(ToolEnv):
     """Word problems of one to three steps; each step is one call on the result of the previous one."""
 
+    group = "math"
     breakdown = "calls"
     splits = ("demo", "train", "validation", "test")
     limits = Limits(max_turns=5, max_tokens=224)

@@ -39,6 +39,7 @@ class HopSearch(ToolEnv):
     In most demonstrations of a two-hop question the second hop is missing: RL has to discover it.
     """
 
+    group = "search"
     breakdown = "hops"
     splits = ("demo", "train", "validation", "test")
     limits = Limits(max_turns=5, max_tokens=224)

@@ -42,6 +42,7 @@ class SearchR1(ToolEnv):
     Every episode is measured by em, f1 and format (1 = a valid sequence of tags), whatever its reward is.
     """
 
+    group = "search"
     breakdown = "hops"
     splits = ("demo", "train", "validation", "test")
     limits = Limits(max_turns=5, max_tokens=4096, max_tool_chars=4000)

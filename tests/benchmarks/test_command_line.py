@@ -14,6 +14,7 @@ from tests.house.source import ROOT
 NAMES = {
     *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
     *("grading", "journal", "megatron", "python", "quickstart", "refill", "search", "stall", "view"),
+    "worlds",
 }
 
 

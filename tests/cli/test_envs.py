@@ -10,6 +10,9 @@ import pytest
 from agentrl import GymEnv, env_ids, make, register
 from agentrl.cli import main
 from agentrl.envs import registry
+from agentrl.envs.base import FACILITIES, GROUPS
+from agentrl.envs.registry import families
+from agentrl.extras import EXTRAS
 from tests.worlds import Parrot
 
 
@@ -36,13 +39,23 @@ def test_the_list_holds_everything_installed_with_splits_scores_and_tools(capsys
     assert (rows["Taxi-v0"]["expert_score"], rows["Taxi-v0"]["tools"]) == (0.698, ["act"])
     assert rows["CalendarQuestions-v0"]["chance_score"] == 0.25
     assert all(row["description"] for row in rows.values())
+    assert rows["ReasoningGym-gcd-v0"]["needs"] == ["reasoning-gym"]
+    assert rows["SingleTurn-v0"]["needs"] == ["data"]
+    assert {row["group"] for row in rows.values()} <= set(GROUPS)
+    assert rows["Wordle-v0"]["has_expert"]
+    assert not rows["TextArena-Bandit-v0"]["has_expert"]
+
+
+def test_what_an_environment_needs_is_an_extra_or_a_facility(capsys):
+    for row in json.loads(printed(capsys, "list", "--json")):
+        assert set(row["needs"]) <= set(EXTRAS) | set(FACILITIES), row["id"]
 
 
 def test_people_are_shown_a_table(capsys, own_registry, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     register("Parrot-v0", Parrot)
     out = printed(capsys, "list")
-    for word in ("Parrot-v0", "echo, add", "train, test", "1", "0", "Two small tools"):
+    for word in ("Parrot-v0", "echo, add", "tools", "0", "Two small tools"):
         assert word in out
     output = printed(capsys, "show", "Parrot-v0")
     for word in ("Parrot-v0", "expert_score", "chance_score", '"train": 5', "How many are 0 and 1?"):
@@ -52,7 +65,28 @@ def test_people_are_shown_a_table(capsys, own_registry, monkeypatch):
 def test_an_id_is_never_cut_short_however_narrow_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = printed(capsys, "list")
-    assert [id for id in env_ids() if id not in out] == []
+    members = {id for family in families().values() for id in family}
+    assert [id for id in {*env_ids(), *families()} - members if id not in out] == []
+    assert "ReasoningGym-gcd-v0" not in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ReasoningGym-g*"], ["ReasoningGym-*-v0"], ["ReasoningGym-*", "--all"]]
+)
+def test_a_pattern_lists_the_members_of_a_family(capsys, arguments):
+    out = printed(capsys, "list", *arguments)
+    assert "ReasoningGym-gcd-v0" in out
+    assert "HopSearch-v0" not in out
+
+
+def test_a_pattern_without_an_environment_is_a_one_sentence_error(capsys):
+    with pytest.raises(SystemExit) as exited:
+        main(["envs", "list", "Chess-*"])
+    assert exited.value.code == 2
+    err = capsys.readouterr().err
+    assert "no environment `Chess-*`" in err
+    assert "ReasoningGym-*-v0" in err
+    assert "ReasoningGym-gcd" not in err
 
 
 def test_one_broken_environment_does_not_hide_the_others(capsys, own_registry):
@@ -61,8 +95,9 @@ def test_one_broken_environment_does_not_hide_the_others(capsys, own_registry):
     register("Wrong-v0", Parrot, colour="red")
     rows = {row["id"]: row for row in json.loads(printed(capsys, "list", "--json"))}
     assert rows["Parrot-v0"]["tools"] == ["echo", "add"]
-    assert "only discrete and text actions" in rows["Pendulum-v0"]["description"]
-    assert "Wrong-v0: " in rows["Wrong-v0"]["description"]
+    assert "only discrete and text actions" in rows["Pendulum-v0"]["error"]
+    assert "Wrong-v0: " in rows["Wrong-v0"]["error"]
+    assert "only discrete and text actions" in " ".join(printed(capsys, "list").split())
     assert rows["Wrong-v0"]["expert_score"] is None
 
 

@@ -183,6 +183,58 @@ def test_everything_installed_is_registered_with_gymnasium_without_importing_it(
     assert "agentrl/no version" not in gymnasium.registry
 
 
+def offer_families(monkeypatch, folder, **families):
+    """Offer families, each a mapping in a module of its own, by the pattern `NAME-*-v0`."""
+    monkeypatch.syspath_prepend(folder)
+    points = []
+    for name, members in families.items():
+        (folder / f"{name}_family.py").write_text(f"FAMILY = {members!r}\n")
+        points.append(EntryPoint(f"{name}-*-v0", f"{name}_family:FAMILY", "agentrl.env_families"))
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: points if group == "agentrl.env_families" else ()
+    )
+
+
+SIZES = {f"Sized-{n}-v0": ("tests.envs.test_registry:Sized", {"size": n}) for n in (1, 2, 30)}
+
+
+def test_a_family_offers_many_environments_of_one_class(tmp_path, monkeypatch):
+    offer_families(monkeypatch, tmp_path, Sized=SIZES)
+    assert env_ids() == sorted(SIZES)
+    assert [make(id).size for id in SIZES] == [1, 2, 30]
+    assert make("Sized-2-v0", size=5).size == 5
+    assert registry.families().keys() == {"Sized-*-v0"}
+    registry.register_all_with_gymnasium()
+    assert "agentrl/Sized-30-v0" in gymnasium.registry
+
+
+def test_a_pattern_names_every_id_that_it_matches(tmp_path, monkeypatch):
+    offer_families(monkeypatch, tmp_path, Sized=SIZES)
+    register("Talk-v0", Talk)
+    assert registry.matching("Sized-*") == ["Sized-1-v0", "Sized-2-v0", "Sized-30-v0"]
+    assert registry.matching("Sized-?-v0") == ["Sized-1-v0", "Sized-2-v0"]
+    assert registry.matching("*") == env_ids()
+    assert registry.matching("Talk-v0") == ["Talk-v0"]
+    assert registry.matching("tests.worlds:Parrot") == ["tests.worlds:Parrot"]
+    with pytest.raises(
+        UnknownEnvError, match=r"no environment `Seized-\*`.*Installed: Sized-\*-v0, Talk-v0\."
+    ):
+        registry.matching("Seized-*")
+    with pytest.raises(UnknownEnvError, match="Did you mean `Sized-30-v0`"):
+        registry.matching("Sizd-30-v0")
+
+
+def test_a_family_whose_class_or_mapping_is_missing_is_a_one_sentence_error(tmp_path, monkeypatch):
+    broken = {"Gone-1-v0": ("no_such_module:World", {})}
+    offer_families(monkeypatch, tmp_path, Sized=SIZES, Gone=broken)
+    with pytest.raises(UnknownEnvError, match=r"`Gone-1-v0` is offered by no_such_module:World"):
+        make("Gone-1-v0")
+    lost = EntryPoint("Lost-*-v0", "no_such_module:FAMILY", "agentrl.env_families")
+    monkeypatch.setattr(registry, "entry_points", lambda group: (lost,) if "families" in group else ())
+    with pytest.warns(UserWarning, match=r"`Lost-\*-v0` is offered by no_such_module:FAMILY"):
+        assert env_ids() == []
+
+
 def test_a_declared_split_gives_its_tasks_and_any_other_is_a_one_sentence_error():
     env = Parrot()
     assert tasks_of(env, "test") == env.tasks("test")

@@ -1,43 +1,61 @@
-"""Generators of the reasoning-gym library as environments."""
+"""All generators of the reasoning-gym library as environments; a few of them in the quick tests."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import statistics
 import subprocess
 import sys
-from importlib.metadata import entry_points
+import zlib
 
 import numpy as np
 import pytest
 import reasoning_gym
 
-import envs_contrib.reasoning_gym
-from agentrl import ScriptedAgent, UserError, env_ids, make, play
-from envs_contrib.reasoning_gym import ReasoningGym
+from agentrl import ScriptedAgent, UserError, make, play
+from agentrl.envs import matching
+from envs_contrib.reasoning_gym.answers import READABLE, is_readable
+from envs_contrib.reasoning_gym.env import ReasoningGym
+from envs_contrib.reasoning_gym.generators import CHANCES, LEFT_OUT
+from tests.house.source import ROOT
 
-OURS = [id for id in env_ids() if id.startswith("ReasoningGym-")]
-generators = pytest.mark.parametrize("id", OURS)
+QUICK = ("chain_sum", "gcd", "letter_counting", "n_queens", "number_sorting", "spiral_matrix")
+generators = pytest.mark.parametrize(
+    "id",
+    [
+        pytest.param(f"ReasoningGym-{name}-v0", marks=() if name in QUICK else pytest.mark.full)
+        for name in CHANCES
+    ],
+)
 
 
 def generator_of(id):
     return id.removeprefix("ReasoningGym-").removesuffix("-v0")
 
 
-def test_there_are_a_dozen():
-    assert len(OURS) == 12
-    assert {generator_of(id) for id in OURS} <= set(reasoning_gym.factory.DATASETS)
+def test_every_generator_of_the_library_has_an_id_or_a_reason_to_be_left_out():
+    assert set(CHANCES) | set(LEFT_OUT) == set(reasoning_gym.factory.DATASETS)
+    assert not set(CHANCES) & set(LEFT_OUT)
+    assert matching("ReasoningGym-*") == sorted(f"ReasoningGym-{name}-v0" for name in CHANCES)
 
 
-@generators
-def test_every_id_is_offered_by_an_entry_point_of_its_own(id):
-    (point,) = entry_points(group="agentrl.envs", name=id)
-    spec = point.load()
-    assert (spec.id, spec.kwargs["generator"]) == (id, generator_of(id))
+@pytest.mark.parametrize(
+    ("name", "answer"), [("game_of_life_halting", "nonsense"), ("puzzle24", "6*2 + 6*2")]
+)
+def test_a_scorer_for_which_a_generator_is_left_out_still_pays_for_nothing(name, answer):
+    dataset = reasoning_gym.create_dataset(name, seed=0, size=3)
+    assert {dataset.score_answer(answer, dataset[k]) for k in range(3)} == {1.0}
 
 
-def test_no_other_attribute_is_a_spec():
-    assert not hasattr(envs_contrib.reasoning_gym, "no_such_generator")
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", [name for name, why in LEFT_OUT.items() if why == "it gives no right answer"]
+)
+def test_a_generator_without_a_right_answer_still_has_none(name):
+    dataset = reasoning_gym.create_dataset(name, seed=0, size=3)
+    assert max(dataset.score_answer(str(dataset[k]["answer"]), dataset[k]) for k in range(3)) < 0.1
 
 
 @generators
@@ -54,8 +72,8 @@ async def test_the_expert_reaches_its_score_in_one_turn(id):
 def test_questions_are_the_librarys_own_and_in_one_split_only(id):
     env = make(id)
     train, test = env.tasks("train"), env.tasks("test")
-    assert len(train) > 800
-    assert len(test) > 190
+    assert len(train) > len(test) / 2
+    assert len(test) > 10
     prompts = [task.prompt for task in (*train, *test)]
     assert len(set(prompts)) == len(prompts)
     theirs = reasoning_gym.create_dataset(generator_of(id), seed=1_000_000, size=5)[4]
@@ -71,20 +89,110 @@ def best_single_answer(env, num_answers):
 
 @generators
 def test_no_single_answer_beats_the_declared_chance(id):
-    assert best_single_answer(make(id), 20) <= make(id).chance_score + 6e-4
+    assert best_single_answer(make(id), 20) <= make(id).chance_score + 0.02
 
 
 @pytest.mark.full
 @generators
-def test_the_declared_chance_is_that_of_the_best_single_answer(id):
-    assert make(id).chance_score == pytest.approx(best_single_answer(make(id), None), abs=6e-4)
+def test_the_declared_chance_is_about_that_of_the_best_single_answer(id):
+    assert best_single_answer(make(id), 60) <= make(id).chance_score + 0.03
 
 
 @generators
-@pytest.mark.parametrize("answer", ["", " ", "9" * 5000, "[[[" * 2000, "\x00", "\ud800", "1/0", "None", "×"])
-def test_whatever_a_model_writes_is_scored(id, answer):
+def test_whatever_a_model_writes_is_scored_and_earns_little(id):
     env = make(id)
-    assert 0.0 <= env.grade(env.tasks("test")[0], answer) < 0.5
+    for answer in ODD:
+        scores = [env.grade(task, answer) for task in env.tasks("test")[:20]]
+        assert all(0.0 <= score <= 1.0 for score in scores)
+        assert statistics.fmean(scores) <= env.chance_score + 0.05, answer
+
+
+ODD = (
+    *(
+        "",
+        " ",
+        "9" * 5000,
+        "[[[" * 2000,
+        "\x00",
+        "\ud800",
+        "1/0",
+        "None",
+        "×",
+        "nan",
+        "nan+nanj",
+        "inf",
+        "-inf",
+    ),
+    *("1e999999999", "1e-999999999", "9**9**9**9", "x**9**9**9", "{}", "[]", "True", "-1", "no", "0,0"),
+)
+
+
+@pytest.mark.parametrize("generator", READABLE)
+def test_what_a_model_writes_is_never_executed(generator, tmp_path):
+    env = ReasoningGym(generator, num_test=3)
+    task = env.tasks("test")[0]
+    mark = tmp_path / "executed"
+    for answer in (
+        f"open({str(mark)!r}, 'w')",
+        f"[open({str(mark)!r}, 'w')]",
+        f"__import__('os').mkdir({str(mark)!r})",
+        f"[x for x in [__import__('os').mkdir({str(mark)!r})]]",
+        f"(lambda: __import__('os').mkdir({str(mark)!r}))()",
+    ):
+        assert env.grade(task, answer) < 0.1
+        assert not os.path.exists(mark), answer
+    assert env.grade(task, task.answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("generator", "answer", "readable"),
+    [
+        ("countdown", "(100 - 4) * 6 / 2.5", True),
+        ("countdown", "9**9", False),
+        ("countdown", "exit()", False),
+        ("puzzle24", "8 * 3 + 0 * 12345678901", False),
+        ("polynomial_multiplication", "3*x**2 - 12*x + 4", True),
+        ("polynomial_multiplication", "x**9999", False),
+        ("polynomial_multiplication", "(9**9)", False),
+        ("polynomial_multiplication", "exit", False),
+        ("spiral_matrix", "[1, 2, -3]", True),
+        ("spiral_matrix", "1 2 3", True),
+        ("spiral_matrix", "[1] * 9", False),
+        ("n_queens", "_ _ Q", True),
+        ("n_queens", "[['_', 'Q']]", True),
+        ("gcd", "exit()", True),
+        ("gcd", "1e99999", False),
+        ("gcd", "9" * 3000, False),
+    ],
+)
+def test_a_scorer_reads_only_what_it_may(generator, answer, readable):
+    assert is_readable(generator, answer, "7") is readable
+    assert is_readable(generator, answer, answer)
+
+
+def fingerprints(names):
+    """A checksum of the first ten test questions of each generator, with their answers."""
+    by_name = {}
+    for name in names:
+        dataset = reasoning_gym.create_dataset(name, seed=1_000_000, size=10)
+        asked = [(dataset[k]["question"], str(dataset[k]["answer"])) for k in range(10)]
+        by_name[name] = zlib.crc32(repr(asked).encode("utf-8", "replace"))
+    return by_name
+
+
+@pytest.mark.full
+def test_the_same_seed_gives_the_same_questions_in_every_process():
+    names = tuple(CHANCES)
+    code = f"from {__name__} import fingerprints; import json; print(json.dumps(fingerprints({names!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == fingerprints(names)
 
 
 @generators
@@ -97,9 +205,13 @@ def test_the_global_generators_are_not_touched(id):
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-def test_any_other_generator_is_one_line():
-    task = ReasoningGym(generator="spell_backward").tasks("test")[0]
+def test_other_settings_of_a_generator_are_arguments():
+    env = ReasoningGym(generator="spell_backward", min_word_len=6, max_word_len=8)
+    task = env.tasks("test")[0]
     assert task.prompt[0].content.endswith(task.answer[::-1])
+    assert 6 <= len(task.answer) <= 8
+    with pytest.raises(UserError, match=r"reasoning-gym makes no `gcd`: .*colour"):
+        ReasoningGym("gcd", colour="red").tasks("test")
 
 
 def test_an_unknown_generator_is_a_one_sentence_error():

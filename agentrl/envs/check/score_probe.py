@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentrl.envs.base import Env
 from agentrl.envs.check.arena import Arena, Policy, expert, failure_line, outcome
 from agentrl.envs.check.intervals import ROUNDING, Interval, interval
 from agentrl.envs.check.policies import ADVERSARIES, FORGING, KNOWING, gold_in_tools, random_policy
@@ -48,7 +47,7 @@ async def played(arena: Arena, policy: Policy, tasks: Sequence[Task]) -> PlayedE
 
 def has_expert(arena: Arena) -> bool:
     """Whether the environment defines an expert, or inherits one that accepts the first task."""
-    if type(arena.example).expert is Env.expert:
+    if not arena.example.has_expert:
         return False
     try:
         arena.example.expert(arena.tasks[0]).close()

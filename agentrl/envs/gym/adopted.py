@@ -1,6 +1,7 @@
 """A `gymnasium.Env` as an environment of agentrl, in one line.
 
     register("FrozenLake-v0", GymEnv, gym_id="FrozenLake-v1", actions=("left", "down", "right", "up"))
+    register("Fetch-v0", GymEnv, gym_id="minigrid:BabyAI-Pickup-v0", describe=my_text)
 
 Discrete actions are a tool `act`, by name where `actions` has names and by number elsewhere; text actions
 are the model's answers. Observations are text, rewards are those of the steps, and `terminated` and
@@ -9,6 +10,7 @@ are the model's answers. Observations are text, rewards are those of the steps, 
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -22,6 +24,7 @@ from gymnasium.spaces import Discrete, Text
 from agentrl.envs.base import Env, Script
 from agentrl.envs.gym.spaces import TextSpace
 from agentrl.errors import UserError
+from agentrl.extras import missing_extra
 from agentrl.protocols import ToolSchema
 from agentrl.tools import run
 from agentrl.types import JSON, Limits, Message, Observation, Step, Task, ToolCall, call, say
@@ -32,7 +35,9 @@ _FIRST_SEED: Mapping[str, int] = {"train": 0, "test": 1_000_000}
 _TURNS_WITHOUT_LIMIT = 100
 _COLOURED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
 
-_GymnasiumEnv = gymnasium.Env[object, object]
+GymnasiumEnv = gymnasium.Env[object, object]
+Planner = Callable[[object, int | str | None], int | str | None]
+"""From an observation, and the action taken before it (None = it is the first), to the best action."""
 
 
 class _Facts(NamedTuple):
@@ -47,7 +52,8 @@ _facts_by_id: dict[tuple[str, str], _Facts] = {}
 class GymEnv(Env):
     """Plays an environment of Gymnasium's. A task is a seed, which fixes the world and all of its randomness.
 
-    gym_id: its id in Gymnasium. gym_kwargs: its arguments.
+    gym_id: its id in Gymnasium, after the name of the module that registers it where Gymnasium has to import
+        one: `minigrid:BabyAI-Pickup-v0`. gym_kwargs: its arguments.
     actions: names of the discrete actions, in their order.
     rules: the text before the first observation.
     describe: the text of an observation. Without it: the world's own "ansi" rendering, with coloured parts
@@ -62,9 +68,11 @@ class GymEnv(Env):
     sets `limits`, max_turns is the number of steps of Gymnasium's own time limit, or 100.
 
     Raises:
+        MissingExtraError: the module belongs to an extra that is not installed.
         UserError: Gymnasium has no such environment, or its actions are neither discrete nor text.
     """
 
+    group = "games"
     inline = False
 
     def __init__(
@@ -95,6 +103,19 @@ class GymEnv(Env):
         del observation
         return None
 
+    def planner(self, world: GymnasiumEnv) -> Planner:
+        """The expert of one game, which may read the state of `world`; by default `policy`, which cannot."""
+        del world
+        return lambda observation, _: self.policy(observation)
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether the class has a policy, a planner, or an expert of its own."""
+        cls, base = type(self), GymEnv
+        return (
+            cls.policy is not base.policy or cls.planner is not base.planner or cls.expert is not base.expert
+        )
+
     def tasks(self, split: str) -> Sequence[Task]:
         """One task per seed; no seed is in two splits."""
         return _tasks(self._rules, split)
@@ -121,18 +142,16 @@ class GymEnv(Env):
             self._world.close()
 
     def expert(self, task: Task) -> Script:
-        """Plays `policy` on a world of its own with the same seed, hence the same random outcomes.
+        """Plays `planner` on a world of its own with the same seed, hence the same random outcomes.
 
         Raises:
             UserError: this environment has no policy.
         """
-        world = self._make(None)
-        observation, _ = world.reset(seed=_seed(task))
-        if self.policy(observation) is None:
+        if not self.has_expert:
             raise UserError(
                 f"{self.id or self.gym_id} has no expert; write its `policy(observation)` method."
             )
-        return self._play(world, observation)
+        return self.played(task)
 
     def _start_world(self, seed: int) -> str:
         observation, _ = self._world.reset(seed=seed)
@@ -159,14 +178,20 @@ class GymEnv(Env):
                 break
         return done
 
-    def _play(self, world: _GymnasiumEnv, observation: object) -> Script:
+    def played(self, task: Task, deviate: Callable[[int | str], int | str] | None = None) -> Script:
+        """The expert's script. deviate: from the best action to the one that is taken, for demonstrations."""
+        world = self._make(None)
         ended = False
         try:
+            observation, _ = world.reset(seed=_seed(task))
+            best_action = self.planner(world)
+            taken: int | str | None = None
             while not ended:
-                action = self.policy(observation)
+                action = best_action(observation, taken)
                 assert action is not None
-                yield self._message(action)
-                observation, _, terminated, truncated, _ = world.step(action)
+                taken = action if deviate is None else deviate(action)
+                yield self._message(taken)
+                observation, _, terminated, truncated, _ = world.step(taken)
                 ended = terminated or truncated
         finally:
             world.close()
@@ -178,7 +203,7 @@ class GymEnv(Env):
         return call(ACT, action=argument)
 
     @cached_property
-    def _world(self) -> _GymnasiumEnv:
+    def _world(self) -> GymnasiumEnv:
         return self._make("ansi" if self._describe is None and "ansi" in self._facts.render_modes else None)
 
     @cached_property
@@ -275,7 +300,7 @@ class GymEnv(Env):
             return _COLOURED.sub(r"[\1]", str(self._world.render())).strip()
         return str(observation)
 
-    def _make(self, render_mode: str | None) -> _GymnasiumEnv:
+    def _make(self, render_mode: str | None) -> GymnasiumEnv:
         spec = copy(_spec(self.gym_id))
         mode = {} if render_mode is None else {"render_mode": render_mode}
         spec.kwargs = {**spec.kwargs, **self._gym_kwargs, **mode}
@@ -283,9 +308,15 @@ class GymEnv(Env):
 
 
 def _spec(gym_id: str) -> gymnasium.envs.registration.EnvSpec:
+    module, _, name = gym_id.rpartition(":")
     try:
-        return gymnasium.spec(gym_id)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        unknown = UserError(f"Gymnasium has no environment `{gym_id}`: {error}")
+        raise missing_extra(error, f"the environment {name}") or unknown from None
+    except gymnasium.error.Error as error:
         raise UserError(f"Gymnasium has no environment `{gym_id}`: {error}") from None
 
 

@@ -6,21 +6,22 @@ import pytest
 
 from agentrl import env_ids, make
 from agentrl.envs.check import check_env
+from agentrl.envs.registry import families
 
 EXPENSIVE = {
     *("Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"),
     *("AgentDojoSlack-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"),
-    *("ReTool-v0", "Sql-v0", "Terminal-v0"),
+    *("ReTool-v0", "Sokoban-v0", "Sql-v0", "Terminal-v0", "Wordle-v0"),
 }
 """Ids whose check takes longer than a few seconds."""
-MANY_ALIKE = "ReasoningGym-"
-"""A family of generators behind one class: one of them is enough for the quick tests."""
+QUICK = {"ReasoningGym-gcd-v0", "BabyAI-GoToObj-v0", "TextArena-GuessTheNumber-v0"}
+"""Of each family, many environments of one class, one is enough for the quick tests."""
 
 
 def cases():
-    alike = [id for id in env_ids() if id.startswith(MANY_ALIKE)][1:]
+    members = {id for family in families().values() for id in family}
     return [
-        pytest.param(id, marks=pytest.mark.full if id in {*EXPENSIVE, *alike} else ())
+        pytest.param(id, marks=pytest.mark.full if id in EXPENSIVE | members - QUICK else ())
         for id in env_ids()
         if make(id).splits
     ]

@@ -12,6 +12,8 @@ from gymnasium.utils.env_checker import check_env
 from agentrl import GymEnv, ScriptedAgent, UserError, call, make, play, register, say
 from agentrl.envs import registry
 from agentrl.envs.gym import TextSpace
+from agentrl.errors import MissingExtraError
+from agentrl.extras import EXTRAS
 from agentrl.types import Ending, Message, ToolCall
 
 NAMES = ("left", "down", "right", "up")
@@ -294,6 +296,50 @@ def test_without_a_policy_there_is_no_expert():
     env = GymEnv("Count-v0")
     with pytest.raises(UserError, match="Count-v0 has no expert; write its `policy"):
         env.expert(env.tasks("train")[0])
+
+
+async def test_a_planner_reads_the_world_and_learns_what_was_taken_in_its_place():
+    seen = []
+
+    class Planned(GymEnv):
+        def planner(self, world):
+            def best_action(observation, taken):
+                seen.append((observation, taken, world.unwrapped.at))
+                return 2
+
+            return best_action
+
+    env = Planned("Count-v0", returns=(0.0, 9.0))
+    assert env.has_expert
+    assert not GymEnv("Count-v0").has_expert
+    task = env.tasks("train")[1]
+    played = [message.tool_calls[0].arguments["action"] for message in env.expert(task)]
+    assert set(played) == {2}
+    seen.clear()
+    deviating = [
+        message.tool_calls[0].arguments["action"] for message in env.played(task, lambda action: action - 1)
+    ]
+    assert set(deviating) == {1}
+    assert [taken for _, taken, _ in seen] == [None, *deviating[:-1]]
+    assert all(observation == at for observation, _, at in seen)
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "counting_worlds.py").write_text(
+        "import gymnasium\n"
+        "from tests.envs.gym.test_adopted import Count\n"
+        "gymnasium.register('Counting-v3', Count)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert GymEnv("counting_worlds:Counting-v3").tool_schemas[0].name == "act"
+    with pytest.raises(UserError, match=r"no environment `no_such_module:Counting-v3`: No module named"):
+        assert GymEnv("no_such_module:Counting-v3").tool_schemas
+    monkeypatch.setattr("agentrl.extras.find_spec", lambda module: None)
+    monkeypatch.setitem(EXTRAS, "grids", {"no_such_module": "some-grids"})
+    with pytest.raises(
+        MissingExtraError, match=r"the environment Counting-v3 needs some-grids: pip install .agentrl"
+    ):
+        assert GymEnv("no_such_module:Counting-v3").tool_schemas
 
 
 def test_an_adopted_environment_passes_gymnasiums_checker_through_the_face():
