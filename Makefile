@@ -63,6 +63,7 @@ mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red
 
 bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
+	$(BIN)/python -m benchmarks suite --json
 	$(BIN)/python -m benchmarks python --json
 	$(BIN)/python -m benchmarks grading --json
 	$(BIN)/python -m benchmarks search --json

@@ -39,6 +39,7 @@ _PLAIN: Final = {
     "generator": "Turns a CPU-second of up to 10,000 episodes at once, on an engine that costs nothing.",
     "journal": "How long the event loop stands still while 512 episodes of 8,000 tokens are journalled.",
     "envs": "The cost of the episode loop: episodes a second with it and without it, side by side.",
+    "suite": "agentrl benchmark on 20 environments x 256 episodes: wall time, also resumed from a half.",
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
     "grading": "Seconds to grade 10,000 math answers, of which 1% hang, against math-verify without these.",
     "worlds": "The cost of each environment: episodes a second of its expert.",

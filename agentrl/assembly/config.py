@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.config import RECIPES, AlgorithmConfig
 from agentrl.config import Section, leaves
-from agentrl.data.config import COLUMNS, DataConfig, PathList, Paths
+from agentrl.data.config import COLUMNS, DataConfig, EvalPaths, PathList
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, Count, RolloutConfig
+from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, Count, EvalSampling, RolloutConfig
 from agentrl.tools.config import ToolChoice
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
@@ -141,19 +142,27 @@ class SftSection(Section):
     """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
 
 
-class EvalSection(Section):
+class EvalSection(EvalSampling):
     """Held-out episodes before, during and after training."""
 
     eval_interval: Count = 10
     """RL iterations, or optimizer steps of SFT, between evaluations (count)."""
-    eval_prompt_data: Paths = None
-    """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data."""
+    eval_prompt_data: EvalPaths = None
+    """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data; or
+    several sets, each with metrics of its own: a table of name and path (as a flag: NAME PATH NAME PATH)."""
     eval_split: str = "test"
     """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
     eval_episodes: Count = 256
-    """Episodes in each evaluation, sampled and again greedily (count)."""
+    """Prompts in each evaluation, or at most of each named set (count): each is played once greedily, and
+    n_samples_per_eval_prompt times sampled."""
     eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """The cut of a distribution, where the likeliest token is taken."""
+        greedy = "with eval_temperature = 0, which takes the likeliest token; raise it"
+        return {"eval_top_p": greedy} if self.eval_temperature == 0.0 else {}
 
 
 class CheckpointSection(Section):

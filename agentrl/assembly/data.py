@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -16,7 +16,7 @@ from agentrl.data import (
     TaskSource,
     check_data_source,
 )
-from agentrl.data.config import DataChoice, Paths, weights_of
+from agentrl.data.config import ColumnChoice, Paths, sets_of, weights_of
 from agentrl.envs import AnyEnv, SingleTurnEnv, tasks_of
 from agentrl.errors import ConfigError
 from agentrl.protocols import Renderer
@@ -31,12 +31,13 @@ _CORPUS = 10_000
 class RunData(NamedTuple):
     """The prompts of a run.
 
-    source: of RL; None = a run without RL. held_out: of evaluations; None = no evaluations.
+    source: of RL; None = a run without RL. held_out: the sets of evaluations by name, "" for a single one
+    without a name; None = no evaluations.
     gives_prompts: whether they come from another source than the environment.
     """
 
     source: DataSource | None
-    held_out: Sequence[Task] | None
+    held_out: Mapping[str, Sequence[Task]] | None
     gives_prompts: bool
 
     @classmethod
@@ -64,7 +65,8 @@ class RunData(NamedTuple):
     def first_task(self) -> Task | None:
         """The first task of RL, else of evaluations: functions are tried out on it; None = none."""
         tasks = first_tasks(self.source, 1) if self.source is not None else []
-        return next(iter([*tasks, *(self.held_out or ())[:1]]), None)
+        held_out = next(iter((self.held_out or {}).values()), ())
+        return next(iter([*tasks, *held_out[:1]]), None)
 
     def corpus(self, env: AnyEnv) -> Iterator[str]:
         """Text to train a fresh model's tokenizer: of the environment, and the first prompts of the data."""
@@ -110,7 +112,7 @@ def prompt_length(env: AnyEnv, renderer: Renderer) -> Callable[[Task], int]:
 
 
 def file_source(
-    paths: Paths, choice: DataChoice, *, seed: int = 0, shuffle: bool = False, split: str
+    paths: Paths, choice: ColumnChoice, *, seed: int = 0, shuffle: bool = False, split: str
 ) -> DataSource:
     """A source over files of prompts; several files are mixed by their weights.
 
@@ -150,16 +152,38 @@ def first_tasks(source: DataSource, n: int) -> list[Task]:
     return [task for task in tasks if not isinstance(task, Skipped)]
 
 
-def held_out_tasks(config: RunConfig, env: AnyEnv) -> Sequence[Task] | None:
-    """The tasks of evaluations; None where a run with its own prompts has no held-out tasks.
+def eval_sets(
+    paths: str | tuple[str, ...] | dict[str, str] | dict[str, float],
+    choice: ColumnChoice,
+    *,
+    split: str,
+    n: int,
+) -> dict[str, list[Task]]:
+    """The first `n` tasks of each set of prompts by its name, "" for a single one without a name.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    sources = {name: file_source(path, choice, split=split) for name, path in sets_of(paths).items()}
+    return {name: first_tasks(source, n) for name, source in sources.items()}
+
+
+def num_prompts(name: str, tasks: Sequence[Task], n: int) -> int:
+    """How many prompts of a set are played: all `n`, starting over at the end; of a named set, each once."""
+    return min(n, len(tasks)) if name else n
+
+
+def held_out_tasks(config: RunConfig, env: AnyEnv) -> Mapping[str, Sequence[Task]] | None:
+    """The tasks of evaluations by set; None where a run with its own prompts has no held-out tasks.
 
     Raises:
         UserError: there is no such split or file, or a row is no prompt.
     """
     section = config.eval
     if section.eval_prompt_data is not None:
-        source = file_source(section.eval_prompt_data, config.data, split=section.eval_split)
-        return first_tasks(source, section.eval_episodes)
+        return eval_sets(
+            section.eval_prompt_data, config.data, split=section.eval_split, n=section.eval_episodes
+        )
     if config.data.gives_prompts and not env.splits:
         return None
-    return tasks_of(env, section.eval_split)
+    return {"": tasks_of(env, section.eval_split)}

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import rich_click as click
 from click import exceptions
 
+from agentrl.cli.benchmark import benchmark
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
 from agentrl.cli.graders import graders
 from agentrl.cli.plot import plot_command
 from agentrl.cli.replay import replay_command
+from agentrl.cli.rescore import rescore_command
 from agentrl.cli.runs import runs
 from agentrl.cli.serve import serve_command
 from agentrl.cli.serve_search import serve_search_command
@@ -35,8 +37,9 @@ def cli() -> None:
     """An agent gym on top of an RL engine.
 
     Train an agent with `agentrl train`, fine-tune a model with `agentrl sft`, score one with `agentrl eval`,
-    list the environments with `agentrl envs list`, the tools that can be added to them with `agentrl tools
-    list`, and the graders of answers with `agentrl graders list`. Read what agents did with `agentrl view`.
+    several on several environments with `agentrl benchmark`, list the environments with `agentrl envs list`,
+    the tools that can be added to them with `agentrl tools list`, and the graders of answers with `agentrl
+    graders list`. Read what agents did with `agentrl view`.
     """
 
 
@@ -46,6 +49,8 @@ for command in (
     rollout_command,
     replay_command,
     evaluate_command,
+    benchmark,
+    rescore_command,
     data,
     envs,
     graders,

@@ -27,6 +27,9 @@ def evaluate_command(env_id: str, model: str | None, as_json: bool, **flags: str
     The model is a directory (--model), or behind a chat endpoint (--openai-url, --openai-model). A failed
     episode is counted by kind and excluded from all means. With --engine sglang and no --sglang-url, servers
     are started for it, with SGLang's own arguments as flags: --sglang-mem-fraction-static 0.8.
+
+    Several sets of prompts, each with its own scores: --eval-prompt-data aime aime.jsonl gpqa gpqa.jsonl.
+    `agentrl benchmark` scores several models on several environments.
     """
     from agentrl.evaluation.model import evaluate
 
@@ -42,6 +45,12 @@ def _table(report: EvalReport) -> Table:
     table.add_column("what")
     table.add_column("value", justify="right")
     table.add_row("mean", f"{report.mean:.3f} ± {report.stderr:.3f}")
+    for k, value in report.pass_at.items():
+        table.add_row(f"pass@{k}", f"{value:.3f}")
+    for name, part in report.sets.items():
+        table.add_row(f"mean, {name}", f"{part.mean:.3f} ± {part.stderr:.3f}")
+        for k, value in part.pass_at.items():
+            table.add_row(f"pass@{k}, {name}", f"{value:.3f}")
     for name, value in report.by.items():
         table.add_row(f"mean, {name}", f"{value:.3f}")
     for name, value in report.parts.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import Literal, TypeVar, get_args, get_origin
@@ -66,13 +67,20 @@ def flag_values(flags: Mapping[str, str | bool | None], tree: type[Section]) -> 
     }
 
 
+_SETS = "--eval-prompt-data"
+_PATH = re.compile(r".*[/\\].*|.*@\[.*|[\[{].*|.*\.(?:jsonl|json|parquet|arrow|toml)", re.DOTALL)
+
+
 class EngineFlags(click.RichCommand):
-    """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each."""
+    """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each.
+
+    --eval-prompt-data takes NAME PATH pairs, several at once or one after each flag, as well as one path.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remove SGLang's flags, and pass them on as the table `sglang`."""
+        """Remove SGLang's flags, and pass them on as the table `sglang`; make a table of NAME PATH pairs."""
         options = {option for parameter in self.params for option in parameter.opts}
-        own_args, sglang_args = _split_args(args, options)
+        own_args, sglang_args = _split_args(_with_sets(args), options)
         rest = super().parse_args(ctx, own_args)
         if sglang_args:
             table = read_json_object("--sglang", ctx.params["sglang"] or "{}")
@@ -91,6 +99,42 @@ def _split_args(args: Sequence[str], options: Collection[str]) -> tuple[list[str
             target = sglang_args if name.startswith(FLAG) and name not in options else own_args
         target.append(arg)
     return own_args, sglang_args
+
+
+def _with_sets(args: Sequence[str]) -> list[str]:
+    """The arguments with the NAME PATH pairs of --eval-prompt-data as one JSON table.
+
+    Raises:
+        ConfigError: a name has no path.
+    """
+    rest, sets = list[str](), dict[str, str]()
+    index = 0
+    while index < len(args):
+        if args[index] != _SETS or not _is_pair(args[index + 1 :]):
+            rest.append(args[index])
+            index += 1
+            continue
+        index += 1
+        while _is_pair(args[index:]):
+            sets[args[index]] = args[index + 1]
+            index += 2
+        if index < len(args) and _is_name(args[index]):
+            raise ConfigError(
+                f"{_SETS} takes NAME PATH pairs, and {args[index]!r} has no path; add it, or put "
+                "other arguments first."
+            )
+    return [*rest, _SETS, json.dumps(sets)] if sets else rest
+
+
+def _is_pair(words: Sequence[str]) -> bool:
+    """Whether the first two words are the name and the path of a set; a run file is no path of prompts."""
+    if len(words) < 2 or not _is_name(words[0]):
+        return False
+    return not words[1].startswith("-") and not words[1].endswith(".toml")
+
+
+def _is_name(word: str) -> bool:
+    return not word.startswith("-") and not _PATH.fullmatch(word)
 
 
 def _flag(name: str) -> str:

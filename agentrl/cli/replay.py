@@ -11,15 +11,12 @@ from pathlib import Path
 
 import rich_click as click
 
-from agentrl.assembly.config import RunConfig
-from agentrl.assembly.env import EnvFactory, env_factory, run_env_factory
 from agentrl.assembly.rollout import build_play
 from agentrl.cli.flags import read_json_object
 from agentrl.cli.runs import run_folder
-from agentrl.config import Section, parse, read_toml
 from agentrl.envs.replay import Difference, replay_episode
 from agentrl.errors import ConfigError
-from agentrl.evaluation.config import EvalSettings
+from agentrl.evaluation.recorded import recorded_env
 from agentrl.observe import Entry, find_entries
 from agentrl.observe.history import JOURNAL
 from agentrl.observe.journal import SUFFIX
@@ -27,13 +24,6 @@ from agentrl.types import JSON, Episode
 from agentrl.view.transcript import visible
 
 DIFFERS = 1
-
-
-class _EvalFolder(Section):
-    """The section of an eval-only run that decides its environment."""
-
-    eval: EvalSettings = EvalSettings()
-    """Settings of the episodes."""
 
 
 @click.command("replay")
@@ -99,37 +89,9 @@ def _entry_of(name: str, output_dir: str) -> tuple[Path, Entry]:
 async def _differences(
     folder: Path, entry: Entry, env_id: str | None, env_kwargs: Mapping[str, JSON] | None
 ) -> list[Difference]:
-    make_env, generate = _env_of(folder, entry.episode, env_id, env_kwargs)
+    make_env, generate = recorded_env(folder, entry.episode.env_id, env_id, env_kwargs)
     play_episode = await build_play(generate, make_env, None)
     return await replay_episode(make_env(), entry.episode, entry.verdicts, play_episode)
-
-
-def _env_of(
-    folder: Path, episode: Episode, env_id: str | None, env_kwargs: Mapping[str, JSON] | None
-) -> tuple[EnvFactory, str | None]:
-    """The environment of the run, or of the eval-only run, in a folder, and the path of the function that
-    played its episodes; or the named environment.
-
-    Raises:
-        UserError: the folder has no readable config.toml; there is no such environment, or it does not take
-            these arguments.
-    """
-    if env_id is not None:
-        return env_factory(env_id, env_kwargs or {}), None
-    path = folder / "config.toml"
-    if not path.exists():
-        raise ConfigError(f"{folder} holds no config.toml; name the environment of the episode with --env.")
-    values = read_toml(path)
-    if "run" in values:
-        config = parse(RunConfig, values, source=str(path))
-        if env_kwargs is not None:
-            env = config.env.model_copy(update={"env_kwargs": env_kwargs})
-            config = config.model_copy(update={"env": env})
-        return run_env_factory(config, {}), config.env.custom_generate_function_path
-    section = parse(_EvalFolder, {"eval": values.get("eval", {})}, source=str(path)).eval
-    kwargs = section.env_kwargs if env_kwargs is None else env_kwargs
-    make_env = env_factory(episode.env_id, kwargs, tools=section, reward=section)
-    return make_env, section.custom_generate_function_path
 
 
 def _as_json(path: Path, episode: Episode, differences: Sequence[Difference]) -> dict[str, JSON]:

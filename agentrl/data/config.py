@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -12,14 +13,23 @@ from pydantic import BeforeValidator, Field
 from agentrl.config import Section, Spelling, renamed
 from agentrl.data.columns import Columns
 
+_SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_NO_SET_NAMES = ("sampled", "greedy", "loss")
 
-def _read(value: object) -> object:
-    """Validate the value of a config file or a flag; text is a path or JSON."""
+
+def _parsed(value: object) -> object:
+    """The value of a config file or a flag; text is a path or JSON."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
-            value = json.loads(value)
+            return json.loads(value)
         except ValueError as error:
             raise ValueError(f"{value!r} is neither a path nor JSON ({error}).") from None
+    return value
+
+
+def _read(value: object) -> object:
+    """Validate paths of prompts."""
+    value = _parsed(value)
     if isinstance(value, dict):
         for path, weight in value.items():
             if not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -33,11 +43,53 @@ def _are_paths(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(path, str) for path in value)
 
 
+def _read_sets(value: object) -> object:
+    """Validate held-out prompts: a path for each name, or paths as `_read` accepts them."""
+    value = _parsed(value)
+    if not (isinstance(value, dict) and any(isinstance(path, str) for path in value.values())):
+        return _read(value)
+    for name, path in value.items():
+        if not isinstance(path, str):
+            raise ValueError(
+                f"{name!r} has no path but {path!r}; give every set a path, or every path a weight."
+            )
+        if not _SET_NAME.fullmatch(name) or name in _NO_SET_NAMES:
+            raise ValueError(
+                f"a set of prompts cannot be called {name!r}; use letters, digits, `.`, `_` and `-`, and "
+                f"none of the names {', '.join(_NO_SET_NAMES)}."
+            )
+    # Their journals are files whose names have `-` for both.
+    if len({name.replace("_", "-") for name in value}) < len(value):
+        raise ValueError(f"two of the sets {', '.join(value)} differ only in `-` and `_`; rename one.")
+    return value
+
+
 Paths = Annotated[str | tuple[str, ...] | dict[str, float] | None, BeforeValidator(_read)]
 """One path, several, or several with weights; as a flag a path, or JSON."""
 
 PathList = Annotated[str | tuple[str, ...] | None, BeforeValidator(_read)]
 """One path, or several; as a flag a path, or JSON."""
+
+EvalPaths = Annotated[
+    str | tuple[str, ...] | dict[str, str] | dict[str, float] | None, BeforeValidator(_read_sets)
+]
+"""Paths, or sets of prompts: a table of name and path; as a flag NAME PATH [NAME PATH ...], or JSON."""
+
+
+def sets_of(
+    paths: str | tuple[str, ...] | dict[str, str] | dict[str, float],
+) -> dict[str, str | tuple[str, ...] | dict[str, float]]:
+    """The paths of each set of prompts by its name; of a single set without a name, under ""."""
+    if not isinstance(paths, dict):
+        return {"": paths}
+    named: dict[str, str | tuple[str, ...] | dict[str, float]] = {}
+    weights: dict[str, float] = {}
+    for name, item in paths.items():
+        if isinstance(item, str):
+            named[name] = item
+        else:
+            weights[name] = item
+    return named or {"": weights}
 
 
 def weights_of(paths: str | tuple[str, ...] | dict[str, float]) -> Mapping[str, float]:
@@ -75,6 +127,19 @@ class DataChoice(ColumnChoice):
     """Prompts to play in place of the environment's own: a .jsonl, .json, .parquet or .arrow file or the
     folder of a dataset, `path@[0:100]` = some of its rows; several as a list, or as a table of path and
     weight (as a flag: JSON)."""
+
+
+class EvalData(ColumnChoice):
+    """The prompts of an eval-only run, and the columns of their rows."""
+
+    prompt_data: EvalPaths = None
+    """Prompts to play in place of the environment's own, in the form of a run's prompt_data; or several sets,
+    each with a report of its own: a table of name and path (as flags: --eval-prompt-data NAME PATH ...)."""
+
+    spellings: ClassVar[Mapping[str, Spelling]] = {
+        **ColumnChoice.spellings,
+        "eval_prompt_data": renamed("prompt_data"),
+    }
 
 
 def paths_of(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:

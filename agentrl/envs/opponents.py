@@ -10,7 +10,7 @@ from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv, check_agent
 from agentrl.envs.play import Frozen, has_several_agents
 from agentrl.errors import UserError
 from agentrl.protocols import Agent
-from agentrl.types import Task
+from agentrl.types import AGENT, Task
 
 Opponent: TypeAlias = Callable[[MultiAgentEnv, Task, str, int], Agent]
 """Creates the player of an agent, by name, of an environment in one episode; the number is its seed."""
@@ -24,15 +24,31 @@ def scripted(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
     return env.scripted(task, agent, random.Random(f"opponent/{agent}/{seed}"))
 
 
+AgentsOf: TypeAlias = Callable[[AnyEnv, Task, int], Agent | Mapping[str, Agent]]
+"""Creates the agents of one episode, for `play`, of an environment and a task; the number is their seed."""
+
+
+def policy_agents(make_agent: Callable[[], Agent], opponents: Opponents) -> AgentsOf:
+    """Agents of the policy, one for each role that no opponent plays."""
+    return lambda env, task, seed: agents_of(env, task, make_agent, opponents, seed=seed)
+
+
 def agents_of(
     env: AnyEnv, task: Task, make_agent: Callable[[], Agent], opponents: Opponents, *, seed: int
 ) -> Agent | dict[str, Agent]:
     """The agents for `play`: one of the policy, or, of several agents, one for each by name."""
+    return roles_of(env, task, lambda _: make_agent(), opponents, seed=seed)
+
+
+def roles_of(
+    env: AnyEnv, task: Task, player: Callable[[str], Agent], opponents: Opponents, *, seed: int
+) -> Agent | dict[str, Agent]:
+    """The agents for `play`, where the policy's player of an agent depends on its name."""
     if not has_several_agents(env):
-        return make_agent()
+        return player(AGENT)
     assert isinstance(env, MultiAgentEnv)
     return {
-        name: Frozen(opponents[name](env, task, name, seed)) if name in opponents else make_agent()
+        name: Frozen(opponents[name](env, task, name, seed)) if name in opponents else player(name)
         for name in env.possible_agents
     }
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
 
 from agentrl.config import Section
-from agentrl.data.config import COLUMNS, DataChoice
+from agentrl.data.config import COLUMNS, EvalData
 from agentrl.engine.config import EngineConfig
 from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.chat.config import EndpointConfig
-from agentrl.rollout.config import Count
+from agentrl.rollout.config import Count, EvalSampling
 from agentrl.tools.config import ToolChoice
 from agentrl.types import JSON
 
 
-class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice):
+class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice, EvalSampling):
     """Settings of the episodes and of sampling."""
 
     n: Count = 512
-    """Episodes to play (count)."""
+    """Prompts to play, in their order and starting over at the end, or at most of each named set (count);
+    each is played n_samples_per_eval_prompt times."""
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
     """Sampling temperature; 0 = greedy."""
     split: str = "test"
@@ -42,6 +44,12 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     num_threads: Count | None = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Those of the rewards; the cut of a distribution, where the likeliest token is taken."""
+        greedy = "with temperature = 0, which takes the likeliest token; raise it"
+        return {**super().without_effect, **({"eval_top_p": greedy} if self.temperature == 0.0 else {})}
+
 
 # While a chat endpoint is scored, local servers may run other models, such as a judge's.
 _LOCAL_MODEL_SETTINGS = {
@@ -54,7 +62,7 @@ class EvalConfig(Section):
     """All settings of an eval-only run."""
 
     eval: EvalSettings = EvalSettings()
-    data: DataChoice = DataChoice()
+    data: EvalData = EvalData()
     rendering: RenderingConfig = RenderingConfig()
     engine: EngineConfig = EngineConfig()
     openai: EndpointConfig = EndpointConfig()

@@ -7,16 +7,62 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
-from agentrl.envs.opponents import Opponent, agents_of
+from agentrl.envs.opponents import AgentsOf
 from agentrl.envs.scoring import Marked
 from agentrl.errors import ConfigError, WorldBrokenError, all_of
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
 from agentrl.observe import Entry, Outcome
-from agentrl.protocols import Agent
 from agentrl.types import Episode, Task, Verdict
+
+
+class PlannedEpisode(NamedTuple):
+    """One episode of an evaluation; all of it is a function of the seed and of its numbers.
+
+    number: of its prompt. sample: of the episode among those of its prompt, which share a world. prompts: the
+    name of the set of prompts, "" for a single one.
+    """
+
+    task: Task
+    number: int
+    sample: int
+    seed: int
+    prompts: str = ""
+
+    @property
+    def id(self) -> str:
+        """Its id: e7, e7-1 for its prompt's second episode, NAME/e7 in a named set."""
+        prefix = f"{self.prompts}/" if self.prompts else ""
+        return f"{prefix}e{self.number}" + (f"-{self.sample}" if self.sample else "")
+
+    @property
+    def world_seed(self) -> int:
+        """The seed of the world, which episodes of one prompt share."""
+        return zlib.crc32(f"world/{self.seed}/{self._prompt}".encode())
+
+    @property
+    def sampling_seed(self) -> int:
+        """The seed of the agents."""
+        sample = f"/{self.sample}" if self.sample else ""
+        return zlib.crc32(f"sample/{self.seed}/{self._prompt}{sample}".encode())
+
+    @property
+    def _prompt(self) -> str:
+        return f"{self.prompts}/{self.number}" if self.prompts else f"{self.number}"
+
+
+def planned(
+    tasks: Sequence[Task], n: int, *, samples: int, seed: int, prompts: str = ""
+) -> list[PlannedEpisode]:
+    """The episodes of n prompts, in the order of `tasks` and starting over at the end: `samples` of each."""
+    return [
+        PlannedEpisode(tasks[number % len(tasks)], number, sample, seed, prompts)
+        for number in range(n)
+        for sample in range(samples)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +83,44 @@ class Evaluation:
             yield Entry(episode, tuple(verdicts[episode.id]), Outcome.EVALUATED)
 
 
+def over_sets(evaluations: Mapping[str, Evaluation]) -> EvalReport:
+    """The report over all sets of prompts; that of a single one without a name is its own."""
+    if list(evaluations) == [""]:
+        return evaluations[""].report
+    reports = {name: evaluation.report for name, evaluation in evaluations.items()}
+    first = next(iter(evaluations.values()))
+    setting = EvalSetting(first.report.env_id, ", ".join(reports), first.report.temperature, first.breakdown)
+    total = summarize(
+        [episode for evaluation in evaluations.values() for episode in evaluation.episodes],
+        [verdict for evaluation in evaluations.values() for verdict in evaluation.verdicts],
+        setting,
+        seconds=sum(report.seconds for report in reports.values()),
+    )
+    return replace(total, sets=reports)
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Plays n episodes over a list of tasks, at most `concurrency` at once.
+    """Plays episodes over a list of tasks, at most `concurrency` at once.
 
-    progress: called after every episode with 1.
-    opponents: they play the agents that the policy does not play.
+    agents_of: creates the agents of an episode. progress: called after every episode with 1.
     play_episode: plays an episode, `agentrl.play` or another function of its signature.
     """
 
     make_env: Callable[[], AnyEnv]
-    make_agent: Callable[[], Agent]
+    agents_of: AgentsOf
     scorer: Scorer
     setting: EvalSetting
     concurrency: int = 256
     progress: Callable[[int], None] = lambda _: None
-    opponents: Mapping[str, Opponent] = field(default_factory=dict)
     play_episode: PlayEpisode = play
 
-    async def run(self, tasks: Sequence[Task], n: int, *, seed: int) -> Evaluation:
-        """Play n episodes over `tasks` in their order, starting over at the end.
+    async def run(
+        self, tasks: Sequence[Task], n: int, *, seed: int, samples: int = 1, prompts: str = ""
+    ) -> Evaluation:
+        """Play `samples` episodes of each of n prompts: `tasks` in their order, starting over at the end.
+
+        prompts: the name of the set of prompts; it distinguishes ids and seeds.
 
         Raises:
             ConfigError: there are no tasks, or no prompt fits into an episode.
@@ -66,7 +130,8 @@ class Evaluator:
             raise ConfigError(f"{self.setting.env_id} has no tasks in split `{self.setting.split}`.")
         started = time.perf_counter()
         slots = asyncio.Semaphore(self.concurrency)
-        marked = await all_of([self._play(tasks[i % len(tasks)], i, seed, slots) for i in range(n)])
+        plan = planned(tasks, n, samples=samples, seed=seed, prompts=prompts)
+        marked = await all_of([self._play(episode, slots) for episode in plan])
         scored = await self.scorer.judge_all(marked)
         if not scored.verdicts and marked:
             first = scored.episodes[0]
@@ -74,7 +139,7 @@ class Evaluator:
             is_model = first.failure is not None and first.failure.stage == "act"
             culprit = "the model's end" if is_model else "the environment"
             raise WorldBrokenError(
-                f"{self.setting.env_id}: all {n} episodes failed (first: {cause}); mend {culprit}."
+                f"{self.setting.env_id}: all {len(plan)} episodes failed (first: {cause}); mend {culprit}."
             )
         if scored.episodes and not any(map(_has_policy_tokens, scored.episodes)):
             most = scored.episodes[0].limits.max_tokens
@@ -86,18 +151,22 @@ class Evaluator:
         report = summarize(scored.episodes, scored.verdicts, self.setting, seconds=seconds)
         return Evaluation(self.setting.breakdown, report, scored.episodes, scored.verdicts)
 
-    async def _play(self, task: Task, index: int, seed: int, slots: asyncio.Semaphore) -> Marked:
+    async def play(self, episode: PlannedEpisode) -> Marked:
+        """Play one episode in an environment of its own, and run its rewards, but for those of groups."""
+        env, task = self.make_env(), episode.task
+        played = await self.play_episode(
+            env,
+            self.agents_of(env, task, episode.sampling_seed),
+            task,
+            seed=episode.world_seed,
+            episode_id=episode.id,
+            sampling_seed=episode.sampling_seed,
+        )
+        return await self.scorer.mark(played)
+
+    async def _play(self, episode: PlannedEpisode, slots: asyncio.Semaphore) -> Marked:
         async with slots:
-            env, sampling_seed = self.make_env(), zlib.crc32(f"sample/{seed}/{index}".encode())
-            episode = await self.play_episode(
-                env,
-                agents_of(env, task, self.make_agent, self.opponents, seed=sampling_seed),
-                task,
-                seed=zlib.crc32(f"world/{seed}/{index}".encode()),
-                episode_id=f"e{index}",
-                sampling_seed=sampling_seed,
-            )
-            marked = await self.scorer.mark(episode)
+            marked = await self.play(episode)
         self.progress(1)
         return marked
 

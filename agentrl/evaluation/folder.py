@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from agentrl.config import write_toml
 from agentrl.errors import ConfigError, RunExistsError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation
+from agentrl.evaluation.report import EvalReport
 from agentrl.observe import Journal
 
 
@@ -41,14 +43,14 @@ class EvalFolder:
             ) from error
         return cls(path)
 
-    async def write(self, evaluation: Evaluation) -> None:
-        """Write the episodes, then the report.
+    async def write(self, evaluations: Mapping[str, Evaluation], report: EvalReport) -> None:
+        """Write the episodes of every set of prompts, then the report over all of them.
 
         Raises:
             UserError: the episodes cannot be written.
         """
-        report = evaluation.report
         async with Journal(self.path) as journal:
-            await journal.write_eval(report.split, 0, evaluation.entries())
+            for evaluation in evaluations.values():
+                await journal.write_eval(evaluation.report.split, 0, evaluation.entries())
         text = json.dumps(report.as_json(), indent=2)
         (self.path / "report.json").write_text(f"{text}\n", encoding="utf-8")

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.data import file_source, first_tasks
-from agentrl.assembly.env import env_factory
+from agentrl.assembly.data import num_prompts
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
-from agentrl.assembly.rewards import build_scorer
-from agentrl.assembly.rollout import build_play
 from agentrl.collector import rare_collections
 from agentrl.config import by_section, parse, refuse_inactive
-from agentrl.envs import AnyEnv, tasks_of
+from agentrl.envs.opponents import policy_agents
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
-from agentrl.evaluation.episodes import Evaluation, Evaluator
+from agentrl.evaluation.episodes import Evaluation, over_sets
 from agentrl.evaluation.folder import EvalFolder
-from agentrl.evaluation.players import endpoint_players, local_models, model_players, with_limits
-from agentrl.evaluation.report import EvalReport, EvalSetting
-from agentrl.types import JSON, Task
+from agentrl.evaluation.players import endpoint_players, local_models, model_players
+from agentrl.evaluation.report import EvalReport
+from agentrl.evaluation.world import EvalWorld
+from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
 
@@ -34,6 +32,9 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
         agentrl.evaluate("HopSearch-v0", "runs/quickstart/checkpoint", n=512, temperature=0.0).mean
         agentrl.evaluate("HopSearch-v0", openai_url="http://127.0.0.1:30000/v1", openai_model="qwen3").mean
 
+    With several sets of prompts (`prompt_data` as a table of name and path) the report is over all of them,
+    and `sets` has that of each.
+
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.
     """
@@ -45,64 +46,47 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
         )
     folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
     with rare_collections():
-        evaluation = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
+        evaluations = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
+    report = over_sets(evaluations)
     if folder is not None:
-        asyncio.run(folder.write(evaluation))
-    return evaluation.report
+        asyncio.run(folder.write(evaluations, report))
+    return report
 
 
 async def _evaluate(
     env_id: str, directory: str | None, config: EvalConfig, console: RunConsole
-) -> Evaluation:
+) -> Mapping[str, Evaluation]:
     async with local_models(config, console.line) as addresses:
         return await _played(env_id, directory, config, console, addresses)
 
 
 async def _played(
     env_id: str, directory: str | None, config: EvalConfig, console: RunConsole, addresses: Addresses
-) -> Evaluation:
+) -> Mapping[str, Evaluation]:
+    """The evaluation of each set of prompts by its name."""
     section = config.eval
-    make_env = env_factory(
-        env_id,
-        section.env_kwargs,
-        limits=section.chosen(max_turns=section.max_turns, max_tokens=section.rollout_max_context_len),
-        tools=section,
-        addresses=addresses,
-        reward=section,
-    )
-    if directory is None:
-        make_env = with_limits(make_env, max_tokens=section.rollout_max_context_len)
-    env = make_env()
-    tasks = _tasks(config, env)
-    first = tasks[0] if tasks else None
-    scorer = await build_scorer(section, make_env, first, addresses)
-    play_episode = await build_play(section.custom_generate_function_path, make_env, first)
+    world = await EvalWorld.build(env_id, config, addresses, counts_tokens=directory is not None)
+    env = world.env
     opening = (
-        endpoint_players(config, env)
+        endpoint_players(config, env.tool_schemas)
         if directory is None
-        else model_players(directory, config, env, on_event=console.line)
+        else model_players(directory, config, env.limits, on_event=console.line)
     )
+    evaluations: dict[str, Evaluation] = {}
     async with (
         opened_opponents(section.opponents, env, addresses, OpponentSetup(config.rendering)) as opponents,
-        opening as players,
+        opening as players_of,
     ):
-        with console.stage(f"playing {env_id}", section.n) as bar:
-            evaluator = Evaluator(
-                make_env=make_env,
-                make_agent=players.make_agent,
-                scorer=scorer,
-                setting=EvalSetting(env_id, section.split, section.temperature, env.breakdown),
-                concurrency=players.concurrency,
-                progress=bar.advance,
-                opponents=opponents,
-                play_episode=play_episode,
-            )
-            return await evaluator.run(tasks, section.n, seed=section.seed)
-
-
-def _tasks(config: EvalConfig, env: AnyEnv) -> Sequence[Task]:
-    """The first prompts of the data; without data, the environment's split."""
-    section, paths = config.eval, config.data.prompt_data
-    if paths is None:
-        return tasks_of(env, section.split)
-    return first_tasks(file_source(paths, config.data, split=section.split), section.n)
+        players = players_of(config, env)
+        agents_of = policy_agents(players.make_agent, opponents)
+        for name, tasks in world.sets.items():
+            n, samples = num_prompts(name, tasks, section.n), section.n_samples_per_eval_prompt
+            title = f"playing {env_id}, {name}" if name else f"playing {env_id}"
+            with console.stage(title, n * samples) as bar:
+                evaluator = world.evaluator(
+                    agents_of, config, prompts=name, concurrency=players.concurrency, progress=bar.advance
+                )
+                evaluations[name] = await evaluator.run(
+                    tasks, n, seed=section.seed, samples=samples, prompts=name
+                )
+    return evaluations

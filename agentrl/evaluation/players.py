@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.env import EnvFactory
-from agentrl.envs import AnyEnv, BaseEnv
+from agentrl.envs import BaseEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.extras import TRAINING, require
-from agentrl.protocols import Agent
+from agentrl.protocols import Agent, ToolSchema
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.chat.agent import ChatAgent
 from agentrl.rollout.chat.config import DEFAULT_KEY_ENV, EndpointConfig
 from agentrl.rollout.chat.endpoint import ChatEndpoint
 from agentrl.rollout.chat.settings import ChatSettings, Prices
+from agentrl.types import Limits
 
 _CONCURRENCY = 256
 
@@ -34,13 +33,17 @@ class Players(NamedTuple):
     concurrency: int
 
 
+PlayersOf: TypeAlias = Callable[[EvalConfig, BaseEnv], Players]
+"""The players of one opened model in an environment, with the sampling and the dialect of a configuration."""
+
+
 @asynccontextmanager
 async def model_players(
-    directory: str, config: EvalConfig, env: BaseEnv, *, on_event: Callable[[str], None]
-) -> AsyncIterator[Players]:
-    """Agents over a Hugging Face model directory, in the environment's dialect or the configured one.
+    directory: str, config: EvalConfig, limits: Limits, *, on_event: Callable[[str], None]
+) -> AsyncIterator[PlayersOf]:
+    """Agents over a Hugging Face model directory, in an environment's dialect or the configured one.
 
-    on_event: called with a message whenever a server starts or ends.
+    limits: of the longest episodes. on_event: called with a message whenever a server starts or ends.
 
     Raises:
         UserError: the model cannot be loaded, or does not support the dialect; a server does not start.
@@ -52,14 +55,23 @@ async def model_players(
     from agentrl.checkpoints.source import open_source
 
     source = open_source(directory)
-    renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
-    sampling = SamplingSettings(temperature=config.eval.temperature)
     with _engine_folder(config) as folder:
         threads = threads_for(source.config, config.eval.num_threads)
         setup = EngineSetup(folder, on_event, trains=False, threads=threads)
-        engine = await build_engine(source, config.engine, env.limits, setup)
+        engine = await build_engine(source, config.engine, limits, setup)
+
+        def players_of(config: EvalConfig, env: BaseEnv) -> Players:
+            renderer = build_renderer(source, dialect_of(env, config.rendering), config.rendering)
+            section = config.eval
+            sampling = SamplingSettings(
+                temperature=section.temperature,
+                top_p=1.0 if section.eval_top_p is None else section.eval_top_p,
+                max_response_len=section.eval_max_response_len,
+            )
+            return Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
+
         try:
-            yield Players(agent_factory(engine, renderer, sampling), _CONCURRENCY)
+            yield players_of
         finally:
             await engine.close()
 
@@ -79,25 +91,36 @@ async def local_models(config: EvalConfig, on_event: Callable[[str], None]) -> A
 
 
 @asynccontextmanager
-async def endpoint_players(config: EvalConfig, env: BaseEnv) -> AsyncIterator[Players]:
-    """Agents over a chat endpoint, after one turn as a check.
+async def endpoint_players(config: EvalConfig, tools: Sequence[ToolSchema]) -> AsyncIterator[PlayersOf]:
+    """Agents over a chat endpoint, after one turn as a check. tools: offered in it.
 
     Raises:
         ConfigError: the endpoint cannot be reached, or refuses the key, the model or the request.
     """
-    endpoint, section = _endpoint(config.openai), config.openai
-    settings = ChatSettings(
+    async with _endpoint(config.openai).connected() as connection:
+        await connection.check(_chat_settings(config), tools)
+
+        def players_of(config: EvalConfig, env: BaseEnv) -> Players:
+            del env
+            make_agent = partial(ChatAgent, connection, _chat_settings(config))
+            return Players(make_agent, config.openai.openai_concurrency)
+
+        yield players_of
+
+
+def _chat_settings(config: EvalConfig) -> ChatSettings:
+    section, sampling = config.openai, config.eval
+    bounds = [n for n in (section.openai_max_tokens, sampling.eval_max_response_len) if n is not None]
+    top_p = {} if sampling.eval_top_p is None else {"top_p": sampling.eval_top_p}
+    return ChatSettings(
         model=section.openai_model or "",
-        temperature=config.eval.temperature,
-        max_tokens=section.openai_max_tokens,
+        temperature=sampling.temperature,
+        max_tokens=min(bounds, default=None),
         reasoning=section.openai_reasoning,
-        body=section.openai_body,
+        body={**top_p, **section.openai_body},
         omit=section.openai_omit,
         prices=_prices(section),
     )
-    async with endpoint.connected() as connection:
-        await connection.check(settings, env.tool_schemas)
-        yield Players(partial(ChatAgent, connection, settings), section.openai_concurrency)
 
 
 @contextmanager
@@ -105,17 +128,6 @@ def _engine_folder(config: EvalConfig) -> Iterator[Path]:
     """The folder for the logs of servers: below output_dir, or a temporary one."""
     with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
         yield Path(config.eval.output_dir or temporary) / "engine"
-
-
-def with_limits(make_env: EnvFactory, *, max_tokens: int | None) -> EnvFactory:
-    """The same environments with this limit of tokens; None = no limit."""
-
-    def make() -> AnyEnv:
-        env = make_env()
-        env.limits = replace(env.limits, max_tokens=max_tokens)
-        return env
-
-    return make
 
 
 def _endpoint(section: EndpointConfig) -> ChatEndpoint:

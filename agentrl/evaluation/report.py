@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from agentrl.envs.scoring import ENV, UNUSABLE
+from agentrl.evaluation.statistics import ks_of, pass_of, standard_error
 from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summed
 
 
@@ -15,7 +15,8 @@ from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summ
 class EvalReport:
     """Scores of n episodes. Failed ones are counted by kind, and are in no mean.
 
-    stderr: standard error of the mean over the scored episodes.
+    stderr: standard error of the mean over the scored episodes; those of one task in one world are not
+        independent, which it counts in.
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
     parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
@@ -23,6 +24,9 @@ class EvalReport:
         tokens, at the configured prices; None = no prices.
     tool_ms: mean milliseconds of a call, by tool. tool_took: numbers of calls by tool and by the upper end of
         the latency bin. tool_failures: calls that failed their episode, by tool and kind.
+    samples: most episodes of one task in one world. pass_at: pass@k by k, over the tasks with as many scored
+        episodes; empty where tasks are played once. sets: the reports of named sets of prompts; this one is
+        then over all of them.
     """
 
     env_id: str
@@ -44,6 +48,9 @@ class EvalReport:
     turns: float
     policy_tokens: float
     seconds: float
+    samples: int = 1
+    pass_at: Mapping[str, float] = field(default_factory=dict)
+    sets: Mapping[str, EvalReport] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, JSON]:
         """Plain values, in the order of the fields."""
@@ -76,23 +83,22 @@ def summarize(
     Where an episode has several agents, its score is the mean over those that the policy played, and `by`
     holds the mean of each.
     """
-    played = {(episode.id, agent): episode for episode in episodes for agent in episode.trained_agents}
-    counted = [verdict for verdict in verdicts if verdict.rollout_id in played]
-    totals: defaultdict[str, list[float]] = defaultdict(list)
-    for verdict in counted:
-        totals[verdict.episode_id].append(verdict.total)
-    scored = [episode for episode in episodes if episode.id in totals]
-    scores = [_mean(totals[episode.id]) for episode in scored]
+    counted = _of_policy(episodes, verdicts)
+    score_of = scores_of(episodes, counted)
+    scored = [episode for episode in episodes if episode.id in score_of]
+    scores = [score_of[episode.id] for episode in scored]
     usages = [episode.usage for episode in episodes if episode.usage is not None]
     usage = sum(usages[1:], usages[0]) if usages else None
     tools = total_tools(scored)
+    by_task = scores_by_task(scored, scores)
+    samples = max(Counter(task_key(episode) for episode in episodes).values(), default=1)
     return EvalReport(
         env_id=setting.env_id,
         split=setting.split,
         temperature=setting.temperature,
         n=len(scored),
         mean=_mean(scores),
-        stderr=_standard_error(scores),
+        stderr=standard_error(list(by_task.values())),
         by=_by_metadata(scored, scores, setting.breakdown) | _by_agent(counted),
         parts=part_means(counted),
         failures=_failures(episodes),
@@ -106,7 +112,45 @@ def summarize(
         turns=_mean([len(episode.turns) for episode in scored]),
         policy_tokens=_mean([policy_tokens_of(episode) for episode in scored]),
         seconds=seconds,
+        samples=samples,
+        pass_at=_pass_at(list(by_task.values()), samples),
     )
+
+
+def scores_of(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The score of each scored episode by its id: the mean over the agents that the policy played."""
+    totals: defaultdict[str, list[float]] = defaultdict(list)
+    for verdict in _of_policy(episodes, verdicts):
+        totals[verdict.episode_id].append(verdict.total)
+    return {id: _mean(values) for id, values in totals.items()}
+
+
+def _of_policy(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts of agents that the policy played."""
+    played = {(episode.id, agent) for episode in episodes for agent in episode.trained_agents}
+    return [verdict for verdict in verdicts if verdict.rollout_id in played]
+
+
+def task_key(episode: Episode) -> tuple[str, int]:
+    """The task and the world that siblings share."""
+    return episode.task.id, episode.seed
+
+
+def scores_by_task(
+    episodes: Sequence[Episode], scores: Sequence[float]
+) -> dict[tuple[str, int], list[float]]:
+    """The scores of the episodes of each task in one world."""
+    by_task: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for episode, score in zip(episodes, scores, strict=True):
+        by_task[task_key(episode)].append(score)
+    return dict(by_task)
+
+
+def _pass_at(scores: Sequence[Sequence[float]], samples: int) -> dict[str, float]:
+    if samples < 2:
+        return {}
+    estimates = {str(k): pass_of(scores, k) for k in ks_of(samples)}
+    return {k: estimate.value for k, estimate in estimates.items() if estimate is not None}
 
 
 def _by_metadata(
@@ -167,11 +211,3 @@ def _failures(episodes: Sequence[Episode]) -> dict[str, int]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))

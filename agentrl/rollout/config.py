@@ -144,3 +144,15 @@ class RolloutConfig(Section):
                 "a batch is taken from the prompts that start at a time; raise it."
             )
         return self
+
+
+class EvalSampling(Section):
+    """How evaluations sample, in a run and in `agentrl eval`."""
+
+    n_samples_per_eval_prompt: Count = 1
+    """Sampled episodes of each prompt (count); above 1, pass@k is measured, too."""
+    eval_top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Nucleus sampling in evaluations (probability mass; 1 = off); left out, rollout_top_p in a run, or 1."""
+    eval_max_response_len: Count | None = None
+    """Most tokens in one turn of the model in evaluations (tokens); left out, rollout_max_response_len in a
+    run, else the episode's own limit."""

@@ -36,7 +36,7 @@ class TrainResult:
     """The result of a run.
 
     reports: by milestone ("before", "after warm start", "after RL", ...), then by mode
-    (sampled, greedy). stages: with their durations.
+    (sampled, greedy), of a named set of prompts by NAME/MODE. stages: with their durations.
     """
 
     folder: Path

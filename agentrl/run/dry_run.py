@@ -170,7 +170,8 @@ def _environment_facts(config: RunConfig, env: AnyEnv, dialect: str) -> dict[str
 
 def _counts(data: RunData) -> dict[str, JSON]:
     """Prompts of RL and of evaluations (count)."""
-    counts: dict[str, JSON] = {"held_out": None if data.held_out is None else len(data.held_out)}
+    held_out = None if data.held_out is None else sum(map(len, data.held_out.values()))
+    counts: dict[str, JSON] = {"held_out": held_out}
     if data.source is None:
         return counts
     return {"training": data.source.num_tasks or "without an end", **counts}
@@ -185,7 +186,7 @@ async def _prompts(
         ConfigError: an episode cannot begin, or no prompt leaves room for an answer.
     """
     tasks: Sequence[Task] = first_tasks(data.source, _MEASURED) if data.source is not None else ()
-    tasks = tasks or (data.held_out or ())[:_MEASURED]
+    tasks = tasks or [task for held in (data.held_out or {}).values() for task in held[:_MEASURED]]
     rendered = [await _rendered(make_env(), task, renderer, config.run.seed) for task in tasks]
     if not rendered:
         return {}

@@ -6,78 +6,132 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agentrl.assembly.config import RunConfig
+from agentrl.assembly.data import RunData, num_prompts
 from agentrl.assembly.policy import agent_factory
 from agentrl.envs import AnyEnv
+from agentrl.envs.opponents import policy_agents
 from agentrl.evaluation.episodes import Evaluation, Evaluator
 from agentrl.evaluation.report import EvalSetting, summarize
 from agentrl.observe import read_journal
-from agentrl.protocols import Policy
+from agentrl.protocols import Engine, Policy
 from agentrl.rollout.agent import SamplingSettings
-from agentrl.run.parts import World
+from agentrl.run.parts import World, sampling_of
 from agentrl.types import Task
 
 GREEDY, SAMPLED = "greedy", "sampled"
+MODES = (f"/{SAMPLED}", f"/{GREEDY}")
+"""The ends of the metrics that are the mean score of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The evaluation of a policy. sampling: of the sampled half; the greedy half has temperature 0."""
+    """The evaluation of a policy: each set of prompts in two modes, sampled and greedily (temperature 0).
+
+    sets: tasks by the name of their set, "" for a single one. An evaluation is named by its mode, in a named
+    set by NAME/MODE. sampling: of the sampled half. samples: its episodes of each prompt (count).
+    """
 
     world: World
     policy: Policy
-    tasks: Sequence[Task]
+    sets: Mapping[str, Sequence[Task]]
     split: str
     sampling: SamplingSettings
+    samples: int
     seed: int
 
+    @classmethod
+    def of(cls, data: RunData, config: RunConfig, world: World, engine: Engine | None) -> HeldOut | None:
+        """The evaluations of a run; None = nothing is held out, or no engine plays."""
+        if data.held_out is None or engine is None:
+            return None
+        section = config.eval
+        sampling = sampling_of(config.rollout, section.eval_temperature)
+        sampling = replace(
+            sampling,
+            top_p=sampling.top_p if section.eval_top_p is None else section.eval_top_p,
+            max_response_len=section.eval_max_response_len or sampling.max_response_len,
+        )
+        samples = section.n_samples_per_eval_prompt
+        return cls(world, engine, data.held_out, section.eval_split, sampling, samples, config.run.seed)
+
+    def num_episodes(self, number: int) -> int:
+        """Episodes of one evaluation over `number` prompts (count)."""
+        prompts = sum(num_prompts(name, tasks, number) for name, tasks in self.sets.items())
+        return prompts * (self.samples + 1)
+
     async def evaluations(self, number: int) -> dict[str, Evaluation]:
-        """Play `number` episodes in each mode."""
-        return {
-            SAMPLED: await self._evaluation(self.sampling, number),
-            GREEDY: await self._evaluation(replace(self.sampling, temperature=0.0), number),
-        }
+        """Play `number` prompts of each set in each mode."""
+        greedy = replace(self.sampling, temperature=0.0)
+        evaluations: dict[str, Evaluation] = {}
+        for name in self.sets:
+            evaluations[_named(name, SAMPLED)] = await self._evaluation(
+                name, self.sampling, number, self.samples
+            )
+            evaluations[_named(name, GREEDY)] = await self._evaluation(name, greedy, number, 1)
+        return evaluations
 
     def restored(self, journal: Mapping[str, Path], seconds: Mapping[str, float]) -> dict[str, Evaluation]:
-        """The evaluations that stand in the journal, by mode.
+        """The evaluations that stand in the journal, by name.
 
         Raises:
             OSError, ValueError: a file is not there, or holds something else.
         """
-        found: dict[str, Evaluation] = {}
-        for mode, path in journal.items():
-            setting = self._setting(
-                self.world.make_env(), self.sampling.temperature if mode == SAMPLED else 0.0
-            )
+        evaluations: dict[str, Evaluation] = {}
+        for key, path in journal.items():
+            name, _, mode = key.rpartition("/")
+            temperature = self.sampling.temperature if mode == SAMPLED else 0.0
+            setting = self._setting(self.world.make_env(), name, temperature)
             entries = list(read_journal(path))
             episodes = tuple(entry.episode for entry in entries)
             verdicts = tuple(verdict for entry in entries for verdict in entry.verdicts)
-            report = summarize(episodes, verdicts, setting, seconds=seconds[mode])
-            found[mode] = Evaluation(setting.breakdown, report, episodes, verdicts)
-        return found
+            report = summarize(episodes, verdicts, setting, seconds=seconds[key])
+            evaluations[key] = Evaluation(setting.breakdown, report, episodes, verdicts)
+        return evaluations
 
-    def _setting(self, env: AnyEnv, temperature: float) -> EvalSetting:
-        return EvalSetting(env.id, self.split, temperature, env.breakdown)
+    def _setting(self, env: AnyEnv, name: str, temperature: float) -> EvalSetting:
+        return EvalSetting(env.id, name or self.split, temperature, env.breakdown)
 
-    async def _evaluation(self, sampling: SamplingSettings, number: int) -> Evaluation:
-        env = self.world.make_env()
+    async def _evaluation(
+        self, name: str, sampling: SamplingSettings, number: int, samples: int
+    ) -> Evaluation:
+        env, world, tasks = self.world.make_env(), self.world, self.sets[name]
+        make_agent = agent_factory(self.policy, world.renderer, sampling)
         evaluator = Evaluator(
-            make_env=self.world.make_env,
-            make_agent=agent_factory(self.policy, self.world.renderer, sampling),
-            scorer=self.world.scorer,
-            setting=self._setting(env, sampling.temperature),
-            opponents=self.world.opponents,
-            play_episode=self.world.play_episode,
+            make_env=world.make_env,
+            agents_of=policy_agents(make_agent, world.opponents),
+            scorer=world.scorer,
+            setting=self._setting(env, name, sampling.temperature),
+            play_episode=world.play_episode,
         )
-        return await evaluator.run(self.tasks, number, seed=self.seed)
+        n = num_prompts(name, tasks, number)
+        return await evaluator.run(tasks, n, seed=self.seed, samples=samples, prompts=name)
+
+
+def _named(name: str, mode: str) -> str:
+    return f"{name}/{mode}" if name else mode
+
+
+def by_set(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[str, Evaluation]]:
+    """The evaluations of each set by mode; "" is a single set without a name."""
+    sets: dict[str, dict[str, Evaluation]] = {}
+    for key, evaluation in evaluations.items():
+        name, _, mode = key.rpartition("/")
+        sets.setdefault(name, {})[mode] = evaluation
+    return sets
 
 
 def eval_metrics(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
-    """Means of the verdicts by mode, by part, and by kind of task; failed episodes (count)."""
+    """Means of the verdicts by mode, by part, and by kind of task; pass@k; failed episodes (count).
+
+    eval/MODE and what is below it; of a named set eval/NAME/MODE.
+    """
     metrics: dict[str, float] = {}
-    for mode, evaluation in evaluations.items():
+    for key, evaluation in evaluations.items():
         report = evaluation.report
-        metrics[f"eval/{mode}"] = report.mean
-        metrics[f"eval/{mode}/failures"] = float(sum(report.failures.values()))
-        metrics |= {f"eval/{mode}/{part}": mean for part, mean in report.by.items()}
-        metrics |= {f"eval/{mode}/reward/{name}": mean for name, mean in report.parts.items()}
+        metrics[f"eval/{key}"] = report.mean
+        metrics[f"eval/{key}/failures"] = float(sum(report.failures.values()))
+        metrics |= {f"eval/{key}/pass@{k}": value for k, value in report.pass_at.items()}
+        metrics |= {f"eval/{key}/{part}": mean for part, mean in report.by.items()}
+        metrics |= {f"eval/{key}/reward/{name}": mean for name, mean in report.parts.items()}
     return metrics

@@ -25,6 +25,7 @@ from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
 from agentrl.protocols import Engine, Renderer, Trainer
+from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
@@ -89,10 +90,11 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """The policy at one point of the run, scored on held-out tasks, by mode (sampled, greedy).
+    """The policy at one point of the run, scored on held-out tasks, by evaluation: MODE (sampled, greedy), or
+    NAME/MODE of a named set of prompts.
 
     in_table: whether it is a row of the table, rather than a point in the middle of RL. files: its
-    journal, by mode.
+    journal, by evaluation.
     """
 
     name: str
@@ -179,6 +181,16 @@ def filters_of(rollout: RolloutConfig) -> Filters:
     if rollout.replay is not None:
         unused = ("dynamic_sampling_filter_path", "buffer_filter_path")
     return build_filters(rollout.model_copy(update=dict.fromkeys(unused)))
+
+
+def sampling_of(rollout: RolloutConfig, temperature: float) -> SamplingSettings:
+    """How episodes are sampled at a temperature."""
+    return SamplingSettings(
+        temperature=temperature,
+        top_p=rollout.rollout_top_p,
+        top_k=rollout.rollout_top_k,
+        max_response_len=rollout.rollout_max_response_len,
+    )
 
 
 async def scoring_of(

@@ -11,7 +11,7 @@ from agentrl.config import effective_values
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import read_journal, read_metrics
 from agentrl.observe.history import JOURNAL
-from agentrl.run.held_out import GREEDY, SAMPLED
+from agentrl.run.held_out import GREEDY, SAMPLED, by_set
 from agentrl.run.parts import Milestone, Records
 from agentrl.run.training import TrainingRun
 from agentrl.types import JSON, Episode, Verdict
@@ -97,12 +97,18 @@ def _episodes(run: TrainingRun) -> list[ReportEpisode]:
 
 
 def _rows(run: TrainingRun) -> list[ScoreRow]:
-    return [ScoreRow(milestone.name, dict(_scores(milestone.evaluations))) for milestone in _in_table(run)]
+    return [
+        ScoreRow(f"{milestone.name}, {name}" if name else milestone.name, dict(_scores(modes)))
+        for milestone in _in_table(run)
+        for name, modes in by_set(milestone.evaluations).items()
+    ]
 
 
 def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]]:
     # Greedy episodes show the agent's choices without sampling noise: only they are split into parts.
-    yield SAMPLED, evaluations[SAMPLED].report.mean
+    sampled = evaluations[SAMPLED].report
+    yield SAMPLED, sampled.mean
+    yield from ((f"{SAMPLED} pass@{k}", value) for k, value in sampled.pass_at.items())
     yield GREEDY, evaluations[GREEDY].report.mean
     for part, mean in evaluations[GREEDY].report.by.items():
         yield f"{GREEDY} {part}", mean
@@ -110,7 +116,7 @@ def _scores(evaluations: Mapping[str, Evaluation]) -> Iterator[tuple[str, float]
 
 def _samples_of(milestone: Milestone) -> list[tuple[Episode, Verdict]]:
     """Some greedy episodes: of the first task of every kind, the same ones at every milestone."""
-    evaluation = milestone.evaluations[GREEDY]
+    evaluation = next(iter(by_set(milestone.evaluations).values()))[GREEDY]
     verdicts = {verdict.episode_id: verdict for verdict in reversed(evaluation.verdicts)}
     pairs = [(episode, verdicts[episode.id]) for episode in evaluation.episodes if episode.id in verdicts]
     firsts: dict[str, tuple[Episode, Verdict]] = {}

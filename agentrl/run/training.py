@@ -24,14 +24,12 @@ from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import TrainerError
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
-from agentrl.rollout.agent import SamplingSettings
-from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.producer import Producer, Rollouts
 from agentrl.run.checkpoints import RunState
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.drift import drift_metrics
-from agentrl.run.held_out import GREEDY, SAMPLED, HeldOut, eval_metrics
+from agentrl.run.held_out import MODES, HeldOut, eval_metrics
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
@@ -45,6 +43,7 @@ from agentrl.run.parts import (
     algorithm_of,
     engine_of,
     filters_of,
+    sampling_of,
     scoring_of,
     source_of,
 )
@@ -120,7 +119,7 @@ class TrainingRun:
             algorithm=algorithm,
             filters=filters,
             trainers=processes.trainers,
-            held_out=_held_out(data, config, world, engine),
+            held_out=HeldOut.of(data, config, world, engine),
             prompts=data.source and bounded(data.source, config, env, world.renderer),
             records=records,
             progress=Progress(replace(source, seed=None)),
@@ -241,13 +240,13 @@ class TrainingRun:
         number = self.config.eval.eval_episodes
         if progress.trainer is None and self.config.model.hf_checkpoint is None:
             number = min(number, _UNTRAINED_EPISODES)
-        with records.watch.stage(EVALUATION, 2 * number):
+        with records.watch.stage(EVALUATION, self.held_out.num_episodes(number)):
             evaluations = await self.held_out.evaluations(number)
             files: dict[str, str] = {}
-            for mode, evaluation in evaluations.items():
+            for key, evaluation in evaluations.items():
                 # The name too: before and after a warm start are both step 0.
-                path = await records.journal.write_eval(f"{mode} {name}", progress.step, evaluation.entries())
-                files[mode] = str(path.relative_to(records.folder.path))
+                path = await records.journal.write_eval(f"{key} {name}", progress.step, evaluation.entries())
+                files[key] = str(path.relative_to(records.folder.path))
             progress.milestones.append(Milestone(name, progress.step, in_table, evaluations, files))
             progress.latest |= eval_metrics(evaluations)
         records.metrics.log(progress.step, progress.latest)
@@ -310,7 +309,7 @@ class TrainingRun:
     def _producer(self, stream: PromptStream) -> Producer:
         rollout, seed, world = self.config.rollout, self.config.run.seed, self.world
         assert self.engine is not None, "a run that plays has an engine"
-        sampling = _sampling(rollout, rollout.rollout_temperature)
+        sampling = sampling_of(rollout, rollout.rollout_temperature)
         player = GroupPlayer(
             make_env=world.make_env,
             make_agent=agent_factory(self.engine, world.renderer, sampling),
@@ -365,15 +364,6 @@ class TrainingRun:
         records.metrics.log(step, iteration.metrics | counts)
 
 
-def _sampling(rollout: RolloutConfig, temperature: float) -> SamplingSettings:
-    return SamplingSettings(
-        temperature=temperature,
-        top_p=rollout.rollout_top_p,
-        top_k=rollout.rollout_top_k,
-        max_response_len=rollout.rollout_max_response_len,
-    )
-
-
 def _recorded(recorder: StepRecorder | None, step: int) -> AbstractAsyncContextManager[list[Phase]]:
     """The block of a step, for its phases; without a trainer nothing is recorded."""
     return nullcontext(list[Phase]()) if recorder is None else recorder.step(step)
@@ -385,11 +375,5 @@ def _progress_metrics(iteration: Iteration, latest: dict[str, float]) -> dict[st
         "reward": iteration.metrics["rollout/raw_reward"],
         "tok/s": iteration.metrics["perf/rollout_tok_per_s"],
     }
-    return metrics | {mode: latest[f"eval/{mode}"] for mode in (SAMPLED, GREEDY) if f"eval/{mode}" in latest}
-
-
-def _held_out(data: RunData, config: RunConfig, world: World, engine: Engine | None) -> HeldOut | None:
-    if data.held_out is None or engine is None:
-        return None
-    sampling = _sampling(config.rollout, config.eval.eval_temperature)
-    return HeldOut(world, engine, data.held_out, config.eval.eval_split, sampling, config.run.seed)
+    means = {name.removeprefix("eval/"): value for name, value in latest.items() if name.endswith(MODES)}
+    return metrics | means

@@ -78,7 +78,15 @@ def _finite(curves: Sequence[Series]) -> tuple[Series, ...]:
 
 
 def _overall(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name.removeprefix("eval/"), name) for name in names if _depth(name) == 1 and name != _HELD_OUT]
+    return [
+        (_eval_label(name), name)
+        for name in names
+        if name != _HELD_OUT and (_depth(name) == 1 or (_depth(name) == 2 and name.endswith(_MODES)))
+    ]
+
+
+def _pass_at(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(_eval_label(name), name) for name in names if _depth(name) and "/pass@" in name]
 
 
 def _supervised(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -87,11 +95,11 @@ def _supervised(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _by_part(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [
-        (name.removeprefix("eval/").replace("/", ", "), name)
-        for name in names
-        if _depth(name) == 2 and "=" in name
-    ]
+    return [(_eval_label(name), name) for name in names if _depth(name) > 1 and "=" in name]
+
+
+def _eval_label(name: str) -> str:
+    return name.removeprefix("eval/").replace("/", ", ")
 
 
 def _depth(name: str) -> int:
@@ -99,9 +107,11 @@ def _depth(name: str) -> int:
 
 
 _HELD_OUT = "eval/loss"
+_MODES = ("/sampled", "/greedy")
 _PLANS = (
     _Plan("Loss", "nats per token", _supervised),
     _Plan("Success on held-out tasks", "share of episodes", _overall, is_share=True),
+    _Plan("Solved in k samples (pass@k)", "share of held-out prompts", _pass_at, is_share=True),
     _Plan("Held-out success by kind of task", "share of episodes", _by_part, is_share=True),
     _Plan("Reward in training", "mean per episode", [("reward", "rollout/raw_reward")]),
     _Plan("Response length", "tokens the policy wrote per episode", [("mean", "rollout/response_len/mean")]),

@@ -72,8 +72,7 @@ def run_tier(name: str, tier: str, folder: Path) -> None:
 
 def check_arguments(command: click.Command, arguments: list[str]) -> None:
     while isinstance(command, click.Group):
-        assert arguments[0] in command.commands, arguments
-        command = command.commands[arguments.pop(0)]
+        _, command, arguments = command.resolve_command(click.Context(command), arguments)
     command.make_context(command.name, arguments)
 
 

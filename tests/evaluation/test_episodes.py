@@ -10,8 +10,9 @@ import pytest
 
 from agentrl import GroupReward, Reward, Task, say
 from agentrl.envs import Scorer
+from agentrl.envs.opponents import policy_agents
 from agentrl.errors import ConfigError, WorldBrokenError
-from agentrl.evaluation.episodes import Evaluator
+from agentrl.evaluation.episodes import Evaluator, over_sets
 from agentrl.evaluation.report import EvalSetting
 from agentrl.types import Step
 from tests.worlds import Hang, Speaker, Talk, raising
@@ -61,7 +62,8 @@ def evaluator(failing=(), agents=None, rewards=(), **options):
         agents.append(Speaker(say("x")))
         return agents[-1]
 
-    return Evaluator(lambda: Recorded(record), agent, Scorer(rewards), SETTING, **options), record
+    agents_of = policy_agents(agent, {})
+    return Evaluator(lambda: Recorded(record), agents_of, Scorer(rewards), SETTING, **options), record
 
 
 async def test_tasks_are_played_in_their_order_and_again_where_they_run_out():
@@ -87,6 +89,34 @@ async def test_episodes_have_distinct_seeds_that_depend_only_on_the_runs_seed():
     other_worlds, other_samples = await seeds(1)
     assert not set(other_worlds) & set(worlds)
     assert not set(other_samples) & set(samples)
+
+
+async def test_samples_of_a_prompt_share_its_world_and_the_first_is_that_of_a_single_one():
+    single, several = [], []
+    await evaluator(agents=single)[0].run(TASKS, 3, seed=0)
+    judge, _ = evaluator(agents=several)
+    evaluation = await judge.run(TASKS, 3, seed=0, samples=2)
+    assert [e.id for e in evaluation.episodes] == ["e0", "e0-1", "e1", "e1-1", "e2", "e2-1"]
+    assert [e.task.id for e in evaluation.episodes] == ["t0", "t0", "t1", "t1", "t2", "t2"]
+    worlds = [episode.seed for episode in evaluation.episodes]
+    assert worlds[::2] == worlds[1::2]
+    assert len(set(worlds)) == 3
+    seeds = [agent.sessions[0].seed for agent in several]
+    assert len(set(seeds)) == 6
+    assert seeds[::2] == [agent.sessions[0].seed for agent in single]
+    assert (evaluation.report.samples, evaluation.report.pass_at) == (2, {"1": 1 / 3, "2": 1 / 3})
+
+
+async def test_sets_of_prompts_have_ids_and_seeds_of_their_own_and_one_report_over_all():
+    judge, _ = evaluator()
+    sets = {name: await judge.run(TASKS[k:], 2, seed=0, prompts=name) for k, name in enumerate(("a", "b"))}
+    assert [e.id for e in sets["b"].episodes] == ["b/e0", "b/e1"]
+    assert {e.seed for e in sets["a"].episodes}.isdisjoint(e.seed for e in sets["b"].episodes)
+    report = over_sets(sets)
+    assert (report.n, report.mean) == (4, 0.5)
+    assert [part.mean for part in report.sets.values()] == [0.5, 0.5]
+    only = {"": await judge.run(TASKS, 3, seed=0)}
+    assert over_sets(only) is only[""].report
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 5])
@@ -153,7 +183,7 @@ async def test_cancelling_closes_every_world():
         envs.append(Talk({"step": hang}))
         return envs[-1]
 
-    judge = Evaluator(make, Speaker, Scorer(), SETTING, concurrency=3)
+    judge = Evaluator(make, policy_agents(Speaker, {}), Scorer(), SETTING, concurrency=3)
     running = asyncio.create_task(judge.run(TASKS, 6, seed=0))
     await hang.entered.wait()
     await asyncio.sleep(0)
@@ -169,4 +199,4 @@ async def test_an_error_of_the_user_is_raised_as_it_is():
         return Talk({"reset": raising(ConfigError("set the key"))})
 
     with pytest.raises(ConfigError, match="set the key"):
-        await Evaluator(make, Speaker, Scorer(), SETTING).run(TASKS, 3, seed=0)
+        await Evaluator(make, policy_agents(Speaker, {}), Scorer(), SETTING).run(TASKS, 3, seed=0)

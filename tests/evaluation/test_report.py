@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def episode(name, ending=Ending.COMPLETED, *, failure=None, policy=(), counts=No
         id=name,
         env_id="Env-v0",
         task=Task.ask("t", "?", **metadata),
-        seed=0,
+        seed=zlib.crc32(name.encode()),
         limits=Limits(),
         trajectories=(Trajectory(turns),) if turns else (),
         step_rewards=(),

@@ -140,6 +140,9 @@ CHANGES = {
     "eval_split": Change("other"),
     "eval_episodes": Change(3),
     "eval_temperature": Change(0.1),
+    "n_samples_per_eval_prompt": Change(2),
+    "eval_top_p": Change(0.3),
+    "eval_max_response_len": Change(2),
     "save_interval": Change(1),
     "save_total_limit": Change(1, {"save_interval": 1}),
     "metric_for_best_model": Change(

@@ -29,15 +29,18 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(scores: Sequence[float], declared: Sequence[float]) -> Interval:
-    """The interval of the mean of at least one score; the range is that of `scores` and `declared`."""
+def interval(scores: Sequence[float], declared: Sequence[float], *, z: float = Z) -> Interval:
+    """The interval of the mean of at least one score; the range is that of `scores` and `declared`.
+
+    z: the quantile of the normal distribution at each end.
+    """
     mean = fmean(scores)
     low, high = min(*scores, *declared), max(*scores, *declared)
     if high == low:
         return Interval(mean, mean, mean)
     m, n = (mean - low) / (high - low), len(scores)
-    centre = m + Z * Z / (2 * n)
-    spread = Z * math.sqrt(max(m * (1 - m), 0.0) / n + Z * Z / (4 * n * n))
-    scale = (high - low) / (1 + Z * Z / n)
+    centre = m + z * z / (2 * n)
+    spread = z * math.sqrt(max(m * (1 - m), 0.0) / n + z * z / (4 * n * n))
+    scale = (high - low) / (1 + z * z / n)
     bounds = Interval(mean, low + scale * (centre - spread), low + scale * (centre + spread))
     return bounds._replace(low=min(bounds.low, mean), high=max(bounds.high, mean))

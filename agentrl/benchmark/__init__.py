@@ -1,0 +1,1 @@
+"""Benchmarks of agents: many environments, many policies, one table; they resume, and can be compared."""

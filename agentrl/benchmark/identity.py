@@ -1,0 +1,128 @@
+"""What the result of a cell depends on: settings, code of the environment, data, policy.
+
+A cell is one environment, set of prompts and policy. Where its identity is that of a finished cell in the
+folder, it is not played again; where any part differs, it is another cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.benchmark.suite import PolicyChoice
+from agentrl.config import effective_values
+from agentrl.envs.registry import EnvSpec
+from agentrl.evaluation.config import EvalConfig
+from agentrl.types import JSON, Task
+
+_SPEED_ONLY = {
+    *("num_threads", "max_slots", "sglang_url", "sglang_python", "rollout_num_engines"),
+    *("rollout_num_gpus_per_engine", "rollout_health_check_interval", "rollout_health_check_timeout"),
+    *("rollout_health_check_first_wait", "openai_key_env", "openai_timeout_s", "openai_attempts"),
+    "openai_concurrency",
+}
+"""Settings that change how fast episodes are played, or where, and not what is played."""
+
+
+class CellIdentity(NamedTuple):
+    """What the result of a cell depends on.
+
+    prompts: the name of the set of prompts, "" for a single one. settings: those of the episodes and of
+    sampling. code: a hash of the environment's source files. data: of the tasks. model: of the policy.
+    """
+
+    env: str
+    prompts: str
+    policy: str
+    settings: Mapping[str, JSON]
+    code: str
+    data: str
+    model: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of all of it, 16 hexadecimal digits."""
+        text = json.dumps(self._asdict(), sort_keys=True, default=str)
+        return _digest(text.encode("utf-8", "surrogatepass"))
+
+
+def settings_of(config: EvalConfig) -> dict[str, JSON]:
+    """The settings that decide what is played, by name."""
+    sections = effective_values(config)
+    settings = {name: value for values in sections.values() for name, value in values.items()}
+    return {name: value for name, value in settings.items() if name not in _SPEED_ONLY}
+
+
+def code_version(spec: EnvSpec) -> str:
+    """A hash of the source files of an environment, and of the arguments that it is registered with.
+
+    The files are all Python files of the package of its class, or its module alone where that is in no
+    package; and the modules of its base classes. Modules that these import from elsewhere do not count.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, path in sorted(_sources(spec.env_class)):
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(repr([(name, _stable(spec.kwargs[name])) for name in sorted(spec.kwargs)]).encode())
+    return digest.hexdigest()
+
+
+def _sources(env_class: type) -> Iterator[tuple[str, Path]]:
+    """The source files with names that do not depend on where the package is installed."""
+    own = _file_of(env_class)
+    package = sys.modules[env_class.__module__].__package__ if own is not None else None
+    if own is not None and package:
+        root = own.parent
+        yield from ((f"{package}/{path.relative_to(root)}", path) for path in root.rglob("*.py"))
+    elif own is not None:
+        yield own.name, own
+    for base in env_class.__mro__[1:]:
+        path = _file_of(base)
+        if path is not None and base.__module__ != env_class.__module__:
+            yield base.__module__, path
+
+
+def _file_of(kind: type) -> Path | None:
+    """The file of a class; None for one that is built in, or was typed into an interpreter."""
+    try:
+        file = inspect.getsourcefile(kind)
+    except TypeError:
+        return None
+    return Path(file) if file is not None and Path(file).is_file() else None
+
+
+def _stable(value: object) -> str:
+    """A text of a registered argument that is the same in every process."""
+    name = getattr(value, "__qualname__", None)
+    return f"{getattr(value, '__module__', '')}.{name}" if isinstance(name, str) else repr(value)
+
+
+def task_digest(task: Task) -> str:
+    """A hash of the content of a task, 16 hexadecimal digits."""
+    return _digest(repr(task).encode("utf-8", "surrogatepass"))
+
+
+def data_fingerprint(tasks: Sequence[Task]) -> str:
+    """A hash of tasks in their order, 16 hexadecimal digits."""
+    return _digest("".join(map(task_digest, tasks)).encode())
+
+
+def model_version(policy: PolicyChoice) -> str:
+    """Identifies the model of a policy: a directory by its files, sizes and times of change.
+
+    Weights are not read for this: those of a large model take minutes.
+    """
+    if policy.kind != "directory":
+        return policy.target
+    folder = Path(policy.target)
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return _digest(repr(facts).encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

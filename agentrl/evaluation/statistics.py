@@ -1,0 +1,145 @@
+"""Means and pass@k over tasks, with their 95% confidence intervals.
+
+Episodes of one task are not independent of each other, so tasks are the units (clusters) that intervals are
+computed over. There are two methods, and every estimate names its own:
+
+    wilson      a score of 0 or 1, one for each task: Wilson's interval (Wilson 1927). Also where all episodes
+                of all tasks agree, or there is a single task: resampling would give no width.
+    bootstrap   all else: the percentile bootstrap over tasks (Efron 1979), 10,000 resamples from a fixed
+                seed. With fewer than about 20 tasks it is somewhat too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import comb
+from statistics import fmean
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.envs.check.intervals import interval
+
+Z = 1.959964
+"""The 97.5% quantile of the normal distribution: 2.5% on each side of an interval."""
+SOLVED = 1.0
+"""The least score of an episode that counts as solved in pass@k."""
+_ROUNDING = 1e-9
+_RESAMPLES = 10_000
+_MAX_DRAWN = 1 << 22
+_BINARY = (0.0, 1.0)
+
+Scores: TypeAlias = Sequence[Sequence[float]]
+"""The scores of the episodes of each task."""
+
+
+class Estimate(NamedTuple):
+    """A mean over tasks, and the bounds of its 95% interval, in the units of the scores."""
+
+    value: float
+    low: float
+    high: float
+    method: Literal["wilson", "bootstrap"]
+
+
+def mean_of(scores: Scores) -> Estimate | None:
+    """The mean over all episodes; tasks without one do not count. None = there is no episode."""
+    clusters = [task for task in scores if task]
+    episodes = [score for task in clusters for score in task]
+    if not episodes:
+        return None
+    value = fmean(episodes)
+    is_binary = all(score in _BINARY for score in episodes)
+    is_one_each = len(episodes) == len(clusters)
+    if len(clusters) == 1 or (is_binary and (is_one_each or value in _BINARY)):
+        declared = _BINARY if is_binary else (min(episodes), max(episodes))
+        bounds = interval([fmean(task) for task in clusters], declared, z=Z)
+        return Estimate(value, bounds.low, bounds.high, "wilson")
+    low, high = _percentiles([sum(task) for task in clusters], [len(task) for task in clusters])
+    return Estimate(value, low, high, "bootstrap")
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The unbiased estimate of P(at least one of k episodes is solved), from c solved ones of n.
+
+    1 - C(n - c, k) / C(n, k), arXiv:2107.03374, equation 1.
+
+    Raises:
+        ValueError: not 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n = {n}, c = {c}, k = {k}")
+    return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def pass_of(scores: Scores, k: int, *, solved: float = SOLVED) -> Estimate | None:
+    """pass@k over the tasks with at least k episodes. None = there is no such task.
+
+    solved: the least score that counts as solved.
+    """
+    return mean_of([[pass_at_k(len(task), num_solved(task, solved), k)] for task in scores if len(task) >= k])
+
+
+def num_solved(scores: Sequence[float], solved: float = SOLVED) -> int:
+    """How many episodes are solved (count)."""
+    return sum(score >= solved - _ROUNDING for score in scores)
+
+
+def ks_of(n: int) -> list[int]:
+    """The k of pass@k with n episodes of each task: powers of two up to n, and n."""
+    return sorted({1 << power for power in range(n.bit_length())} | {n}) if n else []
+
+
+def paired_difference(
+    first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]
+) -> Estimate | None:
+    """The mean difference, second - first, over the tasks that both have episodes of.
+
+    The difference of a task is that of its mean scores. Its variation between tasks cancels, so that the
+    interval is narrower than those of the two means. None = there is no common task.
+    """
+    differences = differences_of(first, second)
+    if not differences:
+        return None
+    low, high = _percentiles(list(differences.values()), [1] * len(differences))
+    return Estimate(fmean(differences.values()), low, high, "bootstrap")
+
+
+def differences_of(
+    first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """The difference of the mean scores, second - first, of every task that both have episodes of."""
+    common = [task for task in first if first[task] and second.get(task)]
+    return {task: fmean(second[task]) - fmean(first[task]) for task in common}
+
+
+def standard_error(scores: Scores) -> float:
+    """The standard error of the mean over all episodes, robust to the dependence within tasks.
+
+    sqrt(G / (G - 1) x the sum over tasks of (the sum of its deviations from the mean)^2) / n for G tasks and
+    n episodes (Liang and Zeger 1986); with one episode a task, that of independent episodes. 0 for one task.
+    """
+    clusters = [task for task in scores if task]
+    if len(clusters) < 2:
+        return 0.0
+    n = sum(map(len, clusters))
+    mean = sum(map(sum, clusters)) / n
+    squares = sum((sum(task) - mean * len(task)) ** 2 for task in clusters)
+    return float((len(clusters) / (len(clusters) - 1) * squares) ** 0.5 / n)
+
+
+def _percentiles(sums: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:
+    """The 2.5% and 97.5% percentiles of the mean over all episodes, of resamples of the tasks."""
+    num_tasks = len(sums)
+    totals: NDArray[np.float64] = np.asarray(sums, np.float64)
+    counts: NDArray[np.float64] = np.asarray(sizes, np.float64)
+    rng = np.random.default_rng(0)
+    means: list[NDArray[np.float64]] = []
+    block = max(_MAX_DRAWN // num_tasks, 1)
+    for start in range(0, _RESAMPLES, block):
+        shape = (min(block, _RESAMPLES - start), num_tasks)
+        drawn = rng.integers(num_tasks, size=shape)
+        means.append(totals[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
+    return float(low), float(high)

@@ -1,0 +1,148 @@
+"""Held-out sets by name: rows, metrics and journals of their own; `agentrl eval` samples the same tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl.assembly.config import RunConfig
+from agentrl.cli import main
+from agentrl.config import parse, read_toml
+from agentrl.errors import ConfigError
+from agentrl.evaluation.config import EvalConfig
+from tests.flow.runs import SHAPE, journal_of, metrics_of, tokens_of
+
+PROMPTS = str(Path(__file__).with_name("prompts.jsonl"))
+SETS = {"first": f"{PROMPTS}@[:3]", "rest_1": f"{PROMPTS}@[3:5]"}
+SAMPLING = {"n_samples_per_eval_prompt": 3, "eval_top_p": 0.8, "eval_max_response_len": 5}
+COMMON = {
+    "rollout_max_context_len": 64,
+    "input_key": "question",
+    "label_key": "answer",
+    "reward": "exact_match",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One iteration, with two held-out sets of three and two prompts."""
+    return agentrl.train(
+        **SHAPE,
+        **COMMON,
+        **SAMPLING,
+        env="SingleTurn-v0",
+        prompt_data=PROMPTS,
+        eval_prompt_data=SETS,
+        eval_episodes=8,
+        num_rollout=1,
+        rollout_batch_size=2,
+        n_samples_per_prompt=2,
+        rollout_top_p=0.9,
+        lr_warmup_iters=0,
+        inline=True,
+        use_tensorboard=False,
+        quiet=True,
+        output_dir=str(tmp_path_factory.mktemp("runs")),
+        name="sets",
+    )
+
+
+def test_each_set_is_played_once_in_samples_and_greedily(run):
+    names = sorted(path.name for path in (run.folder / "trajectories").glob("eval_*"))
+    assert len(names) == 8, "two milestones, two sets, two modes"
+    entries = journal_of(run.folder, "eval_first-sampled-after-RL*")
+    assert [entry["episode"]["id"] for entry in entries] == [
+        f"first/e{n}{sample}" for n in range(3) for sample in ("", "-1", "-2")
+    ]
+    assert len({entry["episode"]["seed"] for entry in entries}) == 3
+    assert len(journal_of(run.folder, "eval_rest-1-greedy-after-RL*")) == 2
+    assert max(len(tokens_of(entry)[1]) for entry in entries) <= 5
+
+
+def test_each_set_has_metrics_rows_and_reports_of_its_own(run):
+    metrics = metrics_of(run.folder)[-1]
+    for name in ("eval/first", "eval/rest_1"):
+        assert {f"{name}/sampled", f"{name}/greedy", f"{name}/sampled/failures"} <= metrics.keys()
+        assert {f"{name}/sampled/pass@{k}" for k in (1, 2, 3)} <= metrics.keys()
+    assert "eval/sampled" not in metrics
+    assert "eval/first/greedy/pass@1" not in metrics
+    reports = run.reports["after RL"]
+    assert (reports["first/sampled"].n, reports["rest_1/greedy"].n) == (9, 2)
+    page = (run.folder / "report.html").read_text()
+    assert "after RL, first" in page
+    assert "rest_1, sampled, pass@3" in page
+    milestones = json.loads((run.folder / "summary.json").read_text())["milestones"]
+    assert milestones[-1]["first/sampled"]["pass_at"].keys() == {"1", "2", "3"}
+
+
+def test_an_eval_only_run_of_the_same_seed_has_the_same_tokens(run, tmp_path):
+    report = agentrl.evaluate(
+        "SingleTurn-v0",
+        str(run.folder / "checkpoint"),
+        quiet=True,
+        prompt_data=SETS,
+        n=8,
+        output_dir=str(tmp_path / "eval"),
+        **COMMON,
+        **SAMPLING,
+    )
+    assert (report.n, list(report.sets)) == (15, ["first", "rest_1"])
+    for name, file in {"first": "first", "rest_1": "rest-1"}.items():
+        trained = journal_of(run.folder, f"eval_{file}-sampled-after-RL*")
+        alone = journal_of(tmp_path / "eval", f"eval_{file}*")
+        assert [tokens_of(entry) for entry in alone] == [tokens_of(entry) for entry in trained], name
+        assert report.sets[name].mean == run.reports["after RL"][f"{name}/sampled"].mean
+
+
+def test_a_resumed_run_reads_the_evaluations_of_its_sets(run):
+    again = agentrl.train(run.folder, resume=True, num_rollout=2, quiet=True)
+    assert again.reports["before"]["first/sampled"] == run.reports["before"]["first/sampled"]
+    assert again.reports["after RL"]["rest_1/sampled"].n == 6
+
+
+def test_sets_are_written_to_the_configuration_and_read_again(run):
+    config = parse(RunConfig, read_toml(run.folder / "config.toml"), source="config.toml")
+    assert config.eval.eval_prompt_data == SETS
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        ({"a": "x.jsonl", "b": 1.0}, "'b' has no path but 1.0"),
+        ({"sampled": "x.jsonl"}, "cannot be called 'sampled'"),
+        ({"a/b": "x.jsonl"}, "cannot be called 'a/b'"),
+        ({"a_b": "x.jsonl", "a-b": "x.jsonl"}, "differ only in"),
+        ('{"a": "x.jsonl"', "neither a path nor JSON"),
+    ],
+)
+def test_a_set_that_is_none_is_one_sentence(sets, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        parse(RunConfig, {"eval": {"eval_prompt_data": sets}}, source="x")
+    with pytest.raises(ConfigError, match=sentence):
+        parse(EvalConfig, {"data": {"eval_prompt_data": sets}}, source="x")
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (RunConfig, {"eval": {"eval_temperature": 0.0, "eval_top_p": 0.5}}),
+        (EvalConfig, {"eval": {"temperature": 0.0, "eval_top_p": 0.5}}),
+    ],
+)
+def test_a_cut_of_greedy_sampling_is_refused_by_its_name(config, values):
+    with pytest.raises(ConfigError, match="eval_top_p has no effect with"):
+        parse(config, values, source="x")
+
+
+def test_flags_take_pairs_of_name_and_path(tmp_path, capsys):
+    words = ["eval", "SingleTurn-v0", "--model", "nowhere", "--eval-prompt-data", "aime", "a.jsonl", "gpqa"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "'gpqa' has no path" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "g.jsonl", "--n", "3"])
+    assert "a.jsonl" in capsys.readouterr().err, "the sets are read"
