@@ -26,7 +26,7 @@ class OpponentChoice(Section):
 
 def _rm_type(name: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:
     del before
-    return {"reward": {"remote_rm": "remote", "ifbench": "ifeval"}.get(str(name), name)}
+    return {"reward": "remote" if name == "remote_rm" else name}
 
 
 def _rm_url(url: JSON, before: Mapping[str, JSON]) -> Mapping[str, JSON]:

@@ -160,7 +160,6 @@ def test_spellings_of_other_tools_name_graders():
     url = "http://127.0.0.1:5000/get_reward"
     remote = choice(reward="remote", reward_kwargs={"url": url})
     assert choice(rm_url=url) == choice(rm_type="remote_rm", rm_url=url) == remote
-    assert choice(rm_type="ifbench") == choice(reward="ifeval")
 
 
 @pytest.mark.parametrize(
