@@ -23,6 +23,9 @@ NO_GPU := CUDA_VISIBLE_DEVICES=
 # SGLang asks for CUDA. Without a GPU it lives in an environment of its own; with one, `agentrl[sglang]` installs it.
 SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
+# verifiers asks for another version of MCP's SDK, and starts its harness with uv.
+VERIFIERS_VENV := .venv-verifiers
+VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install sglang-cpu quickstart test lint test-sglang test-full test-faults test-learning
@@ -61,7 +64,7 @@ test-learning: $(INSTALLED_DEV) sglang-cpu ## Whole trainings that have to learn
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red (20 min at most)
 	$(NO_GPU) $(BIN)/python -m tests.mutants $(ARGS)
 
-bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md (hours)
+bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks suite --json
 	$(BIN)/python -m benchmarks python --json
@@ -78,6 +81,7 @@ bench: $(INSTALLED_DEV) sglang-cpu ## Measure the figures of docs/benchmarks.md 
 	$(BIN)/python -m benchmarks journal --json
 	$(BIN)/python -m benchmarks view --json
 	$(BIN)/python -m benchmarks generator --json
+	$(BIN)/python -m benchmarks peers --json --verifiers-python $(VERIFIERS_VENV)/bin/python
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks algorithms --json
 	$(BIN)/python -m benchmarks refill --json
@@ -87,7 +91,7 @@ sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sg
 install: $(INSTALLED_DEV) ## Only make .venv, with everything a developer needs
 
 clean: ## Remove what the other targets made, except runs/
-	rm -rf $(VENV) $(SGLANG_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(VERIFIERS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -109,4 +113,9 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 $(SGLANG_INSTALLED): sglang-cpu.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps -r $< $(PIP_ARGS)
+	touch $@
+
+$(VERIFIERS_INSTALLED):
+	$(PYTHON) -m venv $(VERIFIERS_VENV)
+	$(VERIFIERS_VENV)/bin/python -m pip install --quiet "verifiers==0.4.0" uv $(PIP_ARGS)
 	touch $@

@@ -139,6 +139,28 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
     _print(bench_engines(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
 
 
+@cli.command("peers")
+@_JSON
+@click.option("--only", default="", metavar="NAMES", help="Loads to play, e.g. few,long; none = all.")
+@click.option(
+    "--verifiers-python",
+    "python",
+    envvar="AGENTRL_VERIFIERS_PYTHON",
+    default=sys.executable,
+    metavar="PATH",
+    help="Interpreter of verifiers 0.4 and uv; left out, AGENTRL_VERIFIERS_PYTHON, or the running one.",
+)
+def peers_command(as_json: bool, only: str, python: str) -> None:
+    """Episodes on a chat endpoint that costs nothing, side by side with verifiers: rates, CPU, memory.
+
+    Loads: single, few, many, most (16, 64, 256 episodes at once), long. It starts processes, and stops them.
+    """
+    from benchmarks.peers.everything import bench_peers
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    _print(bench_peers(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
+
+
 @cli.command("megatron")
 @_JSON
 @click.option("--only", default="", metavar="NAMES", help="Sections to run, e.g. step,publish; none = all.")

@@ -36,8 +36,8 @@ from agentrl.trainer.plan import Learning
 from agentrl.trainer.ranks import Ranks, RankTrainer
 from agentrl.trainer.torch.plan import WORKER, TorchPlan
 from agentrl.types import JSON, TrainBatch
+from benchmarks.compare import Figures, figures_of
 from benchmarks.engines.context import save, seeded
-from benchmarks.generator import Figures, figures_of
 from benchmarks.machine import machine
 from benchmarks.stall import Stall, batch_of, model_of
 from benchmarks.stamped import HOLD

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from agentrl.types import JSON
 
 Side = Callable[[], Awaitable[None]]
+_Run = TypeVar("_Run")
 
 
 class Duration(NamedTuple):
@@ -20,6 +22,20 @@ class Duration(NamedTuple):
     cpu_s: float
 
 
+class Figures(NamedTuple):
+    """The figures of a side: the median, the spread (max - min, over the median) and every repeat."""
+
+    median: float
+    spread: float
+    repeats: list[JSON]
+
+
+def figures_of(values: Sequence[float]) -> Figures:
+    """The figures of a side."""
+    median = statistics.median(values)
+    return Figures(median, (max(values) - min(values)) / median, [*values])
+
+
 class Rates(NamedTuple):
     """medians: by side, a second. figures: repeats, median and spread (max - min, over the median)."""
 
@@ -27,22 +43,33 @@ class Rates(NamedTuple):
     figures: dict[str, JSON]
 
 
-async def timed(sides: Mapping[str, Side], *, repeats: int) -> dict[str, list[Duration]]:
-    """The durations of each side in every repeat.
+async def interleaved(
+    sides: Mapping[str, Callable[[], Awaitable[_Run]]], *, repeats: int
+) -> dict[str, list[_Run]]:
+    """The result of each side in every repeat.
 
     Each side runs once to warm up; then all take turns, in an order that is reversed in every repeat. The
-    garbage of a side is collected before the next one's time begins.
+    garbage of a side is collected before the next one's run begins.
     """
     for run in sides.values():
         await run()
-    durations: dict[str, list[Duration]] = {side: [] for side in sides}
+    results: dict[str, list[_Run]] = {side: [] for side in sides}
     for repeat in range(repeats):
         for side in sorted(sides, reverse=repeat % 2 == 1):
             gc.collect()
-            wall, cpu = time.perf_counter(), time.process_time()
-            await sides[side]()
-            durations[side].append(Duration(time.perf_counter() - wall, time.process_time() - cpu))
-    return durations
+            results[side].append(await sides[side]())
+    return results
+
+
+async def timed(sides: Mapping[str, Side], *, repeats: int) -> dict[str, list[Duration]]:
+    """The durations of each side in every repeat; see `interleaved`."""
+    return await interleaved({side: partial(_timed, run) for side, run in sides.items()}, repeats=repeats)
+
+
+async def _timed(run: Side) -> Duration:
+    wall, cpu = time.perf_counter(), time.process_time()
+    await run()
+    return Duration(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 async def rates(sides: Mapping[str, Side], amount: int, unit: str, *, repeats: int) -> Rates:

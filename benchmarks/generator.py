@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import statistics
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 from agentrl.collector import rare_collections
 from agentrl.types import JSON
-from benchmarks.compare import Duration, Side, timed
+from benchmarks.compare import Duration, Figures, Side, figures_of, timed
 from benchmarks.instant import Player
 from benchmarks.machine import machine
 
@@ -47,14 +45,6 @@ class Generator:
     waiting: int = 256
     idle: int = 1024
     repeats: int = 5
-
-
-class Figures(NamedTuple):
-    """The figures of a side: the median, the spread (max - min, over the median) and every repeat."""
-
-    median: float
-    spread: float
-    repeats: list[JSON]
 
 
 def bench_generator(settings: Generator | None = None) -> dict[str, JSON]:
@@ -168,12 +158,6 @@ async def _idle_bytes(episodes: int) -> dict[str, JSON]:
 
 def _seconds(durations: Mapping[str, Sequence[Duration]], field: str) -> dict[str, Figures]:
     return {side: figures_of([run._asdict()[field] for run in runs]) for side, runs in durations.items()}
-
-
-def figures_of(values: Sequence[float]) -> Figures:
-    """The figures of a side."""
-    median = statistics.median(values)
-    return Figures(median, (max(values) - min(values)) / median, [*values])
 
 
 def _as_json(settings: Generator) -> dict[str, JSON]:

@@ -1,7 +1,7 @@
-"""An engine and an environment without cost, so that a benchmark measures only the code that plays episodes.
+"""An engine without cost, so that a benchmark measures only the code that plays episodes.
 
-The engine returns precomputed tokens immediately; the tool of the environment returns immediately, or after a
-delay. Between request and response the event loop runs all other episodes, as with a real engine.
+The engine returns precomputed tokens at once; the tool of the environment (`library`) returns at once,
+or after a delay. Between request and response the event loop runs all other episodes, as with a real engine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import chain
 import numpy as np
 
 from agentrl.data.source import Prompt
-from agentrl.envs import Env, Scorer, ToolEnv
+from agentrl.envs import Env, Scorer
 from agentrl.envs.dialect import Tags
 from agentrl.protocols import Renderer, Sampling
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupOutcome, GroupPlayer
-from agentrl.tools import inline, tool
-from agentrl.types import Completion, Ending, Finish, Limits, Task
+from agentrl.types import Completion, Ending, Finish
+from benchmarks.library import TASK, Library
+from benchmarks.question import ANSWER, QUESTION
 
-_LIMITS = Limits(max_turns=4096, max_tokens=None, max_tool_chars=None)
 _WORDS = (
     *("river", "stone", "tower", "bridge", "harbour", "market", "garden"),
     *("winter", "summer", "castle", "forest", "valley", "window", "silver"),
@@ -68,45 +68,6 @@ class InstantEngine:
         self.num_turns.pop(session, None)
 
 
-class Library(ToolEnv):
-    """One tool that returns one of `texts`, after `wait_s` where that is above 0."""
-
-    id = "Library-v0"
-    limits = _LIMITS
-
-    def __init__(self, texts: Sequence[str], wait_s: float = 0.0) -> None:
-        self._texts, self._wait_s, self._num_calls = texts, wait_s, 0
-        self.tools = (self.look_after_a_wait,) if wait_s else (self.look,)
-        super().__init__()
-
-    @tool(name="look", inline=True)
-    def look(self, where: str) -> str:
-        """Look somewhere."""
-        del where
-        return self._next_text()
-
-    @tool(name="look")
-    async def look_after_a_wait(self, where: str) -> str:
-        """Look somewhere."""
-        await asyncio.sleep(self._wait_s)
-        del where
-        return self._next_text()
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """One task."""
-        return [Task.ask(split, "What is behind the tower at the end of the market?", answer="silver")]
-
-    @inline
-    def reward(self, task: Task, answer: str) -> float:
-        """1.0 for the label, else 0.0."""
-        return float(answer == task.answer)
-
-    def _next_text(self) -> str:
-        # Different texts for the episodes of a group, and for the turns of an episode.
-        self._num_calls += 1
-        return self._texts[(self.rng.getrandbits(16) + self._num_calls) % len(self._texts)]
-
-
 class Player:
     """Plays groups of `size` in a `Library`.
 
@@ -117,12 +78,12 @@ class Player:
         self.size = size
         self.texts = texts_of(payload)
         self._tokenizer = train_tokenizer(
-            [*_WORDS, "What is behind the tower at the end of the market?"],
+            [*_WORDS, QUESTION],
             special_tokens=["<look>", "</look>", "<answer>", "</answer>", "<result>", "</result>"],
             vocab_size=512,
         )
         renderer: Renderer = InlineRenderer(self._tokenizer, Tags())
-        call, answer = self.encode("<look> tower</look>"), self.encode("<answer> silver</answer>")
+        call, answer = self.encode("<look> tower</look>"), self.encode(f"<answer> {ANSWER}</answer>")
         self.engine = InstantEngine(call, answer, calls)
         self._player = GroupPlayer(
             make_env=lambda: self._env(wait_s),
@@ -139,8 +100,7 @@ class Player:
 
     async def play(self, episodes: int) -> list[GroupOutcome]:
         """Play this number of episodes concurrently, and check each of them."""
-        task = Task.ask("t", "What is behind the tower at the end of the market?", answer="silver")
-        prompts = [Prompt(index, task, index) for index in range(episodes // self.size)]
+        prompts = [Prompt(index, TASK, index) for index in range(episodes // self.size)]
         outcomes = await asyncio.gather(*(self._player.play(prompt, 0) for prompt in prompts))
         turns = self.engine.calls + 1
         for episode in chain.from_iterable(outcome.episodes for outcome in outcomes):

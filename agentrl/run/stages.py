@@ -62,10 +62,16 @@ def cpu_time() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime + running / _TICKS_PER_S
 
 
-def process_tree() -> Iterator[int]:
-    """This process, then all its descendants."""
-    yield os.getpid()
-    yield from _descendants(os.getpid())
+def process_tree(root: int | None = None) -> Iterator[int]:
+    """A process, then all its descendants. root: its id; None = this process."""
+    first = os.getpid() if root is None else root
+    yield first
+    yield from _descendants(first)
+
+
+def tree_cpu_time(root: int) -> float:
+    """CPU time of a process and all its descendants so far (seconds, in steps of 10 ms); see `cpu_time`."""
+    return sum(map(_ticks, process_tree(root))) / _TICKS_PER_S
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,10 +20,10 @@ from agentrl.checkpoints.saving import save_model
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings, Value
 from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
-from agentrl.errors import ConfigError
 from agentrl.types import JSON
 from benchmarks.engines import canned
 from benchmarks.engines.settings import EngineSettings
+from benchmarks.machine import interpreter_versions
 
 SGLANG_PACKAGES = ("sglang", "sglang-router", "torch", "transformers")
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}
@@ -79,29 +77,11 @@ class EngineContext:
         Raises:
             ConfigError: it cannot be run, or has no SGLang.
         """
-        code = (
-            "import json, platform; from importlib.metadata import distributions\n"
-            "versions = {found.metadata['Name'].lower(): found.version for found in distributions()}\n"
-            "print(json.dumps({**versions, 'python': platform.python_version()}))"
+        remedy = (
+            "name the interpreter that it is installed for with --sglang-python, or install one with "
+            "`make sglang-cpu`."
         )
-        try:
-            process = await asyncio.create_subprocess_exec(
-                self.python, "-c", code, stdout=PIPE, stderr=DEVNULL, stdin=DEVNULL
-            )
-        except OSError as error:
-            raise ConfigError(_no_sglang(self.python, str(error.strerror))) from error
-        out, _ = await process.communicate()
-        versions: dict[str, JSON] = json.loads(out) if process.returncode == 0 else {}
-        if missing := [name for name in SGLANG_PACKAGES if name not in versions]:
-            raise ConfigError(_no_sglang(self.python, f"it lacks {', '.join(missing)}"))
-        return {name: versions[name] for name in ("python", *SGLANG_PACKAGES)}
-
-
-def _no_sglang(python: Path, why: str) -> str:
-    return (
-        f"{python} does not run SGLang ({why}); name the interpreter that it is installed for with "
-        "--sglang-python, or install one with `make sglang-cpu`."
-    )
+        return await interpreter_versions(self.python, "SGLang", SGLANG_PACKAGES, remedy)
 
 
 class EmbeddedServer(Listener):

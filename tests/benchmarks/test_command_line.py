@@ -13,8 +13,8 @@ from tests.house.source import ROOT
 
 NAMES = {
     *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
-    *("grading", "journal", "megatron", "python", "quickstart", "refill", "search", "stall", "view"),
-    "worlds",
+    *("grading", "journal", "megatron", "peers", "python", "quickstart", "refill", "search", "stall"),
+    *("view", "worlds"),
 }
 
 
@@ -47,6 +47,7 @@ def test_no_benchmark_is_a_command_of_the_package():
     [
         (["engin"], "No such command 'engin'"),
         (["engines", "--only", "turnz"], "mean `turns`"),
+        (["peers", "--verifiers-python", "no-such-python"], "does not run verifiers (No such file"),
         (["quickstart", "--episodes", "0"], "episodes"),
     ],
 )

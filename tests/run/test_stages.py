@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from agentrl.run.stages import StageTime, Stopwatch, cpu_time
+from agentrl.run.stages import StageTime, Stopwatch, cpu_time, tree_cpu_time
 
 BUSY = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
 
@@ -19,6 +19,7 @@ def test_the_time_of_a_stage_counts_processes_that_run_and_that_ended():
         )
         process.stdout.readline()
         running = cpu_time()
+        assert 0.45 <= tree_cpu_time(process.pid) < 5.0
         process.communicate(b"\n")
         assert cpu_time() >= running - 0.05
     with watch.stage("idle"):

@@ -1,0 +1,1 @@
+"""Episodes of other packages on the same engine: verifiers."""

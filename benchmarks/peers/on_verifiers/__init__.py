@@ -1,0 +1,1 @@
+"""What runs in the interpreter of verifiers; nothing else imports it."""
