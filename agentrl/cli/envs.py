@@ -18,7 +18,7 @@ from agentrl.cli.envs_new import new_command
 from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
-from agentrl.envs.registry import families, gymnasium_id, matching
+from agentrl.envs.registry import gymnasium_id, matching
 from agentrl.types import JSON
 
 _PLAIN = (str, int, float, bool)
@@ -41,13 +41,13 @@ def list_command(pattern: str, as_json: bool, each: bool) -> None:
     """List the registered environments by group: what each needs, its scores and its limits.
 
     PATTERN: ids to list, such as 'ReasoningGym-*'; left out, all. A family, many environments of one class,
-    is one row until a pattern selects among them, or with --all.
+    is one row, until a pattern or --all lists them.
     """
     entries = catalog(matching(pattern))
     if as_json:
         click.echo(json.dumps([asdict(entry) for entry in entries]))
         return
-    shown = entries if each or pattern in families() else by_family(entries)
+    shown = entries if each or pattern != "*" else by_family(entries)
     table = Table(box=SIMPLE, pad_edge=False)
     for name in ("id", "expert", "chance", "needs"):
         table.add_column(name, no_wrap=name != "needs")

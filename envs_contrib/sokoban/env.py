@@ -22,12 +22,16 @@ $ box, * box on a goal, @ you, + you on a goal."""
 
 
 class SokobanWorld(gymnasium.Env[str, int]):
-    """A room for each seed. Solving it ends the episode and is worth 1; moves cost nothing."""
+    """A room for each seed. Solving it ends the episode and is worth 1; moves cost nothing.
 
-    def __init__(self, size: int, num_boxes: int, max_moves: int) -> None:
+    max_steps: moves in an episode. max_moves: those of a solution.
+    """
+
+    def __init__(self, size: int, num_boxes: int, max_moves: int, max_steps: int) -> None:
         self.action_space = cast(gymnasium.Space[int], Discrete(len(_ACTIONS)))
         self.observation_space = Text((size + 2) * (size + 3), charset="#.o$*@+\n")
         self._shape = size, num_boxes, max_moves
+        self._max_steps, self._steps = max_steps, 0
         self.room: Room | None = None
 
     def reset(
@@ -37,14 +41,16 @@ class SokobanWorld(gymnasium.Env[str, int]):
         super().reset(seed=seed, options=options)
         number = int(self.np_random.integers(_SEEDS)) if seed is None else seed
         self.room = solvable_room(number, *self._shape)
+        self._steps = 0
         return self.room.as_text(), {}
 
     def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Move."""
         assert self.room is not None
         self.room = self.room.moved(_ACTIONS[action])
+        self._steps += 1
         solved = self.room.is_solved
-        return self.room.as_text(), float(solved), solved, False, {}
+        return self.room.as_text(), float(solved), solved, self._steps >= self._max_steps and not solved, {}
 
 
 gymnasium.register(GYM_ID, entry_point=f"{__name__}:SokobanWorld", disable_env_checker=True)
@@ -64,6 +70,7 @@ class Sokoban(GymEnv):
     group = "games"
     inline = True
     rewards = MEASURES
+    chance_score = 0.02
     size, num_boxes, max_moves = 5, 2, 30
     limits = Limits(max_turns=50, max_tokens=8192)
 
@@ -76,6 +83,7 @@ class Sokoban(GymEnv):
             size=self.size,
             num_boxes=self.num_boxes,
             max_moves=self.max_moves,
+            max_steps=self.limits.max_turns,
         )
 
     def planner(self, world: object) -> Callable[[object, object], int]:
@@ -86,7 +94,11 @@ class Sokoban(GymEnv):
 
 
 class SokobanSmall(Sokoban):
-    """Push one box onto a goal in a room of 4 x 4 cells, which can be solved in 12 moves at most."""
+    """Push one box onto a goal in a room of 4 x 4 cells, which can be solved in 12 moves at most.
 
+    chance_score: random moves solve one room in twenty-four.
+    """
+
+    chance_score = 0.05
     size, num_boxes, max_moves = 4, 1, 12
     limits = Limits(max_turns=20, max_tokens=2048)
