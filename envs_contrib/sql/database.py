@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 YEARS = (2021, 2022, 2023, 2024)
 _SYLLABLES = tuple(a + b for a, b in product("bdfgklmnprstv", "aeiou"))
-_PLACES = ("Arvo", "Belmi", "Corta", "Dunel", "Estra", "Falun", "Gorim", "Hesta")
 
 
 class Domain(NamedTuple):
@@ -153,7 +152,7 @@ def database(seed: str) -> Database:
     """The database of a seed."""
     rng = random.Random(f"database {seed}")
     domain = rng.choice(DOMAINS)
-    places = rng.sample(_PLACES, 5)
+    places = _names(rng, 5, 1)
     groups = _names(rng, 4, 1)
     people = [
         Person(number, name, rng.choice(places)) for number, name in enumerate(_names(rng, 30, 2), start=1)

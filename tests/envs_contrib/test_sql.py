@@ -129,6 +129,8 @@ async def test_the_worlds_have_every_kind_domain_and_form():
     splits = {split: {task.metadata["database"] for task in Sql().tasks(split)} for split in Sql.splits}
     assert not splits["train"] & splits["test"]
     assert len(Sql().tasks("test")) > 100
+    prompts = {split: {(task.prompt, task.answer) for task in Sql().tasks(split)} for split in Sql.splits}
+    assert not prompts["train"] & prompts["test"]
 
 
 async def test_the_expert_answers_a_question_of_each_kind():
