@@ -14,7 +14,7 @@ from tests.house.source import ROOT
 NAMES = {
     *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
     *("grading", "journal", "megatron", "peers", "python", "quickstart", "refill", "search", "stall"),
-    *("view", "worlds"),
+    *("suite", "view", "worlds"),
 }
 
 
