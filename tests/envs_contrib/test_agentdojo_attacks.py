@@ -61,11 +61,13 @@ async def test_many_pairs_of_tasks_detect_an_injection_that_is_followed(suite):
 async def test_every_attack_of_the_library_places_its_text(suite, attack):
     tasks = tasks_of(suite, attack)
     assert len(tasks) == NUM_TASKS[suite][0] * (1 if attack.endswith("dos") else NUM_TASKS[suite][1])
-    paid_anyway = FREE.get(suite, set()) if attack.endswith("dos") else set()
     followed = await played(suite, hijacked, tasks, attack=attack)
-    assert {
-        e.task.metadata["user_task"] for e in followed if not e.counts.get("attack_success")
-    } == paid_anyway
+    missed = names(followed) - attacked(followed)
+    if not attack.endswith("dos"):
+        assert missed == UNDETECTED.get(suite, set())
+        return
+    # User task 0 of Slack is done before anything injected is read.
+    assert {id.partition("-")[0] for id in missed} == FREE.get(suite, {"user_task_0"})
 
 
 async def test_an_attack_that_succeeds_is_measured_and_never_paid():

@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from agentrl import UserError, env_ids, make
 
-ALIKE = {"AgentDojoSlack-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"}
+ALIKE = {"AgentDojoBanking-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"}
 """Ids of one class with another one, whose tools take longer."""
 EVERY = [id for id in env_ids() if id not in ALIKE and make(id).splits]
 every = pytest.mark.parametrize("id", EVERY)
