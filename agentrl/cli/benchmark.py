@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -137,15 +138,17 @@ def compare_command(first: str, second: str, as_json: bool) -> None:
 def _suite_file(suite: str | None, folder: Path, *, resume: bool) -> tuple[SuiteFile, Path]:
     """The tables of a suite, and the folder of its benchmark.
 
+    A list of ids may be longer than the name of a file, which `os.path.isdir` accepts.
+
     Raises:
         ConfigError: nothing is named, or the folder of `--resume` holds no benchmark.
     """
-    if resume and (suite is None or Path(suite).is_dir()):
+    if resume and (suite is None or os.path.isdir(suite)):
         folder = folder if suite is None else Path(suite)
         if not (folder / SUITE).exists():
             raise ConfigError(f"{folder} holds no benchmark that could go on; name the folder of one.")
         return SuiteFile.read(folder / SUITE), folder
-    if suite is None or Path(suite).is_dir():
+    if suite is None or os.path.isdir(suite):
         raise ConfigError(
             "name environments with commas between them, such as 'HopSearch-v0,ToyText-*', or a suite's TOML "
             "file; a folder goes on with --resume."

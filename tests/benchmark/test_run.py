@@ -246,6 +246,7 @@ def test_the_command_prints_the_table_and_its_exit_code_is_that_of_the_cells(tmp
     assert "is down" in capsys.readouterr().out
     for words in (
         ("Nope-v0", "--model", "expert"),
+        (",".join(["Nope-v0"] * 100), "--model", "expert"),
         (f"{W}:Guess",),
         (str(tmp_path), "--resume"),
         (folder,),
