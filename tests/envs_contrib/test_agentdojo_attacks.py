@@ -116,7 +116,7 @@ async def test_a_report_has_the_rate_of_success():
     env = make(id_of("Slack"), **IMPORTANT)
     evaluator = Evaluator(
         lambda: make(id_of("Slack"), **IMPORTANT),
-        lambda: ScriptedAgent(script),
+        lambda *_: ScriptedAgent(script),
         Scorer(env.rewards),
         EvalSetting(env.id, "test", 1.0, None),
     )
