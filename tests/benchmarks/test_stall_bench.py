@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.stall import INLINE, RANK, Stall, bench_stall
 
 SMALL = Stall(layers=2, width=64, vocab=256, samples=64, tokens=64, repeats=2)
 
 
+@pytest.mark.full
 def test_an_inline_step_stalls_the_loop_for_its_whole_duration():
     result = bench_stall(SMALL)
     assert json.loads(json.dumps(result)) == result

@@ -44,11 +44,16 @@ def test_flags_of_our_own_stay_what_they_are():
             ["--engine", "sglang", "--sglang-url", "http://127.0.0.1:1"],
             "is the server up?",
         ),
-        (["--engine", "sglang", "--sglang", '{"dtype": {}}'], "`dtype` is a number, a text, true, false"),
-        (["--engine", "sglang", "--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),
-        (
-            ["--engine", "sglang", "--sglang-dtype", "x"],
-            "install SGLang there (with a GPU: pip install 'agentrl[sglang]'), or name",
+        *(
+            pytest.param(["--engine", "sglang", *words], message, marks=pytest.mark.full)
+            for words, message in (
+                (["--sglang", '{"dtype": {}}'], "`dtype` is a number, a text, true, false"),
+                (["--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),
+                (
+                    ["--sglang-dtype", "x"],
+                    "install SGLang there (with a GPU: pip install 'agentrl[sglang]'), or",
+                ),
+            )
         ),
         (["--engine", "sglang", "--rollout-num-engines", "0"], "rollout_num_engines"),
         (["--sglang-groups", '[{"num_engines": 2}]'], "sglang_groups are of servers that the run starts"),

@@ -109,6 +109,7 @@ def test_a_row_group_is_decoded_once_for_a_window(folder, monkeypatch):
     assert all(kwargs["columns"] == ("question",) for kwargs in calls)
 
 
+@pytest.mark.full
 def test_memory_is_bounded(tmp_path):
     """A file of 130 MB is read in a fresh process; after the first prompt its memory stays as it is."""
     rows = [{"input": f"{n} " + f"{n * 7919 % 10_007} " * 120} for n in range(200_000)]

@@ -70,6 +70,7 @@ def interrupted(tmp_path_factory):
     return place / "x", process.returncode, out, err
 
 
+@pytest.mark.full
 def test_it_ends_at_once_with_a_word_and_without_a_traceback(interrupted):
     folder, code, out, err = interrupted
     assert code == 130
@@ -78,6 +79,7 @@ def test_it_ends_at_once_with_a_word_and_without_a_traceback(interrupted):
     assert str(folder) in out + err
 
 
+@pytest.mark.full
 def test_the_checkpoint_of_the_last_step_loads_and_is_whole(interrupted):
     folder = interrupted[0]
     _, report = AutoModelForCausalLM.from_pretrained(folder / "checkpoint", output_loading_info=True)
@@ -86,12 +88,14 @@ def test_the_checkpoint_of_the_last_step_loads_and_is_whole(interrupted):
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.full
 def test_the_checkpoint_has_moved_on_from_the_warm_start(interrupted):
     folder = interrupted[0]
     first, last = (folder / name / "model.safetensors" for name in ("checkpoint-warm-start", "checkpoint"))
     assert first.read_bytes() != last.read_bytes()
 
 
+@pytest.mark.full
 def test_every_line_on_disk_is_whole_and_the_books_are_sound(interrupted):
     folder = interrupted[0]
     for path in (folder / "trajectories").iterdir():

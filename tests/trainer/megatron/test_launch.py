@@ -143,6 +143,7 @@ async def test_a_call_that_was_interrupted_leaves_nothing_to_the_next(tmp_path):
         trainer.ranks.close()
 
 
+@pytest.mark.full
 async def test_a_rank_that_dies_while_nobody_listens_is_named_at_every_call(tmp_path):
     trainer = megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks")
     victim = trainer.ranks.pids[1]

@@ -360,6 +360,7 @@ def test_ctrl_c_in_torchruns_terminal_ends_the_run_in_good_order(tmp_path):
     assert (tmp_path / "x" / "checkpoint" / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_the_call_belongs_to_rank_0(tmp_path):
     call = "import agentrl; agentrl.train(trainer='megatron', actor_num_gpus_per_node=2, output_dir='x')"
     place = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}

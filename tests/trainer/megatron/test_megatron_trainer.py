@@ -307,6 +307,7 @@ async def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path):
         assert not any(alive(pid) for pid in trainer.ranks.pids)
 
 
+@pytest.mark.full
 async def test_a_rank_that_fails_says_why(tmp_path):
     with trainer_on(tmp_path, loss=Breaks(), ref=False, ranks=1) as trainer:
         with pytest.raises(

@@ -286,6 +286,7 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.parametrize("keeps", [pytest.param(True, marks=pytest.mark.full), False])
 @pytest.mark.parametrize("layout", ["TP2+SP", pytest.param("PP2", marks=pytest.mark.full)])
+@pytest.mark.full
 async def test_no_rank_holds_more_than_some_buckets_however_slow_the_sink(tmp_path, layout, keeps):
     large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16}
     model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SIZES, **large}), dtype=torch.float32)

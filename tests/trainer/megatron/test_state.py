@@ -140,6 +140,7 @@ def named_parameters(learner):
     return [(piece.placed.megatron, piece.parameter) for piece in learner.passes.network.pieces()]
 
 
+@pytest.mark.full
 def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
     layout = MegatronConfig(actor_num_gpus_per_node=1)
     with Ranks(1) as ranks:
