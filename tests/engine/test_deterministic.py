@@ -23,13 +23,13 @@ NUM_SESSIONS = 9
 
 
 def engine_of(name: str) -> EmbeddedEngine:
-    return EmbeddedEngine.from_model(tiny(name), max_slots=NUM_SLOTS, max_context_len=96, deterministic=True)
+    return EmbeddedEngine.from_model(tiny(name), max_slots=NUM_SLOTS, max_context_len=250, deterministic=True)
 
 
 async def played(engine: EmbeddedEngine, session: int, rng: random.Random | None = None) -> list[Completion]:
     """Three requests, each with the completion before it in its prompt; rng: of the pauses between them."""
     content = random.Random(session)
-    prompt = [content.randrange(VOCAB) for _ in range(content.randint(1, 40))]
+    prompt = [content.randrange(VOCAB) for _ in range(content.randint(1, 200))]
     completions = []
     for turn in range(3):
         for _ in range(rng.randrange(9) if rng else 0):

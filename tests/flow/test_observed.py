@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import wandb
 from transformers import AutoModelForCausalLM
 
 import agentrl
@@ -37,6 +38,13 @@ PHASES = {
     "actor_train": "perf/actor_train_time",
     "update_weights": "perf/update_weights_time",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _service_of_wandb():
+    """Its service lives as long as this process; tests of other files look for leftover processes."""
+    yield
+    wandb.teardown()
 
 
 @pytest.fixture(scope="module")
