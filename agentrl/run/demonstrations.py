@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from agentrl.algorithms.samples import demonstration
 from agentrl.envs import AnyEnv, MultiAgentEnv, Script, ScriptedAgent, play
-from agentrl.errors import WorldBrokenError
+from agentrl.errors import WorldBrokenError, all_of
 from agentrl.protocols import Act, Renderer, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation
 from agentrl.types import (
@@ -24,6 +24,9 @@ from agentrl.types import (
     Sample,
     Task,
 )
+
+# Demonstrations that are played at once: they wait for tools together.
+_AT_ONCE = 32
 
 
 class Demonstrated(NamedTuple):
@@ -100,32 +103,35 @@ async def demonstrate(
         UserError: the environment has no expert.
         WorldBrokenError: a demonstration failed, or none was completed.
     """
-    samples: list[Sample] = []
-    order: list[Task] = []
-    shuffler = random.Random(f"demonstrations/{seed}")
-    for index in range(n):
-        if not order:
-            order = list(tasks)
-            shuffler.shuffle(order)
-        env, task = make_env(), order.pop()
+    order = _shuffled(tasks, seed)
+
+    async def demonstrated(index: int, task: Task) -> list[Sample]:
+        env = make_env()
         agents = _demonstrators(env, task, f"demonstration/{seed}/{index}")
         episode = await play(env, agents, task, seed=index, episode_id=f"d{index}")
-        if episode.failure is not None:
-            failure = episode.failure
-            raise WorldBrokenError(
-                f"{env.id}: demonstrating task {task.id} failed in {failure.stage}: {failure.detail}; "
-                "mend the environment or its demonstrator."
-            )
-        if episode.ending is Ending.COMPLETED:
-            for name, agent in agents.items():
-                samples += _samples_of(episode, name, renderer, agent.tools_by_turn)
         progress(1)
+        return _samples_of(episode, agents, renderer)
+
+    samples: list[Sample] = []
+    for begin in range(0, n, _AT_ONCE):
+        numbers = range(begin, min(begin + _AT_ONCE, n))
+        for of_episode in await all_of([demonstrated(number, next(order)) for number in numbers]):
+            samples += of_episode
     if not samples:
         raise WorldBrokenError(
             f"none of {n} demonstrations reached an end within the limits; raise max_turns, or let the "
             "demonstrator give a final answer."
         )
     return samples
+
+
+def _shuffled(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+    """All tasks in a random order, then all in another one, without end."""
+    shuffler = random.Random(f"demonstrations/{seed}")
+    while True:
+        order = list(tasks)
+        shuffler.shuffle(order)
+        yield from reversed(order)
 
 
 class _Demonstrator(ScriptedAgent):
@@ -151,13 +157,23 @@ def _demonstrators(env: AnyEnv, task: Task, seed: str) -> dict[str, _Demonstrato
     return {AGENT: _Demonstrator(env.demonstrator(task, random.Random(seed)))}
 
 
-def _samples_of(
-    episode: Episode, agent: str, renderer: Renderer, tools_by_turn: Sequence[Sequence[ToolSchema]]
-) -> list[Sample]:
-    """One Sample for each unbroken prefix of an agent."""
-    turns = zip(episode.turns_of(agent), tools_by_turn, strict=True)
-    demonstrated = [Demonstrated(turn.observation, turn.action, tools) for turn, tools in turns]
-    return samples_of_turns(demonstrated, renderer, RolloutId(episode.id, agent))
+def _samples_of(episode: Episode, agents: Mapping[str, _Demonstrator], renderer: Renderer) -> list[Sample]:
+    """One Sample for each unbroken prefix of each agent; none where a limit ended the episode.
+
+    Raises:
+        WorldBrokenError: the episode failed.
+    """
+    if (failure := episode.failure) is not None:
+        raise WorldBrokenError(
+            f"{episode.env_id}: demonstrating task {episode.task.id} failed in {failure.stage}: "
+            f"{failure.detail}; mend the environment or its demonstrator."
+        )
+    samples: list[Sample] = []
+    for name, agent in agents.items() if episode.ending is Ending.COMPLETED else ():
+        turns = zip(episode.turns_of(name), agent.tools_by_turn, strict=True)
+        demonstrated = [Demonstrated(turn.observation, turn.action, tools) for turn, tools in turns]
+        samples += samples_of_turns(demonstrated, renderer, RolloutId(episode.id, name))
+    return samples
 
 
 def _content_of(message: Message) -> tuple[str, str, Sequence[tuple[str, Mapping[str, JSON] | None]]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -110,3 +111,18 @@ async def test_every_turn_is_written_with_the_tools_that_were_on_offer_then() ->
     assert '"echo"' in words.decode(first.token_ids.tolist()).split("<|end|>")[0]
     assert words.decode(second.token_ids.tolist()).startswith("<|user|> Say one<|end|>")
     assert words.decode(second.token_ids[second.loss_mask].tolist()) == " one<|end|>"
+
+
+async def test_demonstrations_wait_for_their_tools_together() -> None:
+    both = asyncio.Barrier(2)
+
+    class Waiting(Echo):
+        async def step(self, action: Message) -> Step:
+            async with asyncio.timeout(20):
+                await both.wait()
+            return await super().step(action)
+
+    samples = await demonstrate(
+        Waiting, renderer(), Echo().tasks("train"), 2, seed=0, progress=lambda _: None
+    )
+    assert len(samples) == 2
