@@ -14,8 +14,8 @@ def solved(episode: Episode) -> float:
 
 @inline
 def invalid_moves(episode: Episode) -> float:
-    """The number of turns that were no legal action: `idle_turns` of its counts."""
-    return float(episode.counts.get("idle_turns", 0))
+    """The number of turns that were no legal action: `invalid_moves` of its counts."""
+    return float(episode.counts.get("invalid_moves", 0))
 
 
 MEASURES = (Reward(solved, weight=0.0), Reward(invalid_moves, weight=0.0))

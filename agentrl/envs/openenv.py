@@ -48,7 +48,7 @@ class OpenEnv(Env):
         is shown; left out, all of it as JSON. reset: further arguments of the server's reset.
 
     The reward of a step is the server's. An action that does not fit the server's schema gets a sentence as
-    its answer and is counted as `idle_turns`. Each episode holds one session of the server, whose
+    its answer and is counted as `invalid_moves`. Each episode holds one session of the server, whose
     `max_concurrent_envs` has to allow as many as are played at once.
 
     Raises (from reset() and step()):
@@ -95,7 +95,7 @@ class OpenEnv(Env):
             return self._idle(Message("user", f"Nothing was done; call `{ACT}`."))
         tool_call, *others = action.tool_calls
         step = await self._act(tool_call)
-        self.counts["idle_turns"] += len(others)
+        self.counts["invalid_moves"] += len(others)
         unused = [_result(other, "Not taken: one action a turn.") for other in others]
         return step._replace(observation=(*step.observation, *unused))
 
@@ -123,7 +123,7 @@ class OpenEnv(Env):
         )
 
     def _idle(self, answer: Message) -> Step:
-        self.counts["idle_turns"] += 1
+        self.counts["invalid_moves"] += 1
         return Step.going(answer)
 
     def _shown(self, reply: Mapping[str, JSON]) -> str:

@@ -70,8 +70,8 @@ class PettingZooEnv(MultiAgentEnv):
         scaled from [worst, best] to [0, 1]; a game that did not end is worth nothing.
 
     A message that is no legal action (by the observation's `action_mask`, where it has one) gets a sentence
-    as its answer, is counted as `idle_turns`, and may be corrected in the agent's next turn. The `opponent`
-    plays a random legal action.
+    as its answer, is counted as `invalid_moves`, and may be corrected in the agent's next turn. The
+    `opponent` plays a random legal action.
 
     Raises (from `possible_agents` and reset()):
         MissingExtraError: PettingZoo is not installed.
@@ -140,7 +140,7 @@ class PettingZooEnv(MultiAgentEnv):
         ((agent, message),) = actions.items()
         action = self._action(message.text, agent)
         if action is None:
-            self.counts["idle_turns"] += 1
+            self.counts["invalid_moves"] += 1
             sentence = f"That is no legal action. Answer with one of: {self._names(self.legal(agent))}."
             return JointStep.going({agent: (Message("user", sentence),)})
         self._aec.step(action)

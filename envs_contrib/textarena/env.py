@@ -54,7 +54,7 @@ class _Game(Protocol):
 class TextArena(Env):
     """A game of TextArena for one player, in text. A task is a seed, which fixes the game and its chance.
 
-    A game that is won is worth 1. An illegal move earns nothing and is counted as `idle_turns`; the second
+    A game that is won is worth 1. An illegal move earns nothing and is counted as `invalid_moves`; the second
     one in a row ends the game, which is then worth 0, whatever was reached. The parts `solved` and
     `invalid_moves` of a verdict report both.
 
@@ -114,11 +114,11 @@ class TextArena(Env):
             with self._own_chance():
                 game.step(move)
         except _GAME_ERRORS:
-            self.counts["idle_turns"] += 1
+            self.counts["invalid_moves"] += 1
             return Step.going(Message("user", "That is no move of this game; read its rules again."))
         broke_rule = bool(game.state.game_info[0].get("invalid_move"))
         if broke_rule or game.state.error_count > 0:
-            self.counts["idle_turns"] += 1
+            self.counts["invalid_moves"] += 1
         if game.state.done:
             return Step.finished(self._observed(), reward=0.0 if broke_rule else self._score())
         return Step.going(self._observed())

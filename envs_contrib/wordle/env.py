@@ -28,7 +28,7 @@ class Wordle(Env):
     """Find a secret word of five letters in six guesses, from the marks of their letters.
 
     Solving is worth 1, however many guesses it takes. A guess that is no word of the list costs a turn, earns
-    nothing and is counted as `idle_turns`; the parts `solved` and `invalid_moves` of a verdict report both.
+    nothing and is counted in `invalid_moves`; `solved` and `invalid_moves` are parts of a verdict.
     No answer of the test split is one of the training split; any of them may be guessed.
 
     num_words: how many of the words are used, for small models.
@@ -69,7 +69,7 @@ class Wordle(Env):
         if guess in _dictionary(len(self.words)):
             answer = Message("user", self._marked(guess))
         else:
-            self.counts["idle_turns"] += 1
+            self.counts["invalid_moves"] += 1
             answer = Message("user", _NO_WORD)
         return Step.finished(answer, reward=0.0) if self._guesses == GUESSES else Step.going(answer)
 

@@ -147,7 +147,7 @@ async def solves_refuses_and_fails(url):
         yield call("act", guess=7)
 
     episode = await played(url, wrong())
-    assert (episode.ending, episode.total_of(), episode.counts["idle_turns"]) == ("completed", 1.0, 3)
+    assert (episode.ending, episode.total_of(), episode.counts["invalid_moves"]) == ("completed", 1.0, 3)
     episode = await played(url, (call("act", guess=99) for _ in "1"))
     assert (episode.failure.stage, episode.failure.kind) == ("step", "error")
     assert "broken" in episode.failure.detail

@@ -76,7 +76,7 @@ async def test_an_illegal_action_gets_a_sentence_and_costs_a_turn():
     agents = {"player_1": ScriptedAgent(clumsy()), "player_2": ScriptedAgent(other())}
     episode = await play(env, agents, env.tasks("test")[0])
     assert episode.ending is Ending.TRUNCATED
-    assert (episode.counts["idle_turns"], episode.step_rewards[-1]) == (8, None)
+    assert (episode.counts["invalid_moves"], episode.step_rewards[-1]) == (8, None)
     assert len(episode.turns_of("player_1")) == env.limits.max_turns
 
 

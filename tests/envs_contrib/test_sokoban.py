@@ -91,4 +91,4 @@ async def test_the_expert_solves_it_through_the_episode_loop(id):
     assert all(f"{sign} " in first for sign in "#.o$*@+")
     await env.reset(task, seed=0)
     step = await env.step(call("act", action="fly"))
-    assert (step.reward, env.counts["idle_turns"]) == (None, 1)
+    assert (step.reward, env.counts["invalid_moves"]) == (None, 1)

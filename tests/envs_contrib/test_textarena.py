@@ -77,7 +77,7 @@ async def test_an_illegal_move_pays_nothing_and_is_counted(name, move):
     episode = await play(env, ScriptedAgent(say(move) for _ in range(6)), env.tasks("train")[0])
     assert episode.failure is None, episode.failure
     assert (episode.total_of() or 0.0) == 0.0
-    assert episode.counts["idle_turns"] == len(episode.turns)
+    assert episode.counts["invalid_moves"] == len(episode.turns)
 
 
 @pytest.mark.parametrize("name", [name for name, game in GAMES.items() if game.name in EXPERTS])

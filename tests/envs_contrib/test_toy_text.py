@@ -134,7 +134,7 @@ async def test_stopping_early_is_worth_nothing(env_class):
     episode = await play(env, ScriptedAgent(quitting()), task)
     assert episode.ending is Ending.TRUNCATED
     assert sum(reward or 0.0 for reward in episode.step_rewards) == 0.0
-    assert episode.counts["idle_turns"] == env.limits.max_turns
+    assert episode.counts["invalid_moves"] == env.limits.max_turns
 
 
 def quitting():

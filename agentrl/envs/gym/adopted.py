@@ -64,7 +64,7 @@ class GymEnv(Env):
 
     inline (of the class): its steps take microseconds and need no thread of their own.
 
-    A turn without an action gets a sentence as its answer and is counted as `idle_turns`. Unless the class
+    A turn without an action gets a sentence as its answer and is counted as `invalid_moves`. Unless the class
     sets `limits`, max_turns is the number of steps of Gymnasium's own time limit, or 100.
 
     Raises:
@@ -275,7 +275,7 @@ class GymEnv(Env):
         return int(str(action)) if is_number and action in self._facts.action_space else None
 
     def _idle(self, answer: Message) -> Step:
-        self.counts["idle_turns"] += 1
+        self.counts["invalid_moves"] += 1
         return Step.going(answer)
 
     def _step_world(self, message: Callable[[str], Message], action: int | str) -> Step:

@@ -168,7 +168,7 @@ async def test_an_invalid_action_changes_nothing_and_gets_an_answer(action, sent
     step = await env.step(action)
     assert sentence in step.observation[0].content
     assert (step.reward, step.terminated, step.truncated) == (None, False, False)
-    assert env.counts["idle_turns"] == 1
+    assert env.counts["invalid_moves"] == 1
     assert count is None or env.counts[count] == 1
     assert (await env.step(act(2))).observation[0].content == "4"
 
