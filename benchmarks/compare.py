@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +35,11 @@ def figures_of(values: Sequence[float]) -> Figures:
     """The figures of a side."""
     median = statistics.median(values)
     return Figures(median, (max(values) - min(values)) / median, [*values])
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest value that a share q of all values does not exceed."""
+    return sorted(values)[math.ceil(q * len(values)) - 1]
 
 
 class Rates(NamedTuple):

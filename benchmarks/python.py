@@ -7,7 +7,6 @@ possible tool would. Both sides run the same number of calls at a time.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import statistics
 import sys
@@ -20,7 +19,7 @@ from agentrl.tools import Tool, release_shared
 from agentrl.tools.python import PythonTool
 from agentrl.tools.python.installation import interpreter
 from agentrl.types import JSON
-from benchmarks.compare import Side, rates
+from benchmarks.compare import Side, quantile, rates
 from benchmarks.machine import machine
 
 
@@ -116,7 +115,7 @@ async def _open(python: Tool, repeats: int) -> dict[str, JSON]:
     for repeat in range(repeats):
         seconds = await _arrivals(python, random.Random(repeat))
         p50s.append(1e3 * statistics.median(seconds))
-        p99s.append(1e3 * sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1])
+        p99s.append(1e3 * quantile(seconds, 0.99))
     p50, p99 = statistics.median(p50s), statistics.median(p99s)
     name = f"{ARRIVALS_PER_S} arrivals a second for {ARRIVALS_S} s, at most {MAX_IN_FLIGHT} in flight"
     line = f"p50 {p50:.0f} ms, p99 {p99:.0f} ms"
