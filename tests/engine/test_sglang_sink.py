@@ -40,18 +40,23 @@ async def test_what_a_server_holds_is_compared_with_what_the_trainer_has(tmp_pat
     transport = transports(tmp_path)[kind]
     async with open_rig(tmp_path / "shared", Scheduler(), Scheduler(), transport=transport) as rig:
         await rig.send(1)
-        other = rig.schedulers[1]
+        first, other = rig.schedulers
 
         def damage(path: str, body: dict) -> None:
             if body.get("load_format") == LOADER and other.holds(2):
                 other.model.layer.slice_of("up_proj.weight")[0, 0] += 1
 
-        other.before = damage
+        async def read_slowly(path: str, body: dict) -> None:
+            if body.get("load_format") == LOADER and first.holds(2):
+                await asyncio.sleep(0.1)
+
+        # The failure is known while the other server is still being read.
+        first.before, other.before = read_slowly, damage
         with pytest.raises(EngineError, match=r"holds another layer\.up_proj\.weight than was sent"):
             await rig.send(2)
         await rig.expect_version(1)
         assert rig.lost == []
-        other.before = lambda path, body: None
+        first.before = other.before = lambda path, body: None
         await rig.send(3)
         await rig.expect_version(3)
 

@@ -10,12 +10,12 @@ begin -> put ... -> commit: compare the checksum of the staged weights with the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeAlias
 
 from agentrl.engine.sglang.control import Server
-from agentrl.engine.sglang.transports.base import Delivery, Transport
+from agentrl.engine.sglang.transports.base import Delivery, Transport, results_of
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights.checksum import digests_of, sum_digests
@@ -148,8 +148,8 @@ class SGLangSink:
                     f"{server.url} holds other weights than version {delivery.version} has (checksum "
                     f"{loaded_checksum}, expected {delivery.checksum}); send them again."
                 )
-        await _await_all(server.flush() for server in servers)
-        await _await_all(server.set_version(delivery.version) for server in servers)
+        await results_of(server.flush() for server in servers)
+        await results_of(server.set_version(delivery.version) for server in servers)
 
     async def _roll_back(self, server: Server) -> None:
         """Send the previous version to a server that may hold some of the new weights."""
@@ -214,13 +214,6 @@ def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) ->
         raise EngineError(
             f"tensor {(empty + differing)[0]} differs from the previous version; a run sends one model."
         )
-
-
-async def _await_all(calls: Iterable[Coroutine[None, None, None]]) -> None:
-    """Await every call; then raise the first error."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
 
 
 async def _uncancellable(work: Coroutine[None, None, None]) -> None:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from agentrl.engine.sglang.control import Server
 from agentrl.protocols import Bucket, TensorSpec
+
+T = TypeVar("T")
+
+
+async def results_of(calls: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Await every call to its end; then return the results in order, or raise the first error.
+
+    A call to one server must not be abandoned because another server failed: it would still be under way when
+    the weights are rolled back.
+    """
+    results: list[T] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
 class Delivery(NamedTuple):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentrl.engine.sglang.control import Server
-from agentrl.engine.sglang.transports.base import Delivery, Loaded
+from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import ConfigError, EngineError
 from agentrl.weights import checksum, delta, unpack
@@ -86,13 +86,7 @@ class Disk:
         )
         loading = [self._load(server, path, delivery, expected) for server in servers]
         # All calls must end before the directory changes again.
-        results = await asyncio.gather(*loading, return_exceptions=True)
-        loaded: dict[Server, Loaded] = {}
-        for server, result in zip(servers, results, strict=True):
-            if isinstance(result, BaseException):
-                raise result
-            loaded[server] = result
-        return loaded
+        return dict(zip(servers, await results_of(loading), strict=True))
 
     async def close(self) -> None:
         """Keep the files, for servers that restart; the next version is written in full."""

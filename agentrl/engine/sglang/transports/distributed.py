@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore, Work
 
 from agentrl.engine.sglang.control import Server, UpdateGroup
-from agentrl.engine.sglang.transports.base import Delivery, Loaded
+from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, read_back
 from agentrl.errors import EngineError, EngineUnavailableError
 from agentrl.protocols import Bucket, TensorSpec
@@ -121,7 +121,7 @@ class Distributed:
             if self._readable
             else BucketChecksums({}, 0)
         )
-        loaded = await asyncio.gather(*(self._loaded(server, delivery, expected) for server in servers))
+        loaded = await results_of(self._loaded(server, delivery, expected) for server in servers)
         return dict(zip(servers, loaded, strict=True))
 
     async def close(self) -> None:

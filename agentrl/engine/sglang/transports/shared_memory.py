@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.engine.sglang.control import Server
-from agentrl.engine.sglang.transports.base import Delivery, Loaded
+from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
 from agentrl.engine.sglang.transports.inside import (
     LOADER,
     LOADER_FOLDER,
@@ -71,15 +71,12 @@ class SharedMemory:
                 )
                 calls = [self._load(server, checksums.crcs, path, tensors) for server in servers]
                 # All calls must end before the file is removed: a server may be mapping it.
-                results = await asyncio.gather(*calls, return_exceptions=True)
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
+                await results_of(calls)
             expected = BucketChecksums(
                 {**expected.crcs, **checksums.crcs}, sum_digests([expected.checksum, checksums.checksum])
             )
         loaded = [self._loaded(server, delivery, expected) for server in servers]
-        return dict(zip(servers, await asyncio.gather(*loaded), strict=True))
+        return dict(zip(servers, await results_of(loaded), strict=True))
 
     async def close(self) -> None:
         """Forget the servers; every file is removed already."""
