@@ -318,13 +318,15 @@ def _effective(section: Section, inactive: Iterable[str]) -> dict[str, JSON]:
     return values
 
 
-def write_toml(config: Section, path: Path) -> None:
+def write_toml(config: Section, path: Path, *, tables: Values | None = None) -> None:
     """Write every value that has an effect, so that reading the file gives an equal object.
+
+    tables: further ones that the file gets; it is then no longer a file of this configuration alone.
 
     Raises:
         ConfigError: a table or a list holds None, which TOML cannot represent.
     """
-    values = effective_values(config)
+    values = {**effective_values(config), **(tables or {})}
     for name, value in values.items():
         _refuse_null(name, value)
     path.write_text(tomli_w.dumps(values), encoding="utf-8")

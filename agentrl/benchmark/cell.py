@@ -21,12 +21,12 @@ from pathlib import Path
 
 from agentrl.benchmark.identity import CellIdentity
 from agentrl.benchmark.results import RESULT, CellResult, write_text
-from agentrl.config import write_toml
 from agentrl.envs import Reward, Scorer
 from agentrl.envs.scoring import UNUSABLE, Marked
 from agentrl.errors import ConfigError, all_of
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, Evaluator, PlannedEpisode
+from agentrl.evaluation.folder import write_settings
 from agentrl.evaluation.report import summarize
 from agentrl.observe import Entry, Journal, Outcome, read_journal
 
@@ -73,18 +73,23 @@ class Cell:
             await self._rewrite(usable)
 
     async def play(
-        self, evaluator: Evaluator, config: EvalConfig, progress: Callable[[int], None]
+        self,
+        evaluator: Evaluator,
+        config: EvalConfig,
+        directory: str | None,
+        progress: Callable[[int], None],
     ) -> CellResult:
         """Play the episodes that its journal lacks, then score and count all of them.
 
-        evaluator: plays an episode. config: the settings of the cell. progress: called with the number of
-        episodes that are new in the journal, those of an earlier attempt first.
+        evaluator: plays an episode. config: the settings of the cell. directory: of the model that plays.
+        progress: called with the number of episodes that are new in the journal, those of an earlier attempt
+        first.
 
         Raises:
             UserError: the policy cannot play the environment, or the disk has failed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        write_toml(config, self.path / "config.toml")
+        write_settings(config, self.path, directory)
         write_text(self.path / "identity.json", json.dumps(self.identity._asdict(), default=str, indent=1))
         started = time.perf_counter()
         marked = {entry.episode.id: _marked(entry, evaluator.scorer) for entry in self._entries()}

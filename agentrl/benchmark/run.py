@@ -173,7 +173,8 @@ class _Run:
                         prompts=cell.identity.prompts,
                         concurrency=playing.concurrency,
                     )
-                    self._add(cell, await cell.play(evaluator, config, bar.advance))
+                    directory = pair.policy.target if pair.policy.kind == "directory" else None
+                    self._add(cell, await cell.play(evaluator, config, directory, bar.advance))
         except (UserError, StageError) as error:
             self._fail(cell, str(error))
 

@@ -107,6 +107,7 @@ def run_command(
         for line in played.notes():
             console.print(line, markup=False, highlight=False)
         console.print(f"Page: {folder / 'benchmark.html'}", markup=False, highlight=False)
+        console.print(f"All episodes: agentrl view {folder}", markup=False, highlight=False)
     if not played.is_complete:
         sys.exit(INCOMPLETE)
 

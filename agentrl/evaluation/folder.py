@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import write_toml
+from agentrl.config import Values, write_toml
 from agentrl.errors import ConfigError, RunExistsError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation
@@ -22,8 +22,8 @@ class EvalFolder:
     path: Path
 
     @classmethod
-    def create(cls, config: EvalConfig) -> EvalFolder:
-        """Make `output_dir` and write the settings into it.
+    def create(cls, config: EvalConfig, directory: str | None) -> EvalFolder:
+        """Make `output_dir` and write the settings into it. directory: see `write_settings`.
 
         Raises:
             RunExistsError: it holds an evaluation, or a run.
@@ -36,7 +36,7 @@ class EvalFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_toml(config, path / "config.toml")
+            write_settings(config, path, directory)
         except OSError as error:
             raise ConfigError(
                 f"output_dir = {str(path)!r} cannot be made ({error.strerror}); choose another."
@@ -54,3 +54,15 @@ class EvalFolder:
                 await journal.write_eval(evaluation.report.split, 0, evaluation.entries())
         text = json.dumps(report.as_json(), indent=2)
         (self.path / "report.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> None:
+    """Write config.toml: the settings, and where the model is, by whose tokenizer the tokens are read.
+
+    directory: of the model; None = an endpoint or a script plays, which writes no tokens.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    tables: Values = {} if directory is None else {"model": {"hf_checkpoint": str(Path(directory).resolve())}}
+    write_toml(config, folder / "config.toml", tables=tables)

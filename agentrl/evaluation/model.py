@@ -44,7 +44,7 @@ def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **setti
         raise ConfigError(
             "Name one model to score: a directory (--model), or an endpoint (--openai-url, --openai-model)."
         )
-    folder = EvalFolder.create(config) if config.eval.output_dir is not None else None
+    folder = EvalFolder.create(config, model) if config.eval.output_dir is not None else None
     with rare_collections():
         evaluations = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
     report = over_sets(evaluations)

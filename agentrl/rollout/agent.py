@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentrl.errors import ConfigError
 from agentrl.protocols import Act, Policy, Renderer, Sampling, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation
 from agentrl.types import Completion, Finish, Message, Observation, TurnTokens
@@ -38,6 +39,9 @@ class TokenAgent:
 
         Where the trajectory's limit leaves no token for a turn, the turn is empty, its finish is `length`,
         and the observation is cut at that limit.
+
+        Raises:
+            ConfigError: neither the episode nor the settings limit its tokens.
         """
         conversation = self._conversation
         world, restart = conversation.add_observation(observation, tools)
@@ -78,7 +82,7 @@ class TokenAgent:
         if session.max_tokens is not None:
             bounds.append(session.max_tokens - num_used)
         if not bounds:
-            raise ValueError("a token agent needs max_tokens in the episode's limits or max_response_len")
+            raise ConfigError("the environment sets no limit of tokens; set rollout_max_context_len.")
         return min(bounds)
 
 

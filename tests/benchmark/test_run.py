@@ -13,7 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.assembly.token_texts import token_texts
 from agentrl.benchmark.identity import code_version
 from agentrl.benchmark.report import Benchmark
 from agentrl.benchmark.results import RESULT, CellResult, usage_of
@@ -26,11 +28,13 @@ from agentrl.errors import UserError
 from agentrl.observe import members, read_journal
 from agentrl.observe.history import locked
 from agentrl.observe.journal import to_line
+from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
 from agentrl.types import Episode, Limits, Task, Trajectory, Turn, Usage, say
 from agentrl.view.console import RunConsole
 from tests.benchmark import worlds
 from tests.flow.runs import HEARING
 from tests.rollout.chat.chat_server import ChatServer, assistant
+from tests.trainer.tiny import SHAPE
 from tests.worlds import turn_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +201,25 @@ async def test_an_endpoint_has_tokens_and_costs_by_the_prices_of_its_name(tmp_pa
     assert row["cost"] == pytest.approx((60 * 2.0 + 40 * 1.0 + 25 * 10.0) / 1e6)
     assert row["cost_per_episode"] == pytest.approx(row["cost"] / 5)
     assert rows["Guess", "expert"]["cost"] is None
+
+
+def test_the_tokens_of_a_cell_are_read_by_the_tokenizer_of_its_model(tmp_path):
+    words = train_tokenizer(["yes or no"], special_tokens=CALL_MARKERS, vocab_size=400)
+    words.save_pretrained(tmp_path / "model")
+    Qwen3ForCausalLM(Qwen3Config(**{**SHAPE, "vocab_size": 400})).save_pretrained(tmp_path / "model")
+    suite = suite_of(
+        ["Guess"], models=("expert", f"tiny={tmp_path / 'model'}"), n=2, rollout_max_context_len=64
+    )
+    rows = rows_of(play(tmp_path / "b", suite))
+    assert token_texts(tmp_path / "b" / rows["Guess", "expert"]["folder"]) is None
+    cell = tmp_path / "b" / rows["Guess", "tiny"]["folder"]
+    texts = token_texts(cell)
+    (journal,) = cell.glob("trajectories/*")
+    ids = [
+        id for e in read_journal(journal) for turn in e.episode.turns for id in turn.tokens.world_ids.tolist()
+    ]
+    assert len(ids) > 0
+    assert list(map(texts, ids)) == [words.decode([id]) for id in ids]
 
 
 def test_a_model_that_cannot_be_opened_costs_only_its_own_rows(tmp_path):

@@ -1,9 +1,12 @@
-"""The run files of the example of Search-R1 are valid."""
+"""The example of Search-R1: its run file for GPUs is valid, and its run on a CPU learns over HTTP."""
 
 from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoConfig
 
+import agentrl
 from agentrl.checkpoints.tensors import tensor_shapes
 from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.run.dry_run import dry_run
+from envs_contrib.search_r1.__main__ import main
 from envs_contrib.search_r1.protocol import PROMPT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "search_r1"
@@ -99,3 +104,45 @@ def test_the_run_file_for_the_cpu_is_valid(tmp_path, monkeypatch):
     assert facts["prompts"]["longest"] < 230
     assert 0.6e6 < facts["model"]["parameters"]["total"] < 0.9e6
     assert (facts["missing"], facts["notes"]) == ([], [])
+
+
+@contextmanager
+def served(corpus: Path):
+    """`agentrl serve-search` in a process of its own; yields its address."""
+    command = [sys.executable, "-m", "agentrl.cli", "serve-search", str(corpus), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.terminate()
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(3600)
+def test_an_agent_learns_to_search_over_http(tmp_path):
+    main([str(tmp_path / "world")])
+    (tmp_path / "nothing.jsonl").write_text(json.dumps({"id": "0", "contents": "zebra\nzebra"}))
+    with served(tmp_path / "world" / "corpus.jsonl") as url, served(tmp_path / "nothing.jsonl") as empty:
+        fixed = {"output_dir": str(tmp_path), "env_kwargs": {"retriever": url, "topk": 1}, "quiet": True}
+        run = agentrl.train(EXAMPLE / "run.toml", name="learns", **fixed)
+        before, after = (run.reports[name] for name in ("after warm start", "after RL"))
+        assert after["sampled"].mean >= before["sampled"].mean + 0.3
+        assert before["greedy"].by["hops=2"] < 0.1
+        assert after["greedy"].by["hops=2"] > 0.9
+        assert after["sampled"].parts["format"] > 0.95
+        # The same start, every episode rewarded with a random sibling's reward.
+        start = {"hf_checkpoint": str(run.folder / "checkpoint-warm-start"), "warm_start_steps": 0}
+        shuffled = agentrl.train(
+            EXAMPLE / "run.toml", name="shuffled", shuffle_rewards=True, num_rollout=15, **fixed, **start
+        )
+        assert shuffled.reports["after RL"]["sampled"].mean < before["sampled"].mean + 0.1
+        # What it has learned is to search: without documents it knows nothing.
+        report = agentrl.evaluate(
+            "SearchR1-v0",
+            run.folder / "checkpoint",
+            n=128,
+            env_kwargs={"retriever": empty, "topk": 1},
+            rollout_max_context_len=384,
+            quiet=True,
+        )
+        assert report.mean < 0.1

@@ -7,6 +7,7 @@ import pytest
 
 from agentrl import Message, Step, Task, play
 from agentrl.algorithms.samples import samples_of
+from agentrl.errors import ConfigError
 from agentrl.protocols import Seen, Session, Stops, ToolSchema
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Finish, History, Restart
@@ -179,7 +180,7 @@ async def test_without_a_free_token_nothing_is_sampled_and_the_turn_is_cut(max_t
 
 async def test_without_any_limit_an_error_is_raised():
     agent, _ = agent_over()
-    with pytest.raises(ValueError, match="max_tokens in the episode's limits or max_response_len"):
+    with pytest.raises(ConfigError, match="sets no limit of tokens; set rollout_max_context_len"):
         await agent.act(PROMPT, tools=(), session=session(max_tokens=None))
 
 
