@@ -17,6 +17,9 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest
 # Tests of one file may share what is dear to set up, so they stay together.
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+FULL := "full and not faults and not learning"
+# Real servers and several ranks take all cores, so these run one after another.
+FULL_SERIAL := tests/benchmarks tests/engine tests/rollout tests/sglang tests/trainer tests/flow/test_external_servers.py
 # Ranks take a GPU wherever they see one, and two of them cannot share it: tests of the CPU see none.
 NO_GPU := CUDA_VISIBLE_DEVICES=
 
@@ -51,7 +54,8 @@ test-sglang: $(INSTALLED_DEV) sglang-cpu ## One real SGLang on the CPU, from its
 
 test-full: lint sglang-cpu ## Also long fuzzing, real servers, all pairs of layouts, the wheel, a GPU (60 min at most)
 	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m "not full and not gpu" $(ARGS)
-	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m "full and not faults and not learning" $(ARGS)
+	$(NO_GPU) $(PYTEST) $(PARALLEL) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL:%=--ignore=%) $(ARGS)
+	$(NO_GPU) $(PYTEST) --hypothesis-profile=long -m $(FULL) $(FULL_SERIAL) $(ARGS)
 	if $(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; then \
 	    $(PYTEST) -m gpu $(ARGS); fi
 
