@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -44,8 +45,8 @@ class ReasoningGym(SingleTurnEnv):
 
     generator: its name in the library. settings: those of the generator, by the library's names.
     chance: the declared chance_score. num_train, num_test: questions that are made for a split.
-    Partial credit is the library's. Question n of a split is drawn from its seed + n; the training split has
-    no question of the test split.
+    Partial credit is the library's. Question n of a split is drawn from its seed + n. No question is in both
+    splits: of those that both seeds draw, each split has half.
     An answer that a scorer must not read (`is_readable`) is scored as the empty one.
 
     Raises:
@@ -119,11 +120,26 @@ def _print_nothing(*values: object, **options: object) -> None:
 
 @lru_cache(maxsize=128)
 def _tasks(source: _Source, split: str) -> tuple[Task, ...]:
-    test_prompts = {task.prompt for task in _tasks(source, "test")} if split == "train" else set()
-    by_prompt: dict[tuple[Message, ...], Task] = {}
+    other = "train" if split == "test" else "test"
+    shared = _by_prompt(source, split).keys() & _by_prompt(source, other).keys()
+    return tuple(
+        task
+        for prompt, task in _by_prompt(source, split).items()
+        if prompt not in shared or _split_of(prompt) == split
+    )
+
+
+@lru_cache(maxsize=128)
+def _by_prompt(source: _Source, split: str) -> Mapping[str, Task]:
+    """The questions of a split's seeds, each once."""
+    tasks: dict[str, Task] = {}
     for number, entry in enumerate(_questions(source, split)[1]):
-        prompt = (Message("user", str(entry["question"])),)
-        if prompt not in test_prompts:
-            id = f"{split}-{number}"
-            by_prompt.setdefault(prompt, Task(id, prompt, str(entry["answer"]), {"number": number}, split))
-    return tuple(by_prompt.values())
+        text, id = str(entry["question"]), f"{split}-{number}"
+        task = Task(id, (Message("user", text),), str(entry["answer"]), {"number": number}, split)
+        tasks.setdefault(text, task)
+    return tasks
+
+
+def _split_of(prompt: str) -> str:
+    """The split of a question that the seeds of both have: half of these for each."""
+    return "test" if zlib.crc32(prompt.encode("utf-8", "replace")) % 2 else "train"

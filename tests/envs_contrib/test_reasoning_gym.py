@@ -17,7 +17,7 @@ import reasoning_gym
 from agentrl import ScriptedAgent, UserError, make, play
 from agentrl.envs import matching
 from envs_contrib.reasoning_gym.answers import READABLE, is_readable
-from envs_contrib.reasoning_gym.env import ReasoningGym
+from envs_contrib.reasoning_gym.env import NUM_QUESTIONS, ReasoningGym
 from envs_contrib.reasoning_gym.generators import CHANCES, LEFT_OUT
 from tests.house.source import ROOT
 
@@ -76,9 +76,11 @@ def test_questions_are_the_librarys_own_and_in_one_split_only(id):
     assert len(test) > 10
     prompts = [task.prompt for task in (*train, *test)]
     assert len(set(prompts)) == len(prompts)
-    theirs = reasoning_gym.create_dataset(generator_of(id), seed=1_000_000, size=5)[4]
-    ours = next(task for task in test if task.metadata["number"] == 4)
-    assert (ours.prompt[0].content, ours.answer) == (theirs["question"], str(theirs["answer"]))
+    # Some generators draw their questions by the size of the set.
+    theirs = reasoning_gym.create_dataset(generator_of(id), seed=1_000_000, size=NUM_QUESTIONS["test"])
+    for ours in test[:3]:
+        entry = theirs[ours.metadata["number"]]
+        assert (ours.prompt[0].content, ours.answer) == (entry["question"], str(entry["answer"]))
 
 
 def best_single_answer(env, num_answers):
@@ -103,6 +105,9 @@ def test_whatever_a_model_writes_is_scored_and_earns_little(id):
     env = make(id)
     for answer in ODD:
         scores = [env.grade(task, answer) for task in env.tasks("test")[:20]]
+        if statistics.fmean(scores) > env.chance_score + 0.05:
+            # It may be the right answer to several of the first questions.
+            scores = [env.grade(task, answer) for task in env.tasks("test")]
         assert all(0.0 <= score <= 1.0 for score in scores)
         assert statistics.fmean(scores) <= env.chance_score + 0.05, answer
 
@@ -192,7 +197,8 @@ def test_the_same_seed_gives_the_same_questions_in_every_process():
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "7"},
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == fingerprints(names)
+    # A compiler in the library prints dots.
+    assert json.loads(done.stdout.lstrip(".")) == fingerprints(names)
 
 
 @generators
