@@ -48,20 +48,30 @@ CRITIC = {
     "dynamic_sampling_filter_path": "tests.flow.worlds:drop_even_seeds",
 }
 TALKATIVE = {"env": "tests.flow.worlds:Talkative"}
+GRADED = {"env": "tests.docs.test_metrics_guide:Graded", "rollout_max_context_len": 64}
+PROMPTS = str(ROOT / "tests" / "flow" / "prompts.jsonl")
 OTHERS = {
     "a penalty in the reward, mis": {**TALKATIVE, "kl_coef": 0.1, "use_mis": True},
     "icepop": {**TALKATIVE, "use_icepop": True},
     "opsm": {**TALKATIVE, "use_opsm": True},
     "two agents": {"env": "RockPaperScissors-v0"},
-    "named parts": {"env": "tests.docs.test_metrics_guide:Graded", "rollout_max_context_len": 64},
+    "named parts": GRADED,
+    "samples": {**GRADED, "n_samples_per_eval_prompt": 2},
+    "sets": {
+        **GRADED,
+        **{"prompt_data": PROMPTS, "input_key": "question", "label_key": "answer", "metadata_key": "facts"},
+        **{"eval_prompt_data": {"first": f"{PROMPTS}@[:3]"}, "n_samples_per_eval_prompt": 2},
+    },
 }
 
 
 class Graded(SingleTurnEnv):
     """One question, whose grade has a named part."""
 
+    breakdown = "colour"
+
     def tasks(self, split):
-        return [Task.ask(f"{split}{n}", f"{n}?", "x") for n in range(8)]
+        return [Task.ask(f"{split}{n}", f"{n}?", "x", colour="red") for n in range(8)]
 
     def grade(self, task, answer):
         return {"length": min(len(answer), 9) / 9}
@@ -146,4 +156,5 @@ def test_the_guide_lists_no_metric_that_nothing_logs(critic, tmp_path):
     conversations(tmp_path / "c.jsonl")
     names |= logged(sft(tmp_path, **settings_of(tmp_path)).folder)
     assert unlisted(names) == set()
-    assert [metric for metric in listed() if not any(map(pattern(metric).fullmatch, names))] == []
+    missing = [metric for metric in listed() if not any(map(pattern(metric).fullmatch, names))]
+    assert missing == [], missing
