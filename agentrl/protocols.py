@@ -196,6 +196,26 @@ class Renderer(Protocol):
         """The text of any tokens, special ones included."""
 
 
+class EpisodeRenderer(Protocol):
+    """A Renderer for running episodes: no text, whoever wrote it, holds the event loop for long."""
+
+    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+        """What ends a turn."""
+
+    async def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """The first prompt, as of a Renderer."""
+
+    async def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """What the world adds after a turn, as of a Renderer; or why it cannot."""
+
+    async def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """A sampled turn, as of a Renderer. One that cannot be parsed in time is a malformed call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample. temperature 0 = greedy; top_p 1 and top_k 0 = off; seed None = any."""

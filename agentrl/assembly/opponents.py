@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
 from agentrl.protocols import Agent
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.agent import SamplingSettings, TokenAgent
+from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.chat.agent import ChatAgent
 from agentrl.rollout.chat.endpoint import ChatEndpoint
 from agentrl.rollout.chat.settings import ChatSettings
@@ -81,7 +81,7 @@ async def _at_endpoint(stack: AsyncExitStack, url: str) -> Opponent:
 async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, setup: OpponentSetup) -> Opponent:
     require("an opponent from a model directory", *TRAINING)
     from agentrl.assembly.model import threads_for
-    from agentrl.assembly.policy import EngineSetup, build_engine, build_renderer, dialect_of
+    from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine, build_renderer, dialect_of
     from agentrl.checkpoints.source import open_source
     from agentrl.engine.embedded.process import EngineProcess
 
@@ -97,10 +97,11 @@ async def _of_directory(stack: AsyncExitStack, directory: str, env: AnyEnv, setu
     )
     engine = await build_engine(source, EngineConfig(), env.limits, engine_setup)
     stack.push_async_callback(engine.close)
+    make_agent = agent_factory(engine, renderer, SamplingSettings())
 
     def opponent(env: MultiAgentEnv, task: Task, agent: str, seed: int) -> Agent:
         del env, task, agent, seed
-        return TokenAgent(engine, renderer, SamplingSettings())
+        return make_agent()
 
     return opponent
 

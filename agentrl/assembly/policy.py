@@ -21,6 +21,7 @@ from agentrl.envs import BaseEnv, Chat, Dialect, Tags
 from agentrl.envs.dialect import tags_of
 from agentrl.errors import UserError
 from agentrl.protocols import Agent, Engine, Policy, Renderer
+from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
@@ -129,4 +130,5 @@ def build_renderer(source: ModelSource, dialect: Dialect, config: RenderingConfi
 
 def agent_factory(policy: Policy, renderer: Renderer, sampling: SamplingSettings) -> Callable[[], Agent]:
     """A function that makes a fresh token agent for every episode."""
-    return lambda: TokenAgent(policy, renderer, sampling)
+    bounded = renderer.bounded if isinstance(renderer, TokenRenderer) else None
+    return lambda: TokenAgent(policy, renderer, sampling, bounded)

@@ -30,7 +30,7 @@ def draw_weights(directory: Path, seed: int) -> None:
     config = open_config(directory)
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+        AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(directory)
 
 
 def draw_in_subprocess(source: ModelSource) -> None:

@@ -32,6 +32,7 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
                 path,
                 dtype=dtype,
                 local_files_only=True,
+                trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )

@@ -59,7 +59,9 @@ def open_config(directory: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"{directory} holds no config.json; name a Hugging Face model directory.")
     try:
         with config_errors(directory), quiet_transformers():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
     except OSError as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the model in {directory} cannot be loaded: {reason}") from error
@@ -73,7 +75,7 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
         ModelLoadError: it holds none.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelLoadError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error

@@ -148,7 +148,9 @@ def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
         ModelLoadError: there is no model of such sizes.
     """
     with config_errors(Path(config.name_or_path or ".")), quiet_transformers(), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     return model
 
 

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import UserError, did_you_mean
 from agentrl.protocols import Seen, Stops, ToolSchema
-from agentrl.rendering.messages import MarkupEscaper, as_chat, read_call, tool_as_json, unreadable_call
+from agentrl.rendering.bounded import TokenRenderer
+from agentrl.rendering.messages import as_chat, read_call, tool_as_json, unreadable_call, verbatim
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
 
 # This family downloads a vocabulary of its own.
@@ -84,7 +85,7 @@ def family_of(model_name: str) -> str | None:
     return family if family in families() else None
 
 
-class FamilyRenderer:
+class FamilyRenderer(TokenRenderer):
     """A Renderer for one family's chat format.
 
     Calls inside closed reasoning are reasoning. A call that opens while reasoning is still open ends the
@@ -93,6 +94,8 @@ class FamilyRenderer:
     Raises:
         UserError: no such family, or the tokenizer lacks its special tokens.
     """
+
+    has_linear_parser = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, family: str) -> None:
         if family not in families():
@@ -107,8 +110,12 @@ class FamilyRenderer:
                 f"the tokenizer does not fit the chat format `{family}`: {str(error).splitlines()[0]}; "
                 "choose the model's own format, or `template`."
             ) from None
-        self._tokenizer = tokenizer
-        self._escape = MarkupEscaper(tokenizer)
+        super().__init__(tokenizer)
+        self._name = family
+
+    def __reduce__(self) -> tuple[type[FamilyRenderer], tuple[PreTrainedTokenizerBase, str]]:
+        """The arguments for pickles."""
+        return FamilyRenderer, (self._tokenizer, self._name)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The tokens that end a turn in this family."""
@@ -119,7 +126,7 @@ class FamilyRenderer:
         """The prompt's tokens, up to where the assistant begins to write."""
         return self._family.render_ids(
             [as_chat(message, self._escape) for message in messages],
-            tools=_tools(tools),
+            tools=_tools(self.escaped_tools(tools)),
             add_generation_prompt=True,
         )
 
@@ -134,7 +141,7 @@ class FamilyRenderer:
             list(seen.prompt_ids),
             list(seen.completion_ids),
             [as_chat(message, self._escape) for message in observation],
-            tools=_tools(tools),
+            tools=_tools(self.escaped_tools(tools)),
         )
         # Some bridges cut the tokens sampled after the end of a turn, which changes the prefix.
         if bridge is not None and bridge.token_ids[: len(prefix)] == prefix:
@@ -169,10 +176,11 @@ class FamilyRenderer:
         """
         if any(call.arguments is None for call in action.tool_calls):
             raise ValueError("cannot write a malformed call")
+        described = _tools(self.escaped_tools(tools))
         chat: list[dict[str, JSON]] = [{"role": "user", "content": "?"}]
-        prompt = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=True)
-        chat.append(as_chat(action, self._escape))
-        ids = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
+        prompt = self._family.render_ids(chat, tools=described, add_generation_prompt=True)
+        chat.append(as_chat(action, verbatim))
+        ids = self._family.render_ids(chat, tools=described, add_generation_prompt=False)
         if ids[: len(prompt)] != prompt:
             raise UserError(
                 "this chat format begins an answer otherwise than its prompt ends, so no demonstration can "
@@ -185,12 +193,8 @@ class FamilyRenderer:
         # Some families end a turn with the token that begins the next one.
         role = "tool" if action.tool_calls else "user"
         chat.append({"role": role, "content": "?", "tool_call_id": "call_0", "name": "?"})
-        longer = self._family.render_ids(chat, tools=_tools(tools), add_generation_prompt=False)
+        longer = self._family.render_ids(chat, tools=described, add_generation_prompt=False)
         return [*ids[len(prompt) :], *(token for token in longer[len(ids) :][:1] if token in stops)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def _tools(tools: Sequence[ToolSchema]) -> list[dict[str, JSON]] | None:

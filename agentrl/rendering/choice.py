@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.errors import UserError
 from agentrl.protocols import Renderer, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families, family_of
-from agentrl.rendering.messages import MarkupEscaper, as_chat, tools_as_chat
+from agentrl.rendering.messages import as_chat, tools_as_chat, verbatim
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.rendering.template_facts import ChatTemplate
 from agentrl.types import Message, Observation, ToolCall
@@ -62,7 +62,7 @@ def _template_ids(
     tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, probe: Observation
 ) -> list[int] | None:
     """The tokens of a conversation by the tokenizer's own template; None where it refuses it."""
-    chat = [as_chat(message, MarkupEscaper(tokenizer)) for message in probe]
+    chat = [as_chat(message, verbatim) for message in probe]
     try:
         text = template.text(chat, list(tools_as_chat((_TOOL,))), prompt=True)
     except UserError:

@@ -17,13 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.envs import inline_text
 from agentrl.envs.dialect import Tags, closing, opening
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.cached import cached_if_short
-from agentrl.rendering.messages import MarkupEscaper, plain_text
+from agentrl.rendering.messages import MarkupEscaper, escaped, plain_text
 from agentrl.rendering.template_facts import Chat, ChatTemplate
 from agentrl.types import Message, Observation
 
 
-class InlineRenderer:
+class InlineRenderer(TokenRenderer):
     """A Renderer for `Tags` over a tokenizer.
 
     The first prompt is rendered by the tokenizer's chat template where it has one. Later
@@ -31,13 +32,18 @@ class InlineRenderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Tags) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._tags = tags
         # Tags are parsed as tags also where they are no single tokens.
         self._escape = MarkupEscaper(tokenizer, (opening(tags.result), closing(tags.result)))
         # Prompts and results recur: siblings share prompts, searches return the same documents.
         self._encode = cached_if_short(self._encode_once)
         self._stops = lru_cache(64)(self._find_stops)
+        self._escape_outside_tags = lru_cache(64)(self._find_markup)
+
+    def __reduce__(self) -> tuple[type[InlineRenderer], tuple[PreTrainedTokenizerBase, Tags]]:
+        """The arguments for pickles."""
+        return InlineRenderer, (self._tokenizer, self._tags)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The closing tags of the tools and of the answer, and the end-of-text token."""
@@ -47,7 +53,7 @@ class InlineRenderer:
         """The prompt's tokens, up to where the assistant begins or continues its own text."""
         roles = [message.role for message in messages]
         start = roles.index("assistant") if "assistant" in roles else len(messages)
-        prompt = self._prompt(messages[:start])
+        prompt = self._prompt(messages[:start], tools)
         return [*prompt, *(t for m in messages[start:] for t in self._encode(self._inline_text(m, tools)))]
 
     def extend(self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]) -> list[int]:
@@ -73,29 +79,36 @@ class InlineRenderer:
         """
         return list(self._encode(inline_text.write(action, tools, self._tags)))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def _prompt(self, messages: Observation) -> tuple[int, ...]:
+    def _prompt(self, messages: Observation, tools: Sequence[ToolSchema]) -> tuple[int, ...]:
         if self._tokenizer.chat_template is None:
-            return self._encode("\n".join(self._content(message) for message in messages) + "\n")
+            return self._encode("\n".join(self._content(message, tools) for message in messages) + "\n")
         # Templates refuse an empty conversation.
         nonempty = messages or (Message("user"),)
-        turns: Chat = [{"role": message.role, "content": self._content(message)} for message in nonempty]
+        turns: Chat = [
+            {"role": message.role, "content": self._content(message, tools)} for message in nonempty
+        ]
         return self._encode(ChatTemplate(self._tokenizer).text(turns, prompt=True))
 
-    def _content(self, message: Message) -> str:
-        text = plain_text(message)
-        return self._escape(text) if message.role == "tool" else text
+    def _content(self, message: Message, tools: Sequence[ToolSchema]) -> str:
+        escape = self._escape if message.role == "tool" else self._outside_tags(tools)
+        return escape(plain_text(message))
 
     def _inline_text(self, message: Message, tools: Sequence[ToolSchema]) -> str:
         """The form of a message inside the assistant's own text."""
         if message.role != "assistant":
             return self._tags.framed(self._escape(plain_text(message)))
+        message = escaped(message, self._outside_tags(tools))
         if any(call.arguments is None for call in message.tool_calls):
             return "".join(call.raw for call in message.tool_calls)
         return inline_text.write(message, tools, self._tags)
+
+    def _outside_tags(self, tools: Sequence[ToolSchema]) -> MarkupEscaper:
+        return self._escape_outside_tags(tuple(tool.name for tool in tools))
+
+    def _find_markup(self, names: tuple[str, ...]) -> MarkupEscaper:
+        """Escapes all special tokens but tags: prompts explain these, and the model's own text holds them."""
+        tags = (*names, self._tags.answer, self._tags.result, "think")
+        return MarkupEscaper(self._tokenizer, keep=[form(tag) for tag in tags for form in (opening, closing)])
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,32 +1,42 @@
-"""Messages in the form of chat templates, and text of tools with its markup escaped."""
+"""Messages in the form of chat templates, with escaped markup.
+
+Only what the engine sampled may be a special token. Everything that is rendered from text has its markup
+escaped: prompts, results and descriptions of tools, and the model's own text where it is rendered again.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import UserError
 from agentrl.protocols import ToolSchema
-from agentrl.tools.json_text import is_storable
+from agentrl.tools.json_text import encodable, storable
 from agentrl.types import JSON, Message, ToolCall
+
+Escape = Callable[[str], str]
 
 _WORD_JOINER = "\u2060"
 
 
 class MarkupEscaper:
-    """Escapes the special tokens of a tokenizer, and the strings of `more`, in text of tools.
+    """Escapes the special tokens of a tokenizer, and the strings of `more`, except those of `keep`.
 
     Tokenizers encode `<|im_end|>` in a document as the end of a turn: the author of a web page could write
     as the user. An invisible word joiner behind the first character keeps the text and breaks the token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, more: Iterable[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, more: Iterable[str] = (), keep: Iterable[str] = ()
+    ) -> None:
+        special = (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens)
         # Some tokenizers have tokens for runs of blanks and line ends, which are no markup.
-        tokens = {t for t in (*tokenizer.get_added_vocab(), *more) if len(t) > 1 and t.strip()}
+        tokens = {token for token in (*special, *more) if len(token) > 1 and token.strip()} - {*keep}
         rests: defaultdict[str, list[str]] = defaultdict(list)
         for token in sorted(tokens):
             rests[token[0]].append(re.escape(token[1:]))
@@ -58,26 +68,71 @@ def plain_text(message: Message) -> str:
     return message.text
 
 
-def as_chat(message: Message, escape: MarkupEscaper) -> dict[str, JSON]:
-    """The dict that chat templates take for a message.
+def verbatim(text: str) -> str:
+    """The same text: for an action that is written as the engine would sample it."""
+    return text
+
+
+def escaped(message: Message, escape: Escape) -> Message:
+    """The message with escaped markup in all of its text.
+
+    Raises:
+        UserError: the message holds an image.
+    """
+    calls = tuple(
+        replace(
+            call,
+            name=escape(call.name),
+            arguments=None if call.arguments is None else _escaped_fields(call.arguments, escape),
+            raw=escape(call.raw),
+            id=escape(call.id),
+        )
+        for call in message.tool_calls
+    )
+    # The ids and names in results may be text of the model, which made the call.
+    reasoning, call_id, name = (
+        None if text is None else escape(text)
+        for text in (message.reasoning, message.tool_call_id, message.name)
+    )
+    return Message(message.role, escape(plain_text(message)), reasoning, calls, call_id, name)
+
+
+def escaped_tool(tool: ToolSchema, escape: Escape) -> ToolSchema:
+    """The tool with escaped markup in its name, its description and its parameters."""
+    return ToolSchema(escape(tool.name), escape(tool.description), _escaped_fields(tool.parameters, escape))
+
+
+def _escaped_fields(fields: Mapping[str, JSON], escape: Escape) -> dict[str, JSON]:
+    return {escape(key): _escaped_value(value, escape) for key, value in fields.items()}
+
+
+def _escaped_value(value: JSON, escape: Escape) -> JSON:
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, list):
+        return [_escaped_value(member, escape) for member in value]
+    return _escaped_fields(value, escape) if isinstance(value, dict) else value
+
+
+def as_chat(message: Message, escape: Escape) -> dict[str, JSON]:
+    """The dict that chat templates take for a message, with escaped markup.
 
     A call with unreadable arguments is part of the content, as the model wrote it.
 
     Raises:
         UserError: the message holds an image.
     """
+    message = escaped(message, escape)
     readable = [call for call in message.tool_calls if call.arguments is not None]
     unreadable = [call.raw for call in message.tool_calls if call.arguments is None]
-    text = plain_text(message)
-    content = escape(text) if message.role == "tool" else text
-    chat: dict[str, JSON] = {"role": message.role, "content": "\n".join(filter(None, [content, *unreadable]))}
+    content = "\n".join(filter(None, [message.text, *unreadable]))
+    chat: dict[str, JSON] = {"role": message.role, "content": content}
     if readable:
         chat["tool_calls"] = [_call_as_chat(call, index) for index, call in enumerate(readable)]
     if message.reasoning is not None:
         chat["reasoning_content"] = message.reasoning
     if message.role == "tool":
-        # Both may be text of the model, which made the call.
-        chat |= {"tool_call_id": escape(message.tool_call_id or ""), "name": escape(message.name or "")}
+        chat |= {"tool_call_id": message.tool_call_id or "", "name": message.name or ""}
     return chat
 
 
@@ -89,12 +144,17 @@ def _call_as_chat(tool_call: ToolCall, index: int) -> JSON:
 def read_call(name: JSON, arguments: JSON, raw: str, index: int) -> ToolCall:
     """A ToolCall from the name and arguments that a model wrote, with an error where they are invalid."""
     id = f"call_{index}"
-    if not isinstance(name, str) or not name or not is_storable(name):
+    if not isinstance(name, str) or not name:
         return ToolCall("", None, raw=raw, id=id, error="The call names no tool; write its name as a string.")
-    if not isinstance(arguments, dict) or not is_storable(arguments):
+    name = encodable(name)
+    try:
+        valid = storable(arguments)
+    except ValueError:
+        valid = None
+    if not isinstance(valid, dict):
         error = f"{name}: the arguments must be a JSON object of what the tool takes, not {_clip(raw)}."
         return ToolCall(name, None, raw=raw, id=id, error=error)
-    return ToolCall(name, arguments, raw=raw, id=id)
+    return ToolCall(name, valid, raw=raw, id=id)
 
 
 def unreadable_call(reason: str, raw: str, index: int) -> ToolCall:

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.errors import RenderingError, UserError
 from agentrl.protocols import Seen, Stops, ToolSchema
+from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.cached import cached_if_short
-from agentrl.rendering.messages import MarkupEscaper, as_chat, read_call, tools_as_chat, unreadable_call
+from agentrl.rendering.messages import as_chat, read_call, tools_as_chat, unreadable_call, verbatim
 from agentrl.rendering.template_facts import MARK, CallFormat, Chat, ChatTemplate
 from agentrl.tools.json_text import read_json
 from agentrl.types import JSON, Message, Observation, Restart, ToolCall
@@ -23,7 +24,7 @@ from agentrl.types import JSON, Message, Observation, Restart, ToolCall
 _THINK, _THINK_END = "<think>", "</think>"
 
 
-class TemplateRenderer:
+class TemplateRenderer(TokenRenderer):
     """A Renderer over a tokenizer's chat template whose calls are JSON objects.
 
     A call inside closed reasoning is reasoning; a turn that ends inside reasoning has no call.
@@ -33,15 +34,18 @@ class TemplateRenderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._template = ChatTemplate(tokenizer)
         self._facts = self._template.facts()
         self._calls = self._facts.calls
         vocabulary = tokenizer.get_added_vocab()
         self._ends = {vocabulary[self._facts.close], vocabulary[self._facts.call_close]}
-        self._escape = MarkupEscaper(tokenizer)
         self._keeps_reasoning = lru_cache(64)(self._probe_reasoning)
         self._encode = cached_if_short(self._encode_once)
+
+    def __reduce__(self) -> tuple[type[TemplateRenderer], tuple[PreTrainedTokenizerBase]]:
+        """The arguments for pickles."""
+        return TemplateRenderer, (self._tokenizer,)
 
     def stops(self, tools: Sequence[ToolSchema]) -> Stops:
         """The token that ends a turn, and the end-of-text token."""
@@ -106,7 +110,7 @@ class TemplateRenderer:
             raise ValueError("cannot write a malformed call")
         question: Chat = [{"role": "user", "content": "?"}]
         prompt = self._text(question, tools, prompt=True)
-        text = self._text([*question, as_chat(action, self._escape)], tools, prompt=False)
+        text = self._text([*question, as_chat(action, verbatim)], tools, prompt=False)
         if not text.startswith(prompt):
             raise UserError(
                 "the tokenizer's chat template begins an answer otherwise than its prompt ends, so no "
@@ -115,17 +119,13 @@ class TemplateRenderer:
         close = self._facts.call_close if action.tool_calls else self._facts.close
         return list(self._encode(text[len(prompt) :].rpartition(close)[0] + close))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-
     def _template_tools(self, tools: Sequence[ToolSchema]) -> list[JSON]:
         if tools and self._calls is None:
             raise UserError(
                 "the tokenizer's chat template shows no tools, or writes calls in a form other than JSON; "
                 "name the model family's chat format, or use the environment's inline dialect."
             )
-        return [dict(tool) for tool in tools_as_chat(tools)]
+        return [dict(tool) for tool in tools_as_chat(self.escaped_tools(tools))]
 
     def _text(self, chat: Chat, tools: Sequence[ToolSchema], *, prompt: bool) -> str:
         template_tools = self._template_tools(tools)

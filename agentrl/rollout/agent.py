@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.errors import ConfigError
-from agentrl.protocols import Act, Policy, Renderer, Sampling, Session, ToolSchema
-from agentrl.rollout.conversation import Conversation
+from agentrl.protocols import Act, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
+from agentrl.rollout.conversation import Conversation, Immediate
 from agentrl.types import Completion, Finish, Message, Observation, TurnTokens
 
 
@@ -26,13 +26,22 @@ class SamplingSettings:
 
 
 class TokenAgent:
-    """Plays one episode by sampling tokens; the prefix only grows, nothing is encoded twice."""
+    """Plays one episode by sampling tokens; the prefix only grows, nothing is encoded twice.
 
-    def __init__(self, policy: Policy, renderer: Renderer, settings: SamplingSettings) -> None:
+    bounded: the renderer in bounded time. Without it, all of its work is done on the event loop.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        renderer: Renderer,
+        settings: SamplingSettings,
+        bounded: EpisodeRenderer | None = None,
+    ) -> None:
         self._policy = policy
-        self._renderer = renderer
+        self._renderer = bounded or Immediate(renderer)
         self._settings = settings
-        self._conversation = Conversation(renderer)
+        self._conversation = Conversation(self._renderer)
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """Append the observation, sample a turn and parse it.
@@ -44,7 +53,7 @@ class TokenAgent:
             ConfigError: neither the episode nor the settings limit its tokens.
         """
         conversation = self._conversation
-        world, restart = conversation.add_observation(observation, tools)
+        world, restart = await conversation.add_observation(observation, tools)
         num_free_tokens = self._num_free_tokens(session, len(conversation.prefix))
         if num_free_tokens < 1:
             # A tool may return a very long text: tokens that no policy reads must not lengthen the Sample.
@@ -57,7 +66,7 @@ class TokenAgent:
             conversation.prefix, self._sampling(num_free_tokens, tools, session.seed), session=session.id
         )
         sampled: list[int] = completion.token_ids.tolist()
-        message = self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
+        message = await self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
         conversation.add_turn(sampled, message)
         return Act(message, TurnTokens(_int32(world), completion, prompt_crc32), restart)
 

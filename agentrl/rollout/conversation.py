@@ -4,8 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.protocols import Renderer, Seen, ToolSchema
+from agentrl.protocols import EpisodeRenderer, Renderer, Seen, Stops, ToolSchema
 from agentrl.types import History, Message, Observation, Restart
+
+
+class Immediate:
+    """An EpisodeRenderer that does its work on the event loop: for text that no model wrote."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def stops(self, tools: Sequence[ToolSchema]) -> Stops:
+        """Those of the renderer."""
+        return self._renderer.stops(tools)
+
+    async def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
+        """The renderer's prompt."""
+        return self._renderer.render(messages, tools)
+
+    async def extend(
+        self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
+    ) -> list[int] | Restart:
+        """The renderer's extension."""
+        return self._renderer.extend(seen, observation, tools)
+
+    async def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
+        """The renderer's message."""
+        return self._renderer.parse(ids, tools, prompt_ids=prompt_ids)
 
 
 class Conversation:
@@ -23,18 +50,18 @@ class Conversation:
     the world all the same: p1 p2 p3 are trained in Sample 1, p4 p5 in Sample 2, each exactly once.
     """
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: EpisodeRenderer) -> None:
         self._renderer = renderer
         self._messages: Observation = ()
         self._tools: Sequence[ToolSchema] = ()
         self._completion_ids: list[int] = []
         self.prefix: list[int] = []
 
-    def add_observation(
+    async def add_observation(
         self, observation: Observation, tools: Sequence[ToolSchema]
     ) -> tuple[list[int], Restart | None]:
         """Append an observation; returns its tokens, and the reason where the prefix was restarted."""
-        world, restart = self._continued(observation, tools)
+        world, restart = await self._continued(observation, tools)
         if restart is not None:
             self.prefix.clear()
         # A History is a complete conversation; it replaces the messages before it.
@@ -50,16 +77,16 @@ class Conversation:
         self._completion_ids = list(ids)
         self._messages += (message,)
 
-    def _continued(
+    async def _continued(
         self, observation: Observation, tools: Sequence[ToolSchema]
     ) -> tuple[list[int], Restart | None]:
         if not self._messages:
-            return self._renderer.render(observation, tools), None
+            return await self._renderer.render(observation, tools), None
         if isinstance(observation, History):
-            return self._renderer.render(observation, tools), observation.reason
+            return await self._renderer.render(observation, tools), observation.reason
         before = self.prefix[: len(self.prefix) - len(self._completion_ids)]
         seen = Seen(self._messages, self._tools, before, self._completion_ids)
-        world = self._renderer.extend(seen, observation, tools)
+        world = await self._renderer.extend(seen, observation, tools)
         if isinstance(world, Restart):
-            return self._renderer.render(self._messages + observation, tools), world
+            return await self._renderer.render(self._messages + observation, tools), world
         return world, None

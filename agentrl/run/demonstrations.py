@@ -11,7 +11,7 @@ from agentrl.algorithms.samples import demonstration
 from agentrl.envs import AnyEnv, MultiAgentEnv, Script, ScriptedAgent, play
 from agentrl.errors import WorldBrokenError, all_of
 from agentrl.protocols import Act, Renderer, Session, ToolSchema
-from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.conversation import Conversation, Immediate
 from agentrl.types import (
     AGENT,
     JSON,
@@ -45,7 +45,7 @@ class ReadsDifferentlyError(ValueError):
     """The tokens of an action read back as another action."""
 
 
-def samples_of_turns(
+async def samples_of_turns(
     turns: Iterable[Demonstrated], renderer: Renderer, rollout_id: RolloutId, *, is_checked: bool = False
 ) -> list[Sample]:
     """One Sample for each unbroken prefix of a conversation that has trained turns.
@@ -61,11 +61,11 @@ def samples_of_turns(
         UserError: the format cannot write an action, or has no form for a message.
         RenderingError: the tokenizer's chat template refuses the conversation.
     """
-    conversation = Conversation(renderer)
+    conversation = Conversation(Immediate(renderer))
     prefixes: list[list[tuple[Author, Sequence[int]]]] = [[]]
     untrained: list[set[int]] = [set()]
     for turn in turns:
-        world_ids, restart = conversation.add_observation(turn.observation, turn.tools)
+        world_ids, restart = await conversation.add_observation(turn.observation, turn.tools)
         if restart is not None:
             prefixes.append([])
             untrained.append(set())
@@ -110,7 +110,7 @@ async def demonstrate(
         agents = _demonstrators(env, task, f"demonstration/{seed}/{index}")
         episode = await play(env, agents, task, seed=index, episode_id=f"d{index}")
         progress(1)
-        return _samples_of(episode, agents, renderer)
+        return await _samples_of(episode, agents, renderer)
 
     samples: list[Sample] = []
     for begin in range(0, n, _AT_ONCE):
@@ -157,7 +157,9 @@ def _demonstrators(env: AnyEnv, task: Task, seed: str) -> dict[str, _Demonstrato
     return {AGENT: _Demonstrator(env.demonstrator(task, random.Random(seed)))}
 
 
-def _samples_of(episode: Episode, agents: Mapping[str, _Demonstrator], renderer: Renderer) -> list[Sample]:
+async def _samples_of(
+    episode: Episode, agents: Mapping[str, _Demonstrator], renderer: Renderer
+) -> list[Sample]:
     """One Sample for each unbroken prefix of each agent; none where a limit ended the episode.
 
     Raises:
@@ -172,7 +174,7 @@ def _samples_of(episode: Episode, agents: Mapping[str, _Demonstrator], renderer:
     for name, agent in agents.items() if episode.ending is Ending.COMPLETED else ():
         turns = zip(episode.turns_of(name), agent.tools_by_turn, strict=True)
         demonstrated = [Demonstrated(turn.observation, turn.action, tools) for turn, tools in turns]
-        samples += samples_of_turns(demonstrated, renderer, RolloutId(episode.id, name))
+        samples += await samples_of_turns(demonstrated, renderer, RolloutId(episode.id, name))
     return samples
 
 

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -109,9 +109,9 @@ class SftReader:
                 tokenizer, or nothing is left.
         """
         imitated = Imitated()
-        readers = (self._episodes if is_journal(path) else self._conversations for path in paths)
-        contents = (content for path, reader in zip(paths, readers, strict=True) for content in reader(path))
-        for number, content in enumerate(contents, start=1):
+        number = 0
+        async for content in self._contents(paths):
+            number += 1
             imitated.add(content, self._too_long(content.unit))
             self.progress(number)
             # Ctrl-C takes effect here.
@@ -120,15 +120,22 @@ class SftReader:
             raise ConfigError(self._nothing_left(imitated, setting, ", ".join(paths)))
         return imitated
 
-    def _conversations(self, path: str) -> Iterator[Content]:
-        dialogues = Dialogues(path, messages_key=self.section.messages_key, tools_key=self.section.tools_key)
-        return map(self._rendered, dialogues)
+    async def _contents(self, paths: Sequence[str]) -> AsyncIterator[Content]:
+        section = self.section
+        for path in paths:
+            if is_journal(path):
+                for content in self._episodes(path):
+                    yield content
+            else:
+                dialogues = Dialogues(path, messages_key=section.messages_key, tools_key=section.tools_key)
+                for dialogue in dialogues:
+                    yield await self._rendered(dialogue)
 
-    def _rendered(self, dialogue: Dialogue) -> Content:
+    async def _rendered(self, dialogue: Dialogue) -> Content:
         tools = self.env_tools if dialogue.tools is None else dialogue.tools
         turns = [Demonstrated(*turn[:2], tools, turn.is_trained) for turn in dialogue.turns]
         try:
-            samples = samples_of_turns(turns, self.renderer, RolloutId(dialogue.where), is_checked=True)
+            samples = await samples_of_turns(turns, self.renderer, RolloutId(dialogue.where), is_checked=True)
         except ReadsDifferentlyError:
             return Content((), READS_DIFFERENTLY)
         except (RenderingError, UserError, ValueError) as error:

@@ -18,6 +18,7 @@ from pydantic import ValidationError as BuildError
 
 from agentrl.errors import ToolRejected, did_you_mean
 from agentrl.protocols import ToolSchema
+from agentrl.tools.json_text import read_json
 from agentrl.tools.plain import PlainParameters
 from agentrl.types import JSON
 
@@ -269,7 +270,7 @@ def _lax(value: JSON, kind: str) -> JSON:
 
 def _parsed(text: str, kind: type[object]) -> JSON:
     try:
-        value: JSON = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         return text
     return value if isinstance(value, kind) else text

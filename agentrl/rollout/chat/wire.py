@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from agentrl.tools.json_text import is_storable, read_json
+from agentrl.tools.json_text import encodable, read_json, storable
 from agentrl.types import JSON, Finish, Message, ToolCall, Usage
 
 Body = dict[str, JSON]
@@ -133,10 +133,10 @@ def _read_call(payload: JSON) -> ToolCall:
         return ToolCall("", None, raw, id, "The call names no tool; write its name as a string.")
     try:
         # For a tool without parameters, some models write no arguments at all.
-        arguments = read_json(raw.strip() or "{}") if isinstance(written, str | None) else written
+        arguments = read_json(raw.strip() or "{}") if isinstance(written, str | None) else storable(written)
     except ValueError as error:
         return ToolCall(name, None, raw, id, f"{name}: the arguments are no JSON ({error}); write an object.")
-    if not isinstance(arguments, dict) or not is_storable(arguments):
+    if not isinstance(arguments, dict):
         return ToolCall(
             name, None, raw, id, f"{name}: the arguments must be a JSON object, not {raw[:80]!r}."
         )
@@ -194,9 +194,4 @@ def _table(value: JSON) -> dict[str, JSON]:
 
 
 def _text(value: JSON) -> str:
-    return _encodable(value) if isinstance(value, str) else ""
-
-
-def _encodable(text: str) -> str:
-    """The text without halves of surrogate pairs: JSON can hold them, UTF-8 files cannot."""
-    return text.encode("utf-8", "replace").decode()
+    return encodable(value) if isinstance(value, str) else ""

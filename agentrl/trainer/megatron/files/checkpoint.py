@@ -46,7 +46,9 @@ def config_of(directory: Path) -> PreTrainedConfig:
     """
     with config_errors(directory):
         try:
-            config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelLoadError(f"{directory} cannot be read: {reason}") from error
