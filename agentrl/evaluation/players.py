@@ -125,7 +125,14 @@ def _chat_settings(config: EvalConfig) -> ChatSettings:
 
 @contextmanager
 def _engine_folder(config: EvalConfig) -> Iterator[Path]:
-    """The folder for the logs of servers: below output_dir, or a temporary one."""
+    """The folder for the logs of servers: below output_dir, or a temporary one.
+
+    Where no server is started, none is made: a run that is killed would leave it.
+    """
+    starts_servers = config.engine.engine == "sglang" and config.engine.sglang_url is None
+    if not (starts_servers or config.engine.sglang_models):
+        yield Path("engine")
+        return
     with TemporaryDirectory(prefix="agentrl-eval-") as temporary:
         yield Path(config.eval.output_dir or temporary) / "engine"
 

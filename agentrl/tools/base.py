@@ -20,12 +20,12 @@ from types import FunctionType, MethodType
 from typing import Literal, TypeAlias, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from agentrl.errors import ToolDefinitionError
+from agentrl.errors import ToolDefinitionError, ToolError, ToolRejected
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import Reader
+from agentrl.tools.running import OverrunError, is_inline, run
 from agentrl.tools.running import inline as inlined
-from agentrl.tools.running import is_inline, run
 from agentrl.tools.schema import builders, check_parameters, compile_validator, describe
 from agentrl.types import JSON
 
@@ -159,11 +159,18 @@ class Tool:
         its daemon thread, and its result is dropped.
 
         Raises:
-            ToolRejected: the tool refuses the call.
+            ToolRejected: the tool refuses the call; or too many earlier calls that overran still run.
+            ToolError: the latter, where `overrun` is `world`.
             TypeError: the tool did not return a string.
         """
         thread = None if is_inline(self.function) else f"tool {self.name}"
-        result = await run(partial(self.function, **values), thread=thread)
+        try:
+            result = await run(partial(self.function, **values), thread=thread)
+        except OverrunError as error:
+            # The model chose the arguments of those calls: it must not void an episode by them.
+            if self.overrun == "model":
+                raise ToolRejected(f"{self.name} is unavailable: {error}.", "unavailable") from None
+            raise ToolError("unavailable", f"{self.name}: {error}") from None
         if not isinstance(result, str):
             raise TypeError(f"tool `{self.name}` returned {type(result).__name__}; it must return a str")
         return result

@@ -22,6 +22,7 @@ from typing import TypeAlias, cast
 from agentrl.errors import UnknownToolError, UserError
 from agentrl.tools.base import ToolFunction
 from agentrl.tools.names import Names, fitted_arguments
+from agentrl.tools.secrets import with_secrets
 from agentrl.tools.toolkit import Toolkit
 
 ToolFactory: TypeAlias = Callable[..., ToolFunction | Toolkit]
@@ -62,7 +63,7 @@ def make_tool(name: str, /, **kwargs: object) -> ToolFunction | Toolkit:
     factory = cast(ToolFactory, target)
     arguments = fitted_arguments(f"tool `{name}`", factory, kwargs)
     try:
-        tool: object = factory(**arguments)
+        tool: object = factory(**with_secrets(arguments))
     except (TypeError, ValueError) as error:
         raise UserError(f"tool `{name}` cannot be made of {kwargs}: {error}.") from error
     if not (isinstance(tool, Toolkit) or is_function(tool)):

@@ -10,8 +10,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from agentrl.errors import AgentRLError
+
+MOST_RUNNING_ON = 64
+"""The most threads of one name that run on after a cancellation (count): they cannot be ended."""
 _F = TypeVar("_F", bound=Callable[..., object])
 _INLINE = "__agentrl_inline__"
+_running_on: dict[str, set[threading.Thread]] = {}
+
+
+class OverrunError(AgentRLError):
+    """Too many threads of earlier calls run on, so no other one starts until some of them end."""
 
 
 def inline(function: _F) -> _F:
@@ -41,6 +50,7 @@ async def run(work: Callable[[], object], *, thread: str | None) -> object:
 
     Raises:
         Exception: whatever `work` raised.
+        OverrunError: `MOST_RUNNING_ON` threads of that name run on.
         RuntimeError: in its thread it raised a BaseException that is no Exception (exit() and the like).
     """
     result = work() if thread is None else await _in_thread(work, thread)
@@ -53,6 +63,7 @@ async def _in_thread(work: Callable[[], object], name: str) -> object:
     Waits for: the thread. Unblocked by: its end, or cancellation. On shutdown: the daemon thread runs on.
     A pool would not do: functions that never return would fill it, and block the exit.
     """
+    _check_room(name)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Callable[[], object]] = loop.create_future()
     context = contextvars.copy_context()
@@ -67,8 +78,23 @@ async def _in_thread(work: Callable[[], object], name: str) -> object:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=begin, name=name, daemon=True).start()
-    return (await done)()
+    thread = threading.Thread(target=begin, name=name, daemon=True)
+    thread.start()
+    try:
+        return (await done)()
+    except asyncio.CancelledError:
+        if thread.is_alive():
+            _running_on.setdefault(name, set()).add(thread)
+        raise
+
+
+def _check_room(name: str) -> None:
+    """Forget the threads of this name that have ended; raise OverrunError where too many are left."""
+    threads = {thread for thread in _running_on.pop(name, ()) if thread.is_alive()}
+    if threads:
+        _running_on[name] = threads
+    if len(threads) >= MOST_RUNNING_ON:
+        raise OverrunError(f"{len(threads)} earlier calls overran their time, and still run")
 
 
 def outcome_of(work: Callable[[], object], name: str) -> Callable[[], object]:

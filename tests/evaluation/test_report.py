@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import zlib
 
 import numpy as np
@@ -11,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Limits, Task, Verdict, say
+from agentrl.engine.config import EngineConfig
+from agentrl.evaluation.config import EvalConfig
+from agentrl.evaluation.players import _engine_folder
 from agentrl.evaluation.report import EvalSetting, summarize
 from agentrl.types import Ending, Episode, Failure, ToolStats, Trajectory, Turn
 from tests.worlds import turn_tokens
@@ -136,3 +140,10 @@ def test_a_report_is_json_in_the_order_of_its_fields():
     plain = json.loads(json.dumps(report_of([1.0, 0.0]).as_json()))
     assert list(plain)[:7] == ["env_id", "split", "temperature", "n", "mean", "stderr", "by"]
     assert (plain["env_id"], plain["split"], plain["temperature"]) == ("Env-v0", "test", 0.7)
+
+
+def test_only_an_evaluation_that_starts_servers_makes_a_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for engine, folders in (("embedded", 0), ("sglang", 1)):
+        with _engine_folder(EvalConfig(engine=EngineConfig(engine=engine))):
+            assert len(list(tmp_path.iterdir())) == folders

@@ -7,11 +7,12 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 
-from agentrl.errors import StageError, ToolDefinitionError, ToolRejected, stage
-from agentrl.tools import Tool, tool
+from agentrl.errors import StageError, ToolDefinitionError, ToolError, ToolRejected, stage
+from agentrl.tools import Tool, running, tool
 
 
 def greet(name: str, times: int = 1) -> str:
@@ -23,6 +24,41 @@ async def test_a_plain_function_is_a_tool():
     built = Tool.of(greet)
     assert (built.name, built.description) == ("greet", "Greet somebody.")
     assert await built.invoke({"name": "Ann", "times": 2}) == "hello Ann hello Ann"
+
+
+async def test_after_too_many_calls_that_never_return_the_tool_is_unavailable(
+    monkeypatch,
+):
+    monkeypatch.setattr(running, "MOST_RUNNING_ON", 3)
+    over = threading.Event()
+
+    def hang(why: str) -> str:
+        """Never return."""
+        over.wait(20)
+        return why
+
+    def is_left() -> bool:
+        return any(thread.name == "tool hang" for thread in threading.enumerate())
+
+    try:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await Tool.of(hang).invoke({"why": "x"})
+        for _ in range(50):
+            with pytest.raises(ToolRejected, match="hang is unavailable: 3 earlier calls") as refused:
+                await Tool.of(hang).invoke({"why": "x"})
+            assert refused.value.kind == "unavailable"
+            with pytest.raises(ToolError) as failed:
+                await replace(Tool.of(hang), overrun="world").invoke({"why": "x"})
+            assert failed.value.kind == "unavailable"
+        assert [thread.name for thread in threading.enumerate()].count("tool hang") == 3
+        assert await Tool.of(greet).invoke({"name": "Ann"}) == "hello Ann"
+    finally:
+        over.set()
+    while is_left():
+        await asyncio.sleep(0.01)
+    assert await Tool.of(hang).invoke({"why": "back"}) == "back"
 
 
 async def test_the_decorator_overrides_name_and_description_and_does_not_change_the_function():

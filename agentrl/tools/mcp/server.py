@@ -6,9 +6,10 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.errors import UserError
+from agentrl.tools import secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Command:
 
     path: str
     args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
 
 
@@ -32,11 +33,22 @@ class Address:
     """
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     with_session: bool = True
 
 
 Server = Command | Address
+
+
+def with_variables(server: Server) -> Server:
+    """The same server, with the variables of this process that its environment or its headers name.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    if isinstance(server, Command):
+        return replace(server, env=secrets.with_variables(server.env))
+    return replace(server, headers=secrets.with_variables(server.headers))
 
 
 def command(name: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Command:

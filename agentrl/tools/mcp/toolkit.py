@@ -14,7 +14,7 @@ from agentrl.extras import require
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.base import Tool
-from agentrl.tools.mcp.server import Server, address, command
+from agentrl.tools.mcp.server import Server, address, command, with_variables
 from agentrl.tools.shared import Held, Shared
 from agentrl.tools.toolkit import Toolkit
 from agentrl.types import JSON
@@ -39,6 +39,7 @@ class McpTools(Toolkit):
     command: a program on the PATH, started with `args`. env: its whole environment; it inherits no variable
         of this process. cwd: its working directory; None = that of this process.
     url: of a server with streamable HTTP, with `headers` on every request; no other origin is reached.
+        In values of `env` and `headers`, $NAME is a variable of this process, read when the server starts.
     only: names of the tools to offer, as the server lists them; None = all.
     prefix: put before every name that the model sees, so that names of two servers cannot collide.
     stateful: the server has state, so every episode has a session of its own, and a process of its own where
@@ -56,10 +57,10 @@ class McpTools(Toolkit):
 
     command: str | None = None
     args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     only: Sequence[str] | None = None
     prefix: str = ""
     stateful: bool = True
@@ -95,7 +96,7 @@ class McpTools(Toolkit):
     def _connect(self) -> AbstractAsyncContextManager[McpConnection]:
         from agentrl.tools.mcp.connection import connect
 
-        return connect(self._server, start_timeout_s=self.start_timeout_s)
+        return connect(with_variables(self._server), start_timeout_s=self.start_timeout_s)
 
     def _tools(self, route: _Route, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
         by_name = {tool.name: tool for tool in offered}

@@ -5,7 +5,7 @@
                                    |     `-- interpreter, no privileges, seccomp, limits
                                    `-- session ...
 
-When the host's end of the socket closes, for whatever reason, all of these processes end.
+When the host ends, or its end of the socket closes, for whatever reason, all of these processes end.
 """
 
 from __future__ import annotations
@@ -77,27 +77,48 @@ async def started(plan: SandboxPlan) -> AsyncIterator[Namespaces]:
         UserError: a package of `preload` cannot be imported.
         ToolError: it does not start.
     """
+    loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 installation.interpreter(), *installation.FLAGS, "-c", _PROGRAM,
-                str(theirs.fileno()), _MODULE_PATH,
+                str(theirs.fileno()), _MODULE_PATH, str(os.getpid()),
                 env={"PYTHONHASHSEED": "0"}, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         try:
             async with asyncio.timeout(_START_S):
                 await _Handshake(process, ours).run(plan)
+            loop.add_reader(ours, _ClosedWithLoop(ours))
             yield Namespaces(process, ours)
         except TimeoutError:
             raise ToolError("unavailable", f"the sandbox did not come up within {_START_S:g} s") from None
         finally:
+            loop.remove_reader(ours)
             # Not only close(): children that the host forked hold this socket, too.
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
             ours.close()
             await _ended(process)
+
+
+class _ClosedWithLoop:
+    """Shuts the socket down when the event loop is closed, though nobody ended its tasks before.
+
+    The loop has the only reference to it, as the reader of that socket. Closing a loop drops its readers.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def __call__(self) -> None:
+        """The sandbox has ended: there is nothing to read."""
+        asyncio.get_running_loop().remove_reader(self._control)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
 
 
 async def _ended(process: Process) -> None:

@@ -30,7 +30,7 @@ class PythonResult:
     output: what it printed, bounded. dropped_bytes: how much more it printed.
     outcome: `done`; `error` (an exception, or an exit code); `signal` (it crashed); `ended` (it exited
         without a report); or the limit that it exceeded: `timeout`, `cpu`, `memory`, `processes`.
-    detail: the signal, or the exit code.
+    detail: the signal, the exit code, or what took the memory.
     cpu_s: CPU seconds of the code and its child processes.
     over: the session ended with it: its variables are lost.
     """

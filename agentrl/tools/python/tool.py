@@ -188,11 +188,12 @@ class PythonTool(Toolkit):
             output += f"\n... truncated: {result.dropped_bytes:,} more bytes were printed."
         if result.outcome == "done":
             return output or "(no output)"
+        memory = result.detail or f"more than {self.memory_mb} MB of memory"
         sentences = {
             "error": "",
             "timeout": f"It was stopped: it ran longer than {self.wall_s:g} s.",
             "cpu": f"It was stopped: it computed longer than {self.cpu_s:g} s.",
-            "memory": f"It was stopped: it used more than {self.memory_mb} MB of memory.",
+            "memory": f"It was stopped: it used {memory}.",
             "processes": f"It was stopped: it ran more than {self.processes} processes.",
             "signal": f"The interpreter crashed ({result.detail}).",
             "ended": f"The interpreter was left (exit code {result.detail or 'unknown'}).",

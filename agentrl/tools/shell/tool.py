@@ -156,7 +156,7 @@ class ShellTool(Toolkit):
         reasons = {
             "timeout": f"it ran longer than {self.python.wall_s:g} s",
             "cpu": f"its processes computed longer than {self.timeout_s:g} s",
-            "memory": f"it used more than {self.memory_mb} MB of memory",
+            "memory": f"it used {result.detail or f'more than {self.memory_mb} MB of memory'}",
             "processes": f"it ran more than {self.processes} processes",
         }
         reason = reasons.get(result.outcome, "it ended the shell itself")

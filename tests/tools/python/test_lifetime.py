@@ -217,21 +217,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 async def main():
     async with PythonTool(stateful=True).episode() as (python,):
         await python.invoke({"code": sys.argv[1]})
-        print("ready", flush=True)
+        child = os.fork() if sys.argv[2] == "forks" else 0
+        if child == 0 and sys.argv[2] == "forks":
+            signal.pause()
+        print(child, flush=True)
         await asyncio.sleep(60)
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-async def test_when_its_host_is_killed_no_process_remains(number):
-    command = [sys.executable, "-c", PROGRAM, LEAVE_CHILDREN]
+@pytest.mark.parametrize(
+    ("number", "forks"),
+    [(signal.SIGKILL, "no"), (signal.SIGTERM, "no"), (signal.SIGINT, "no"), (signal.SIGKILL, "forks")],
+)
+async def test_when_its_host_is_killed_no_process_remains(number, forks):
+    """Also where a child of the host lives on, which has all of its sockets."""
+    command = [sys.executable, "-c", PROGRAM, LEAVE_CHILDREN, forks]
+    child = 0
     host = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert host.stdout is not None
-        assert host.stdout.readline() == b"ready\n"
-        below = descendants() - {host.pid}
+        child = int(host.stdout.readline())
+        below = descendants() - {host.pid, child}
         assert len(below) >= 5
         host.send_signal(number)
         host.wait(10)
@@ -240,7 +248,10 @@ async def test_when_its_host_is_killed_no_process_remains(number):
                 break
             await asyncio.sleep(0.01)
         assert [pid for pid in below if _alive(pid)] == []
+        assert not child or _alive(child)
     finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
         host.kill()
         host.wait()
 
@@ -250,6 +261,19 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def test_a_loop_that_is_closed_in_a_thread_leaves_no_process():
+    before = descendants()
+
+    def call() -> None:
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(PythonTool(sandbox="namespaces", **QUICK).run("1")).output == "1\n"
+        assert descendants() - before
+        loop.close()
+
+    await asyncio.to_thread(call)
+    assert await gone(before)
 
 
 async def test_many_callers_share_one_sandbox_and_come_and_go():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -46,6 +47,7 @@ def main() -> NoReturn:
     plan = cast(SandboxPlan, wire.read(control.fileno()))
     step = "namespaces"
     try:
+        host = _host(int(sys.argv[3]))
         kernel.unshare(_NAMESPACES)
         wire.write(control.fileno(), {"unshared": True})
         # The host writes the user map: only from outside may it hold more than one id.
@@ -54,7 +56,8 @@ def main() -> NoReturn:
             os._exit(1)
         pid = os.fork()
         if pid:
-            _wait_for(pid, control)
+            _wait_for(pid, control, host)
+        os.close(host)
         step = "files"
         kernel.die_with_parent(signal.SIGKILL)
         _build(plan)
@@ -77,10 +80,25 @@ def _discard_stderr() -> None:
     os.close(devnull)
 
 
-def _wait_for(child: int, control: socket.socket) -> NoReturn:
-    """Wait for the child, then exit: it is pid 1 of the sandbox, and dies with this process."""
+def _host(pid: int) -> int:
+    """A descriptor that becomes readable when the host ends; exits where it has ended already."""
+    try:
+        host = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != pid:
+        os._exit(1)
+    return host
+
+
+def _wait_for(child: int, control: socket.socket, host: int) -> NoReturn:
+    """Wait for the end of the child or of the host, then exit.
+
+    The child is pid 1 of the sandbox, and dies with this process. The socket does not show the end of a host
+    that forked: the children of the host have it open, too.
+    """
     control.close()
-    os.waitpid(child, 0)
+    select.select([os.pidfd_open(child), host], [], [])
     os._exit(0)
 
 

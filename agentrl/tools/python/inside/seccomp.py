@@ -1,7 +1,7 @@
 """A filter on system calls, as a program for the kernel's BPF machine (seccomp(2), Linux >= 3.17).
 
-The namespaces isolate; the filter reduces the attack surface of the kernel: system calls that an interpreter
-never needs fail with EPERM, and those newer than this list with ENOSYS.
+The namespaces isolate; the filter is a list of what is allowed (`syscalls`). Any other system call fails with
+EPERM, and those newer than the list with ENOSYS.
 """
 
 from __future__ import annotations
@@ -9,129 +9,22 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 
+from . import syscalls
 from .kernel import MACHINE, forbid_new_privileges, install_filter
-
-# name: (x86_64, aarch64); None = the machine has no such call.
-DENIED: dict[str, tuple[int | None, int | None]] = {
-    # Other processes.
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274),
-    "pidfd_getfd": (438, 438),
-    # Namespaces and mounts.
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    # The network. Pairs of connected sockets stay allowed; a bound socket could be reached by other sessions.
-    "socket": (41, 198),
-    "bind": (49, 200),
-    "connect": (42, 203),
-    "listen": (50, 201),
-    "accept": (43, 202),
-    "accept4": (288, 242),
-    "setsockopt": (54, 208),
-    # Memory that no limit counts, and memory that is shared between processes.
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "semget": (64, 190),
-    "semop": (65, 193),
-    "semctl": (66, 191),
-    "semtimedop": (220, 192),
-    "msgget": (68, 186),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "msgctl": (71, 187),
-    "mq_open": (240, 180),
-    "vmsplice": (278, 75),
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    # A timer's signal could continue processes that the supervisor stopped.
-    "timer_create": (222, 107),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "mbind": (237, 235),
-    "set_mempolicy": (238, 237),
-    # Parts of the kernel with a history of vulnerabilities.
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "fanotify_init": (300, 262),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "lookup_dcookie": (212, 18),
-    "modify_ldt": (154, None),
-    "uselib": (134, None),
-    # The machine itself.
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "sync": (162, 81),
-    "syncfs": (306, 267),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "syslog": (103, 116),
-    "personality": (135, 92),
-    "vhangup": (153, 58),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-}
-# Allowed for the calling process only, which is pid 0: they could also change limits and cores of other
-# processes of the same user, and unless the host is root the supervisor is one of these.
-ONLY_ITSELF = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
-# clone3 passes its flags behind a pointer, which a filter cannot read; after ENOSYS the C library uses clone.
-CLONE3 = 435
-CLONE = {"x86_64": 56, "aarch64": 220}
-# Shared memory is not counted in any process, unless it is backed by files, which are bounded.
-MMAP = {"x86_64": 9, "aarch64": 222}
-_SHARED_WITHOUT_A_FILE = 0x01 | 0x20
-NEWEST_CALL = 462
-_NEW_NAMESPACES = 0x7E020080
+from .syscalls import Alternatives, Check
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06, 0x54
+_LOAD, _JUMP, _EQUAL, _AT_LEAST, _RETURN, _AND = 0x20, 0x05, 0x15, 0x35, 0x06, 0x54
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 40
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_ALL_BITS = 0xFFFFFFFF
+
+Steps = list[tuple[int, int, int, int]]
+"""Instructions: code, jump if true, jump if false, operand."""
 
 
 def program(machine: str = MACHINE) -> bytes:
@@ -141,36 +34,75 @@ def program(machine: str = MACHINE) -> bytes:
         KeyError: there is no table for this machine.
     """
     column, architecture = _ARCHITECTURES[machine]
-    steps: list[tuple[int, int, int, int]] = [
+    steps: Steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
-        (_RETURN, 0, 0, _KILL),
+        *_returned(_KILL),
         (_LOAD, 0, 0, _NUMBER),
+        *_chosen(_ranges(_outcomes(column))),
     ]
-    if machine == "x86_64":
-        steps += _if(_AT_LEAST, _X32, _KILL)
-    for numbers in DENIED.values():
-        if (number := numbers[column]) is not None:
-            steps += _if(_EQUAL, number, _ERRNO | errno.EPERM)
-    for number in (numbers[column] for numbers in ONLY_ITSELF.values()):
-        steps += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 1, 0, 0)]
-        steps += [(_RETURN, 0, 0, _ERRNO | errno.EPERM), (_LOAD, 0, 0, _NUMBER)]
-    steps += [(_EQUAL, 0, 5, MMAP[machine]), (_LOAD, 0, 0, _FOURTH_ARGUMENT)]
-    steps += [
-        (_AND, 0, 0, _SHARED_WITHOUT_A_FILE),
-        *_if(_EQUAL, _SHARED_WITHOUT_A_FILE, _ERRNO | errno.EPERM),
-    ]
-    steps.append((_LOAD, 0, 0, _NUMBER))
-    steps += _if(_EQUAL, CLONE3, _ERRNO | errno.ENOSYS)
-    steps += _if(_ABOVE, NEWEST_CALL, _ERRNO | errno.ENOSYS)
-    steps += [(_EQUAL, 0, 3, CLONE[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
-    steps += _if(_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM)
-    steps.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-def _if(test: int, value: int, then: int) -> list[tuple[int, int, int, int]]:
-    return [(test, 0, 1, value), (_RETURN, 0, 0, then)]
+def _outcomes(column: int) -> dict[int, Steps]:
+    """The steps for every call that does not simply fail, by its number on a machine."""
+    tables = [(syscalls.SUCCEEDS, _returned(_ERRNO)), (syscalls.ABSENT, _returned(_ERRNO | errno.ENOSYS))]
+    tables += [(group, _returned(_ALLOW)) for group in syscalls.ALLOWED.values()]
+    outcomes: dict[int, Steps] = {}
+    for calls, steps in tables:
+        for name, numbers in calls.items():
+            if (number := numbers[column]) is not None:
+                alternatives = syscalls.CONDITIONS.get(name)
+                outcomes[number] = steps if alternatives is None else _checked(alternatives)
+    return outcomes
+
+
+def _ranges(outcomes: dict[int, Steps]) -> list[tuple[int, Steps]]:
+    """The first number of every range with the same steps, in order; the first one is 0."""
+    refused, absent = _returned(_ERRNO | errno.EPERM), _returned(_ERRNO | errno.ENOSYS)
+    ranges: list[tuple[int, Steps]] = []
+    for number in range(syscalls.NEWEST_CALL + 1):
+        steps = outcomes.get(number, refused)
+        if not ranges or ranges[-1][1] != steps:
+            ranges.append((number, steps))
+    # The calls of x86_64's second, 32-bit interface have numbers of their own; aarch64 has none there.
+    return [*ranges, (syscalls.NEWEST_CALL + 1, absent), (_X32, _returned(_KILL))]
+
+
+def _chosen(ranges: Sequence[tuple[int, Steps]]) -> Steps:
+    """A binary search for the range of the number that is loaded, and its steps."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    half = len(ranges) // 2
+    below, from_there = _chosen(ranges[:half]), _chosen(ranges[half:])
+    first, distance = ranges[half][0], len(from_there)
+    # A conditional jump reaches 255 steps; an unconditional one has no bound.
+    if distance < 256:
+        return [(_AT_LEAST, 0, distance, first), *from_there, *below]
+    return [(_AT_LEAST, 1, 0, first), (_JUMP, 0, 0, distance), *from_there, *below]
+
+
+def _checked(alternatives: Alternatives) -> Steps:
+    """Steps that allow the call where all checks of one alternative hold, and refuse it elsewhere."""
+    steps = [step for checks in alternatives for step in _allowed_if(checks)]
+    return steps + _returned(_ERRNO | errno.EPERM)
+
+
+def _allowed_if(checks: Sequence[Check]) -> Steps:
+    """Steps that allow the call where all checks hold, and go on behind their end elsewhere."""
+    steps = _returned(_ALLOW)
+    for check in reversed(checks):
+        last = len(check.values) - 1
+        tests = [
+            (_EQUAL, last - n, 0 if n < last else len(steps), value) for n, value in enumerate(check.values)
+        ]
+        masked = [] if check.mask == _ALL_BITS else [(_AND, 0, 0, check.mask)]
+        steps = [(_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument), *masked, *tests, *steps]
+    return steps
+
+
+def _returned(outcome: int) -> Steps:
+    return [(_RETURN, 0, 0, outcome)]
 
 
 def prepare() -> None:

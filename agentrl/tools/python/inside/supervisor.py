@@ -11,9 +11,11 @@ Code may do anything to its ends of the pipes, at any time: every loop that read
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import TypedDict
@@ -23,10 +25,13 @@ from .usage import ProcessTable
 from .wire import SessionLimits
 
 _CHECK_S = 0.05
+_LEAST_CHECK_S = 0.01
 _SOON_S = 0.002
 _IDLE_CHECK_S = 1.0
 _CHUNK_BYTES = 65_536
-_MOST_CHUNKS = 32  # a flood of output must not block the limits; a pipe holds less
+_MOST_CHUNKS = 32  # a flood of output must not block the limits
+_PAGE_BYTES = 4096
+_MOST_BUFFERS = 256  # pipes and sockets: at most some 60 MB of the kernel's memory
 _MAX_REPORT_BYTES = 500
 _REPORTS = {b"d": "done", b"e": "error"}
 
@@ -34,8 +39,8 @@ _REPORTS = {b"d": "done", b"e": "error"}
 class Result(TypedDict):
     """How a cell ended.
 
-    outcome: done, error, timeout, cpu, memory, processes, signal or ended. detail: the signal, or the exit
-        code. over: the session ended with it.
+    outcome: done, error, timeout, cpu, memory, processes, signal or ended. detail: the signal, the exit
+        code, or what took the memory. over: the session ended with it.
     """
 
     outcome: str
@@ -102,6 +107,7 @@ class Supervisor:
             os.set_blocking(fd, False)
         self._buffer = bytearray()
         self._dropped = 0
+        self._check_s = _CHECK_S
         self._unsent = memoryview(b"")
         self._used = self._cpu_s()
 
@@ -118,8 +124,7 @@ class Supervisor:
     def _next_cell(self) -> object | None:
         """Wait for a cell; None where the host closes the socket.
 
-        Stopped code can continue itself (by a timer, by the end of a child). It is stopped again at every
-        check, and its usage in between is counted.
+        Should stopped code continue, it is stopped again at every check, and its usage in between is counted.
         """
         poll = select.poll()
         poll.register(self._host, select.POLLIN)
@@ -140,7 +145,7 @@ class Supervisor:
         over = not (self._limits["stateful"] and outcome in ("done", "error"))
         # Stop all processes first: then no more output is written.
         self._session_processes.signal(signal.SIGKILL if over else signal.SIGSTOP)
-        self._drain()
+        self._drain(_most_reads(self._output))
         kind, _, detail = outcome.partition(":")
         before, self._used = self._used, self._cpu_s()
         return Result(
@@ -153,8 +158,8 @@ class Supervisor:
         )
 
     def _drop_reports(self) -> None:
-        """Drop unexpected reports, up to the capacity of a pipe."""
-        for _ in range(_MOST_CHUNKS):
+        """Drop unexpected reports, up to the capacity of the pipe."""
+        for _ in range(_most_reads(self._status)):
             try:
                 if not os.read(self._status, _CHUNK_BYTES):
                     return
@@ -188,7 +193,7 @@ class Supervisor:
                 return "ended"
             if self._cells in ready and not self._unsent:
                 poll.unregister(self._cells)
-            if self._output in ready and not self._drain():
+            if self._output in ready and not self._drain(_MOST_CHUNKS):
                 poll.unregister(self._output)
             if self._status in ready:
                 if report := self._report():
@@ -200,7 +205,7 @@ class Supervisor:
             if now >= deadline:
                 return "timeout"
             if now >= check:
-                check = now + _CHECK_S
+                check = now + self._check_s
                 if failure := self._unreported_end() or self._exceeded_limit():
                     return failure
 
@@ -224,13 +229,18 @@ class Supervisor:
     def _exceeded_limit(self) -> str | None:
         self._reap_orphans()
         # First, because it is cheap: the kernel enforces this limit, too, except for processes of root.
-        if self._processes.number() > self._limits["processes"] + 1:
+        number = self._processes.number()
+        if number > self._limits["processes"] + 1:
             return "processes"
+        # The more processes there are, the more memory they can take until the next check.
+        self._check_s = max(_CHECK_S / max(number - 1, 1), _LEAST_CHECK_S)
         usage = self._processes.usage(excluded_pid=os.getpid())
         if usage.memory_bytes > self._limits["memory_bytes"]:
             return "memory"
         if usage.cpu_s - self._used > self._limits["cpu_s"]:
             return "cpu"
+        if self._processes.buffers(excluded_pid=os.getpid()) > _MOST_BUFFERS:
+            return f"memory:more than {_MOST_BUFFERS} pipes and sockets"
         return None
 
     def _cpu_s(self) -> float:
@@ -246,9 +256,9 @@ class Supervisor:
         except ChildProcessError:
             return
 
-    def _drain(self) -> bool:
+    def _drain(self, most_reads: int) -> bool:
         """Read some of the pending output and keep it up to the bound; False where the pipe is closed."""
-        for _ in range(_MOST_CHUNKS):
+        for _ in range(most_reads):
             try:
                 chunk = os.read(self._output, _CHUNK_BYTES)
             except BlockingIOError:
@@ -259,6 +269,13 @@ class Supervisor:
             self._buffer += chunk[:num_free_bytes]
             self._dropped += max(len(chunk) - num_free_bytes, 0)
         return True
+
+
+def _most_reads(pipe: int) -> int:
+    """The number of reads that empty a pipe: each of its pages may be a packet of its own (O_DIRECT)."""
+    if sys.platform != "linux":
+        return _MOST_CHUNKS
+    return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES + 1
 
 
 def _name(number: int) -> str:

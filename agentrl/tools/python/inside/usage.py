@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 _MOST_BYTES = 65_536
-_ANONYMOUS_MEMORY = ("RssAnon:", "VmSwap:")
+_OWN_MEMORY = ("RssAnon:", "VmSwap:", "VmPTE:")
+_ENDED = "Z"
+_BUFFERS = ("pipe:", "socket:")
 _PAGE_BYTES = resource.getpagesize()
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ResourceUsage(NamedTuple):
-    """Memory in bytes, swapped out or not, and CPU seconds of all processes together.
+    """Memory in bytes and CPU seconds of all processes together.
 
-    CPU seconds of ended processes are included where a parent has waited for them.
+    Memory, swapped out or not, includes the tables of its pages. CPU seconds of ended processes are included
+    where a parent has waited for them.
     """
 
     memory_bytes: int
@@ -45,24 +50,60 @@ class ProcessTable:
         """The usage of all processes but `excluded_pid`."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         memory, cpu = 0, ended.ru_utime + ended.ru_stime
-        for pid in self._pids():
-            if int(pid) == excluded_pid:
-                continue
-            memory += max(self._memory(pid) - self.own_bytes, 0)
-            # The name is in brackets, may hold blanks and brackets, and comes before all other fields.
-            fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
+        for pid in self._pids(excluded_pid):
+            fields = self._fields(pid)
             if len(fields) > 14:
                 cpu += sum(map(int, fields[11:15])) / _TICKS_PER_S
+            memory += max(self._memory(self._living(pid, fields)) - self.own_bytes, 0)
         return ResourceUsage(memory, cpu)
 
-    def _pids(self) -> list[str]:
-        return [] if self._proc is None else [name for name in os.listdir(self._proc) if name.isdigit()]
+    def buffers(self, excluded_pid: int) -> int:
+        """The number of pipes and sockets that all processes but `excluded_pid` have open together.
 
-    def _memory(self, pid: str) -> int:
+        Their buffers are memory of the kernel, which is counted in no process.
+        """
+        processes = [self._living(pid, self._fields(pid)) for pid in self._pids(excluded_pid)]
+        links = (link for process in processes for link in self._links(f"{process}/fd"))
+        return len({link for link in links if link.startswith(_BUFFERS)})
+
+    def _pids(self, excluded_pid: int = 0) -> list[str]:
+        return [name for name in self._names(".") if name.isdigit() and int(name) != excluded_pid]
+
+    def _fields(self, pid: str) -> list[str]:
+        # The name is in brackets, may hold blanks and brackets, and comes before all other fields.
+        return self._read(f"{pid}/stat").rpartition(")")[2].split()
+
+    def _living(self, pid: str, fields: list[str]) -> str:
+        """The folder that shows memory and descriptors: another thread's where the first one has ended."""
+        if fields[:1] != [_ENDED]:
+            return pid
+        threads = [f"{pid}/task/{name}" for name in self._names(f"{pid}/task")]
+        return next(filter(self._memory, threads), pid)
+
+    def _memory(self, process: str) -> int:
         """Anonymous memory. Pages of files count towards the bound of files; others cannot be shared."""
         # The first line holds a name that the process chose; it cannot hold a line break.
-        lines = [line.split() for line in self._read(f"{pid}/status").split("\n")[1:]]
-        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in _ANONYMOUS_MEMORY)
+        lines = [line.split() for line in self._read(f"{process}/status").split("\n")[1:]]
+        return sum(int(words[1]) * 1024 for words in lines if words and words[0] in _OWN_MEMORY)
+
+    def _names(self, folder: str) -> list[str]:
+        if self._proc is None:
+            return []
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+        except OSError:
+            return []
+        try:
+            return os.listdir(fd)
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+
+    def _links(self, folder: str) -> Iterator[str]:
+        for name in self._names(folder):
+            with suppress(OSError):
+                yield os.readlink(f"{folder}/{name}", dir_fd=self._proc)
 
     def _read(self, path: str) -> str:
         if self._proc is None:
