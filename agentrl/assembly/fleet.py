@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentrl.assembly.addresses import Addresses
 from agentrl.checkpoints.streaming import deliver_directory
 from agentrl.engine.config import EngineConfig, ServedModel, ServerGroup
+from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import ExternalServer
 from agentrl.engine.sglang.fleet import Fleet, Health, Process, Router
@@ -70,7 +71,7 @@ class FleetPlan:
                 raise ConfigError(str(error)) from error
             policy = self._policy(servers.url)
             end = stack.pop_all().aclose
-        return self._fleet(servers.servers, servers.router, policy, end)
+        return self._fleet(servers.servers, servers.router, policy, end, {})
 
     async def commands(self) -> list[list[str]]:
         """The command line of a server of each group, checked against the installed SGLang; none is started.
@@ -83,14 +84,17 @@ class FleetPlan:
     async def join(self, url: str) -> Fleet:
         """Use servers that run already, at `url` or behind the router there; sends them the model's weights.
 
+        Control requests have the key of the environment variable AGENTRL_CONTROL_KEY, where it is set.
+
         Raises:
             ConfigError: no server answers, or the configured transport cannot send weights to it.
         """
+        headers = control_headers()
         policy = self._policy(url)
         try:
             first_wait_s = self.config.rollout_health_check_first_wait
             servers = [ExternalServer(server, first_wait_s) for server in await policy.servers()]
-            fleet = self._fleet(servers, None, policy, _leave_running)
+            fleet = self._fleet(servers, None, policy, _leave_running, headers)
         except EngineError as error:
             await policy.close()
             raise ConfigError(str(error)) from error
@@ -140,12 +144,17 @@ class FleetPlan:
         )
 
     def _fleet(
-        self, servers: Sequence[Process], router: Router | None, policy: SGLangPolicy, end: End
+        self,
+        servers: Sequence[Process],
+        router: Router | None,
+        policy: SGLangPolicy,
+        end: End,
+        headers: Mapping[str, str],
     ) -> Fleet:
         config = self.config
         health = Health(config.rollout_health_check_interval, config.rollout_health_check_timeout)
         transport = _transport(self.model, config, self.folder)
-        return Fleet(servers, router, policy, transport, end, health, self.on_event).watch()
+        return Fleet(servers, router, policy, transport, end, health, self.on_event, headers).watch()
 
 
 async def _leave_running() -> None:

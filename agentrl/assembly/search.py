@@ -106,7 +106,7 @@ def serve_search(
     Raises:
         UserError: the index cannot be built or saved, or the address cannot be used.
     """
-    from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
+    from agentrl.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
     from agentrl.tools.search.server import RetrieveApp
 
     if settings.save is not None:
@@ -119,4 +119,5 @@ def serve_search(
             index.save(settings.save)
         listener.listen(WAITING_CONNECTIONS)
         ready(address_of(listener), len(index.corpus))
-        serve(RetrieveApp(index, topk=settings.topk).app, listener)
+        checks = RequestChecks(host_names(settings.host, settings.allowed_hosts))
+        serve(RetrieveApp(index, topk=settings.topk, checks=checks).app, listener)

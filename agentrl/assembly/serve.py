@@ -10,20 +10,25 @@ from agentrl.assembly.model import use_threads
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
-from agentrl.engine.served.config import ServeSettings
+from agentrl.engine.served.config import ServeSettings, control_key
 from agentrl.engine.served.requests import TextCodec
-from agentrl.serving import WAITING_CONNECTIONS, address_of, bound, serve
+from agentrl.serving import WAITING_CONNECTIONS, RequestChecks, address_of, bound, host_names, serve
 
 
 def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str, int], None]) -> None:
     """Serve a model until SIGINT or SIGTERM.
 
+    Control requests need the key of the environment variable AGENTRL_CONTROL_KEY; where it is not set, they
+    are refused.
+
     ready: called with the address and the most tokens of a request when the server accepts requests.
 
     Raises:
+        ConfigError: the key is unfit.
         ModelLoadError: the directory is missing or broken, or its architecture is not supported.
         UserError: the address cannot be used.
     """
+    checks = RequestChecks(host_names(settings.host, settings.allowed_hosts), control_key())
     with bound(settings.host, settings.port) as listener:
         source = open_source(directory)
         use_threads(source.config, settings.num_threads)
@@ -34,7 +39,7 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
             decode=source.decode,
             deterministic=settings.enable_deterministic_inference,
         )
-        app = EngineApp(engine, codec_of(source.tokenizer), name=directory)
+        app = EngineApp(engine, codec_of(source.tokenizer), name=directory, checks=checks)
         listener.listen(WAITING_CONNECTIONS)
         ready(address_of(listener), engine.max_context_len)
         serve(app.app, listener)
@@ -49,4 +54,4 @@ def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
     def decode(ids: Sequence[int], skip_special: bool) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
-    return TextCodec(encode, decode)
+    return TextCodec(encode, decode, max(map(len, tokenizer.get_vocab()), default=1))

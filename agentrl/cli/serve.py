@@ -8,7 +8,7 @@ import rich_click as click
 
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
-from agentrl.engine.served.config import ServeSettings
+from agentrl.engine.served.config import CONTROL_KEY, ServeSettings, control_key
 from agentrl.extras import TRAINING, require
 
 
@@ -24,13 +24,18 @@ def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None
     """Serve a model with the embedded engine, over HTTP in SGLang's protocol.
 
     Give the address to `agentrl eval --engine sglang --sglang-url`, to a client of SGLang, or to its router.
-    Or POST {"text": "Once", "sampling_params": {"max_new_tokens": 8}} to /generate. Ctrl-C ends it.
+    Or POST {"text": "Once", "sampling_params": {"max_new_tokens": 8}} to /generate, as application/json.
+    A run that sends it weights needs the key in AGENTRL_CONTROL_KEY, as the server does. Ctrl-C ends it.
     """
     require("serving a model", *TRAINING)
     from agentrl.assembly.serve import serve_model
 
     def ready(url: str, max_context_len: int) -> None:
-        line = f"{model} at {url}/generate, up to {max_context_len:,} tokens a request; Ctrl-C ends it."
+        control = "is off without" if control_key() is None else "needs the key in"
+        line = (
+            f"{model} at {url}/generate, up to {max_context_len:,} tokens a request; control {control} "
+            f"{CONTROL_KEY}; Ctrl-C ends it."
+        )
         facts = {"url": url, "max_context_len": max_context_len}
         click.echo(json.dumps(facts) if as_json else line)
 

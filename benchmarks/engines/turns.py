@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agentrl.engine.served.config import control_headers
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
 from agentrl.protocols import Sampling
@@ -37,7 +38,7 @@ async def measured(url: str, servers: Sequence[str], context: EngineContext) -> 
     """The row of a router. url: of the router. servers: the addresses of the servers behind it."""
     load = context.settings.turns
     policy = SGLangPolicy(url, max_concurrency=load.sessions)
-    controls = [Server(server) for server in servers]
+    controls = [Server(server, control_headers()) for server in servers]
     shares: dict[str, list[float]] = {STICKY: [], NEW: []}
     runs = itertools.count()
 

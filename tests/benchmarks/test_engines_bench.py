@@ -19,11 +19,13 @@ import pytest
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
+from agentrl.engine.served.config import CONTROL_KEY
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError, UserError
 from agentrl.protocols import Sampling
+from agentrl.serving import RequestChecks
 from agentrl.weights import checksum, pack_buckets, unpack
 from benchmarks.compare import Duration, rates_of
 from benchmarks.engine import tiny_model
@@ -41,8 +43,9 @@ from benchmarks.engines.settings import (
 )
 from tests.engine.fleets import EAGER, pids_at, served_fleet
 from tests.engine.scheduling import Scheduler, checkpoint
-from tests.engine.serving import CODEC, ScriptedServer, generated, listening, sglang_python
+from tests.engine.serving import CODEC, KEY, ScriptedServer, generated, sglang_python
 from tests.engine.subjects import VOCAB, text_of
+from tests.listening import listening
 
 SMALL = EngineSettings(
     loads=(GenerationLoad(1, 1, 5, 4), GenerationLoad(3, 5, 6, 4)),
@@ -81,7 +84,8 @@ class Recording(EmbeddedEngine):
 async def recording_server():
     """A server over HTTP, and its engine."""
     engine = Recording.serving()
-    async with listening(EngineApp(engine, CODEC, name="tiny").app) as url:
+    app = EngineApp(engine, CODEC, name="tiny", checks=RequestChecks(control_key=KEY))
+    async with listening(app.app) as url:
         yield url, engine
 
 
@@ -151,7 +155,8 @@ async def test_the_stub_server_follows_the_protocol_and_is_stopped_at_the_end(tm
         httpx2.get(f"{url}/health", trust_env=False)
 
 
-async def test_only_sessions_that_keep_their_key_hit_the_cache(tmp_path):
+async def test_only_sessions_that_keep_their_key_hit_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(CONTROL_KEY, KEY)
     async with recording_server() as (url, engine):
         (row,) = await turns.measured(url, [url], context(tmp_path))
     assert len(engine.requests) == RUNS * 2 * 9

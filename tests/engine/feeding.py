@@ -28,9 +28,15 @@ TIMEOUT_S = 5.0
 class Rig:
     """Servers, and the sink that updates them. held: holds of the policy (count); lost: servers reported."""
 
-    def __init__(self, schedulers: Sequence[Scheduler], urls: Sequence[str], transport: Transport) -> None:
+    def __init__(
+        self,
+        schedulers: Sequence[Scheduler],
+        urls: Sequence[str],
+        transport: Transport,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.schedulers = list(schedulers)
-        self.servers = [Server(url, timeout_s=TIMEOUT_S, update_timeout_s=TIMEOUT_S) for url in urls]
+        self.servers = [Server(url, headers, timeout_s=TIMEOUT_S, update_timeout_s=TIMEOUT_S) for url in urls]
         self.held = 0
         self.lost: list[Server] = []
         self.sink = SGLangSink(transport, lambda: self.servers, self._hold, self._report_lost)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from agentrl.engine.served.config import CONTROL_KEY
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.fleet import Fleet, Health
 from agentrl.engine.sglang.launch import ServerReplicas, Servers, ServerSettings
@@ -17,7 +18,7 @@ from agentrl.engine.sglang.launch.listener import Listener, free_ports
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.inside import LOADER, LOADER_FOLDER
 from agentrl.engine.sglang.transports.shared_memory import SharedMemory
-from tests.engine.serving import save_tiny, sglang_python
+from tests.engine.serving import CONTROL, KEY, save_tiny, sglang_python
 from tests.engine.subjects import VOCAB, text_of
 
 EAGER = Health(interval_s=0.3, timeout_s=1.0)
@@ -36,7 +37,8 @@ class Served(Listener):
     async def start(self) -> None:
         arguments = ["serve", str(self.model), "--port", str(self.port), "--max-slots", "4"]
         command = [sys.executable, "-m", "agentrl.cli", *arguments, "--max-context-len", "1024"]
-        await self._start_process(command, {**os.environ, "OMP_NUM_THREADS": "1"}, grace_s=1, within_s=60)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", CONTROL_KEY: KEY}
+        await self._start_process(command, environment, grace_s=1, within_s=60)
 
 
 @asynccontextmanager
@@ -47,7 +49,7 @@ async def served_fleet(folder: Path, health: Health = EAGER) -> AsyncIterator[Fl
     await process.start()
     policy = SGLangPolicy(process.url, vocab_size=VOCAB, decode=text_of, resend_lost=True, attempts=10)
     transport = Disk(folder / "weights", model=folder / "model")
-    fleet = Fleet([process], None, policy, transport, process.stop, health).watch()
+    fleet = Fleet([process], None, policy, transport, process.stop, health, headers=CONTROL).watch()
     try:
         yield fleet
     finally:

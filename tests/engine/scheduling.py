@@ -27,7 +27,7 @@ from agentrl.engine.sglang.inside import agentrl_sglang
 from agentrl.engine.sglang.transports.inside import LOADER
 from agentrl.protocols import TensorSpec
 from agentrl.weights.codec import size_of, torch_dtype
-from tests.engine.serving import listening
+from tests.listening import listening
 
 WIDTH, VOCAB, HEADS, MLP = 4, 5, (6, 2, 2), 3
 PADDED_VOCAB, PADDED_MLP = 8, 4

@@ -21,28 +21,15 @@ from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
 from agentrl.engine.served.requests import TextCodec
 from agentrl.engine.sglang.launch.process import CPU_DEFAULTS
-from agentrl.serving import address_of, bound, server_of
+from agentrl.serving import RequestChecks
 from tests.engine.subjects import VOCAB, text_of, tiny
+from tests.listening import listening
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300
-CODEC = TextCodec(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids))
-
-
-@asynccontextmanager
-async def listening(app) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free port of the loopback device; yields its address."""
-    with bound("127.0.0.1", 0) as holder:
-        holder.listen()
-        server = server_of(app)
-        task = asyncio.create_task(server.serve(sockets=[holder]))
-        while not server.started:
-            await asyncio.sleep(0.001)
-        try:
-            yield address_of(holder)
-        finally:
-            server.should_exit = True
-            await task
+CODEC = TextCodec(lambda text: [ord(c) - ord("0") for c in text], lambda ids, skip_special: text_of(ids), 1)
+KEY = "key-of-these-tests"
+CONTROL = {"Authorization": f"Bearer {KEY}"}
 
 
 @asynccontextmanager
@@ -52,7 +39,8 @@ async def embedded_server(
     engine = EmbeddedEngine.from_model(
         tiny("qwen3"), max_slots=4, max_context_len=max_context_len, decode=text_of
     )
-    async with listening(EngineApp(engine, CODEC, name="tiny", **changes).app) as url:
+    app = EngineApp(engine, CODEC, name="tiny", **{"checks": RequestChecks(control_key=KEY), **changes})
+    async with listening(app.app) as url:
         yield url, engine
 
 

@@ -15,7 +15,7 @@ from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
 from tests.engine.fleets import pids_at, send_signal, served_fleet, sglang_fleet, until
-from tests.engine.serving import embedded_server
+from tests.engine.serving import CONTROL, embedded_server
 from tests.engine.subjects import delivery_of, logits_of, tiny
 
 LONG = 1000  # too many to finish before a server is killed
@@ -114,7 +114,7 @@ async def test_requests_wait_while_a_role_has_no_server():
     async with embedded_server() as (url, _), embedded_server() as (other, _):
         policy = SGLangPolicy(url, resend_lost=True)
         parts = [Part("prefill", url), Part("decode", url), Part("decode", other)]
-        fleet = Fleet(parts, None, policy, SharedMemory(), no_op).watch()
+        fleet = Fleet(parts, None, policy, SharedMemory(), no_op, headers=CONTROL).watch()
         request = ([1, 2, 3], Sampling(4))
         try:
             parts[1].running = False

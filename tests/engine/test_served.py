@@ -20,12 +20,13 @@ from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.protocols import Sampling
 from agentrl.serving import bound
 from agentrl.types import Finish
-from tests.engine.serving import embedded_server, save_tiny
+from tests.engine.serving import CONTROL, embedded_server, save_tiny
 from tests.engine.subjects import delivery_of, text_of, tiny
 
 IDS = [1, 10, 20, 30]
 PATIENCE_S = 30
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
+JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
@@ -33,7 +34,9 @@ async def connect(**changes):
     async with embedded_server(**changes) as (url, engine):
         limits = httpx2.Limits(keepalive_expiry=2)
         async with (
-            httpx2.AsyncClient(base_url=url, trust_env=False, timeout=30, limits=limits) as client,
+            httpx2.AsyncClient(
+                base_url=url, trust_env=False, timeout=30, limits=limits, headers=JSON | CONTROL
+            ) as client,
             asyncio.timeout(PATIENCE_S),
         ):
             yield client, engine
@@ -175,7 +178,7 @@ WRONG = [
     ({"input_ids": [1], RULES: {"max_new_tokens": 256}}, "max_context_len = 256"),
     ({"input_ids": [1], RULES: {"temperature": -1}}, "temperature"),
     ({"input_ids": [1], RULES: {"top_p": 0}}, "top_p"),
-    ({"input_ids": [1], RULES: {"stop": ""}}, "stop string"),
+    ({"input_ids": [1], RULES: {"stop": ""}}, "`sampling_params.stop`"),
     ({"input_ids": [1], RULES: {"n": 5000}}, "`sampling_params.n`"),
     ({"input_ids": [[1]] * 9, RULES: {"n": 200}}, "at most 1024"),
     ({"input_ids": [1], RULES: {"min_p": 0.1}}, "does not do `min_p`"),

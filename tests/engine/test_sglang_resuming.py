@@ -14,7 +14,7 @@ from agentrl.engine.sglang.request import Draft
 from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
-from tests.engine.serving import ScriptedServer, embedded_server, generated
+from tests.engine.serving import CONTROL, ScriptedServer, embedded_server, generated
 from tests.engine.subjects import text_of
 from tests.engine.test_sglang_client import complete, wait_for_requests
 
@@ -120,7 +120,7 @@ async def test_a_held_request_can_be_aborted():
 
 async def test_a_pause_of_the_server_by_anyone_is_survived():
     """As a trainer does for an update: all requests are ended, and new ones block until it is over."""
-    async with embedded_server() as (url, engine), httpx2.AsyncClient() as trainer:
+    async with embedded_server() as (url, engine), httpx2.AsyncClient(headers=CONTROL) as trainer:
         policy = SGLangPolicy(url)
         greedy = Sampling(80, temperature=0.0)
         uninterrupted = await policy.generate([1, 2, 3], greedy, session="a")

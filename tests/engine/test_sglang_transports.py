@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.protocols import Sampling
 from tests.engine.feeding import TIMEOUT_S, Rig, block_first, open_rig, transports
 from tests.engine.scheduling import Layered, Scheduler, checkpoint
-from tests.engine.serving import embedded_server, save_tiny
+from tests.engine.serving import CONTROL, embedded_server, save_tiny
 from tests.engine.subjects import VOCAB, delivery_of, logits_of, text_of, tiny
 
 
@@ -119,7 +119,7 @@ async def test_weights_may_be_kept_in_another_dtype(
 async def test_the_embedded_engine_takes_weights_over_http(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
     async with embedded_server() as (url, engine):
-        rig = Rig([], [url], Disk(tmp_path / "disk", model=model))
+        rig = Rig([], [url], Disk(tmp_path / "disk", model=model), headers=CONTROL)
         policy = SGLangPolicy(url, vocab_size=VOCAB, decode=text_of)
         for version in (1, 2):
             delivery = delivery_of(tiny("qwen3", version))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from agentrl.engine.served.config import CONTROL_KEY
 from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
 from tests.engine.serving import free_port, running
@@ -13,7 +14,8 @@ from tests.flow.runs import WARM, metrics_of, train
 
 
 @pytest.mark.full
-def test_servers_that_run_already_are_fed_and_go_on_afterwards(tmp_path):
+def test_servers_that_run_already_are_fed_and_go_on_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setenv(CONTROL_KEY, "key-of-these-tests")
     other = train("Bandit", tmp_path, "other", num_rollout=0, seed=1, **WARM).folder / "checkpoint"
     warm = train("Bandit", tmp_path, "warm", num_rollout=0, **WARM).folder / "checkpoint"
     address = f"http://127.0.0.1:{(port := free_port())}"

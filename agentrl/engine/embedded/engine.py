@@ -152,6 +152,11 @@ class EmbeddedEngine:
         return {}
 
     @property
+    def vocab_size(self) -> int:
+        """The number of tokens of the vocabulary."""
+        return self._vocab_size
+
+    @property
     def num_requests(self) -> int:
         """The number of requests that run or wait."""
         return len(self._pending())
@@ -212,8 +217,8 @@ class EmbeddedEngine:
 
     def partial_completion(self, session: str) -> Completion | None:
         """The tokens that a session's running request has sampled so far, as if it were aborted."""
-        for request in self._pending():
-            if request.session == session and request.slot is not None:
+        for request in self._slots.requests:
+            if request is not None and request.session == session and request.slot is not None:
                 return self._slots.completion(request.slot, Finish.ABORT, None)
         return None
 

@@ -2,7 +2,9 @@
 
 A request waits for its completion. It ends early where its client disconnects, where /abort_request names
 it, or where the engine closes. The routing key of sglang-router identifies a session: sequential requests
-with the same key use one cache. The response to an invalid request is 400 {"error": {"message": ".."}}.
+with the same key use one cache. The response to an invalid request is 400 {"error": {"message": ".."}}; a
+request is checked before the engine gets a part of it. What acts on the weights, or on requests of other
+clients, needs the control key.
 """
 
 from __future__ import annotations
@@ -11,65 +13,85 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import torch
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served import requests
-from agentrl.engine.served.requests import CompletionBatch, CompletionRequest, RefusedError, TextCodec
+from agentrl.engine.served.requests import (
+    CompletionBatch,
+    CompletionRequest,
+    Limits,
+    RefusedError,
+    TextCodec,
+)
 from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
 from agentrl.protocols import Sampling
+from agentrl.serving import BodyReader, Endpoint, RequestChecks, cancel, json_list, unless_disconnected
 from agentrl.types import JSON, Completion
 from agentrl.weights import NamedTensors, checksum, deliver, named_weights
 
-_MAX_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 1 << 20
+_BODY_BYTES_OF_TOKEN = 32
+_MAX_PENDING = 4096
 _HEALTH_TIMEOUT_S = 20.0
 _STREAM_EVERY_S = 0.02
+# A stream may use a fifth of the event loop's time.
+_STREAM_PAUSE = 4
 _CLIENT_IS_GONE = 499
-
-_T = TypeVar("_T")
 
 
 class EngineApp:
     """The ASGI application is `app`; when it ends, it closes the engine.
 
     codec: the tokenizer. name: of the model; the path of the weights until they are updated.
-    max_body_bytes: of a request; the response to a longer one is 413.
+    checks: of every request; without a control key in them, control requests are refused.
+    max_body_bytes: of a request; the response to a longer one is 413. None = 1 MiB, and 32 bytes for each
+        token of the longest request.
     """
 
     def __init__(
-        self, engine: EmbeddedEngine, codec: TextCodec, *, name: str, max_body_bytes: int = _MAX_BODY_BYTES
+        self,
+        engine: EmbeddedEngine,
+        codec: TextCodec,
+        *,
+        name: str,
+        checks: RequestChecks | None = None,
+        max_body_bytes: int | None = None,
     ) -> None:
         self._engine = engine
         self._codec = codec
         self._name = name
         self._path = name
-        self._max_body_bytes = max_body_bytes
+        self._checks = checks or RequestChecks()
+        self._limits = Limits(engine.vocab_size, engine.max_context_len)
+        default_bytes = _MAX_BODY_BYTES + _BODY_BYTES_OF_TOKEN * engine.max_context_len
+        self._bodies = BodyReader(default_bytes if max_body_bytes is None else max_body_bytes)
+        self._probe: asyncio.Task[str | None] | None = None
         self._sessions: dict[str, str] = {}
         self._updating = asyncio.Lock()
         self._paused = self._drained = False
         self.app = Starlette(routes=self._routes(), exception_handlers=_HANDLERS, lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
-        post: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "/generate": self._generate,
-            "/abort_request": self._abort,
+        post: dict[str, Endpoint] = {"/generate": self._generate, "/abort_request": self._abort}
+        control: dict[str, Endpoint] = {
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
+            "/flush_cache": self._flush,
             "/update_weights_from_disk": self._update,
             "/update_weight_version": self._rename,
         }
-        get = {
+        get: dict[str, Endpoint] = {
             "/health": self._health,
             "/health_generate": self._health_generate,
             "/model_info": self._model_info,
@@ -78,10 +100,14 @@ class EngineApp:
             "/get_server_info": self._server_info,
             "/v1/models": self._models,
         }
+        checked = self._checks.checked
         return [
-            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()),
-            *(Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()),
-            Route("/flush_cache", self._flush, methods=["GET", "POST"]),
+            *(Route(path, checked(endpoint), methods=["POST"]) for path, endpoint in post.items()),
+            *(
+                Route(path, checked(endpoint, control=True), methods=["POST"])
+                for path, endpoint in control.items()
+            ),
+            *(Route(path, checked(endpoint), methods=["GET"]) for path, endpoint in get.items()),
         ]
 
     @asynccontextmanager
@@ -93,7 +119,11 @@ class EngineApp:
             await self._engine.close()
 
     async def _generate(self, request: Request) -> Response:
-        batch = requests.read_generate(await self._body(request), self._codec)
+        batch = await requests.read_generate(await self._bodies.read(request), self._codec, self._limits)
+        if len(self._sessions) + len(batch.requests) > _MAX_PENDING:
+            raise HTTPException(
+                503, f"{len(self._sessions)} completions are pending; send the request again."
+            )
         duplicate = next((item.rid for item in batch.requests if item.rid in self._sessions), None)
         if duplicate is not None:
             raise RefusedError(f"Duplicate request ID detected: {duplicate}")
@@ -101,23 +131,26 @@ class EngineApp:
         if batch.stream:
             events = self._events(request, batch, key)
             return StreamingResponse(events, media_type="text/event-stream")
-        replies = await _unless_disconnected(request, self._complete_all(batch, key))
-        if replies is None:
+        completed = await unless_disconnected(request, self._complete_all(batch, key))
+        if completed is None:
             return Response(status_code=_CLIENT_IS_GONE)
-        return JSONResponse(replies[0] if batch.single else replies)
+        completions, seconds = completed
+        replies = (
+            self._reply(item, completion, seconds)
+            for item, completion in zip(batch.requests, completions, strict=True)
+        )
+        if batch.single:
+            return JSONResponse(next(replies))
+        return Response(await json_list(replies), media_type="application/json")
 
-    async def _complete_all(self, batch: CompletionBatch, key: str | None) -> list[dict[str, JSON]]:
+    async def _complete_all(self, batch: CompletionBatch, key: str | None) -> tuple[list[Completion], float]:
         started = time.perf_counter()
         tasks = [asyncio.create_task(self._complete(item, key)) for item in batch.requests]
         try:
             completions = await asyncio.gather(*tasks)
         finally:
-            await _stop(tasks)
-        seconds = time.perf_counter() - started
-        return [
-            self._reply(item, completion, seconds)
-            for item, completion in zip(batch.requests, completions, strict=True)
-        ]
+            await cancel(tasks)
+        return completions, time.perf_counter() - started
 
     async def _complete(self, item: CompletionRequest, key: str | None) -> Completion:
         """Run one request in the session of its key, or, where that is busy, in a new session."""
@@ -127,7 +160,7 @@ class EngineApp:
         try:
             return await self._engine.generate(item.prompt_ids, item.sampling, session=session)
         finally:
-            del self._sessions[item.rid]
+            self._sessions.pop(item.rid, None)
             if not keyed:
                 await self._engine.close_session(session)
 
@@ -136,16 +169,16 @@ class EngineApp:
         started = time.perf_counter()
         tasks = {asyncio.create_task(self._complete(item, key)): n for n, item in enumerate(batch.requests)}
         running, sent = set(tasks), [0] * len(batch.requests)
+        pause_s = _STREAM_EVERY_S
         try:
             while running and not await request.is_disconnected():
-                done, running = await asyncio.wait(
-                    running, timeout=_STREAM_EVERY_S, return_when="FIRST_COMPLETED"
-                )
-                seconds = time.perf_counter() - started
-                for number, partial in self._partial_replies(
-                    batch, [tasks[task] for task in running], sent, seconds
-                ):
-                    yield _event(partial, batch, number)
+                done, running = await asyncio.wait(running, timeout=pause_s, return_when="FIRST_COMPLETED")
+                seconds, used_s = time.perf_counter() - started, 0.0
+                numbers = sorted(tasks[task] for task in running)
+                async for event, event_s in self._partial_events(batch, numbers, sent, seconds):
+                    used_s += event_s
+                    yield event
+                pause_s = max(_STREAM_EVERY_S, _STREAM_PAUSE * used_s)
                 for task in done:
                     number = tasks[task]
                     yield _event(
@@ -153,18 +186,23 @@ class EngineApp:
                     )
             yield "data: [DONE]\n\n"
         finally:
-            await _stop(list(tasks))
+            await cancel(list(tasks))
 
-    def _partial_replies(
+    async def _partial_events(
         self, batch: CompletionBatch, numbers: list[int], sent: list[int], seconds: float
-    ) -> Iterator[tuple[int, dict[str, JSON]]]:
-        """Replies of the completions that have more tokens than were sent; updates `sent`."""
-        for number in sorted(numbers):
-            item = batch.requests[number]
+    ) -> AsyncIterator[tuple[str, float]]:
+        """Replies of the completions that have more tokens than were sent, and the time of each (seconds).
+
+        Updates `sent`; between two replies the event loop runs.
+        """
+        for number in numbers:
+            began, item = time.perf_counter(), batch.requests[number]
             completion = self._engine.partial_completion(self._sessions.get(item.rid, ""))
             if completion is not None and len(completion.token_ids) > sent[number]:
                 sent[number] = len(completion.token_ids)
-                yield number, self._reply(item, completion, seconds, ended=False)
+                event = _event(self._reply(item, completion, seconds, ended=False), batch, number)
+                yield event, time.perf_counter() - began
+                await asyncio.sleep(0)
 
     async def _final_reply(
         self, task: asyncio.Task[Completion], item: CompletionRequest, seconds: float
@@ -181,17 +219,20 @@ class EngineApp:
         return requests.reply(item, completion, self._codec, version=version, seconds=seconds, ended=ended)
 
     async def _abort(self, request: Request) -> Response:
-        abort = requests.read(requests.AbortRequest, await self._body(request))
+        """End requests. Another client's rid is unknown to a client, and must not be reached by a prefix."""
+        abort = requests.read(requests.AbortRequest, await self._bodies.read(request))
         if abort.abort_all:
+            self._checks.check_key(request)
             await self._engine.abort()
         elif abort.rid:
-            sessions = [session for rid, session in self._sessions.items() if rid.startswith(abort.rid)]
+            is_meant = abort.begins if self._checks.has_key(request) else abort.names
+            sessions = [session for rid, session in self._sessions.items() if is_meant(rid)]
             for session in sessions:
                 await self._engine.close_session(session)
         return Response()
 
     async def _pause(self, request: Request) -> Response:
-        mode = requests.read(requests.Pause, await self._body(request)).mode
+        mode = requests.read(requests.Pause, await self._bodies.read(request)).mode
         self._paused = True
         # In mode abort the running requests have ended then, and new ones wait.
         self._drained = mode == "abort"
@@ -216,7 +257,7 @@ class EngineApp:
         return Response("Cache flushed.\n", media_type="text/plain")
 
     async def _update(self, request: Request) -> Response:
-        update = requests.read(requests.Update, await self._body(request))
+        update = requests.read(requests.Update, await self._bodies.read(request))
         async with self._updating:
             version = requests.read_version(update.weight_version, self._engine.version)
             if update.abort_all_requests:
@@ -231,7 +272,7 @@ class EngineApp:
         return JSONResponse(reply)
 
     async def _rename(self, request: Request) -> Response:
-        rename = requests.read(requests.Rename, await self._body(request))
+        rename = requests.read(requests.Rename, await self._bodies.read(request))
         version = requests.read_version(rename.new_version, self._engine.version)
         if rename.abort_all_requests:
             await self._engine.abort()
@@ -244,18 +285,24 @@ class EngineApp:
         return Response()
 
     async def _health_generate(self, request: Request) -> Response:
-        """200 where the engine samples a token, or is paused."""
+        """200 where the engine samples a token, or is paused. Checks at the same time share a sample."""
         del request
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._sample_token())
+        failure = await asyncio.shield(self._probe)
+        return Response() if failure is None else JSONResponse(requests.refusal(failure), 503)
+
+    async def _sample_token(self) -> str | None:
+        """Sample a token; returns the reason of a failure."""
         session = f"health {uuid.uuid4().hex}"
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
                 if not self._paused:
                     await self._engine.generate([0], Sampling(1), session=session)
         except (TimeoutError, AgentRLError) as error:
-            message = str(error) or "no token came in time."
-            return JSONResponse(requests.refusal(message), 503)
+            return str(error) or "no token came in time."
         await self._engine.close_session(session)
-        return Response()
+        return None
 
     async def _model_info(self, request: Request) -> Response:
         del request
@@ -295,40 +342,6 @@ class EngineApp:
             "max_model_len": self._engine.max_context_len,
         }
         return JSONResponse({"object": "list", "data": [card]})
-
-    async def _body(self, request: Request) -> bytes:
-        chunks, length = [], 0
-        try:
-            async for chunk in request.stream():
-                chunks.append(chunk)
-                length += len(chunk)
-                if length > self._max_body_bytes:
-                    raise HTTPException(413, f"A request has at most {self._max_body_bytes:,} bytes.")
-        except ClientDisconnect:
-            raise RefusedError("The client closed the connection.") from None
-        return b"".join(chunks)
-
-
-async def _unless_disconnected(request: Request, work: Coroutine[None, None, _T]) -> _T | None:
-    """The result of the work, or None where the client disconnects first and the work is cancelled."""
-    task = asyncio.create_task(work)
-    disconnected = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({task, disconnected}, return_when="FIRST_COMPLETED")
-        return await task if task.done() else None
-    finally:
-        await _stop([task, disconnected])
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _stop(tasks: list[asyncio.Task[_T]] | list[asyncio.Task[_T] | asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _event(reply: dict[str, JSON], batch: CompletionBatch, number: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import reprlib
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +17,24 @@ from agentrl.protocols import Sampling
 from agentrl.types import JSON, Completion, Finish
 
 MAX_COMPLETIONS = 1024
+MAX_STOPS = 64
+MAX_STOP_CHARS = 256
+MAX_RID_CHARS = 256
+MAX_TEMPERATURE = 1000.0
 _GREEDY_BELOW = 1e-6
 _ALL_TOKENS = 1 << 30
 _SEEDS = 2**63
+_ENCODED_INLINE_CHARS = 4096
+_UNION_MEMBER = re.compile(r"_.*|list\[.*|(constrained-)?(str|int|bool)")
 
-_Text: TypeAlias = str | list[str]
-_Ids: TypeAlias = list[int] | list[list[int]]
+_T = TypeVar("_T")
+# The first invalid entry ends the validation: an error for each of a million entries takes seconds.
+_Flat: TypeAlias = Annotated[list[_T], Field(fail_fast=True)]
+_Each: TypeAlias = Annotated[list[_T], Field(max_length=MAX_COMPLETIONS, fail_fast=True)]
+_Stops: TypeAlias = Annotated[list[_T], Field(max_length=MAX_STOPS, fail_fast=True)]
+_Int32: TypeAlias = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+_Rid: TypeAlias = Annotated[str, Field(max_length=MAX_RID_CHARS)]
+_Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 _NEUTRAL: dict[str, tuple[JSON, ...]] = {
     "min_p": (0,),
     "frequency_penalty": (0,),
@@ -41,10 +56,21 @@ class RefusedError(Exception):
 
 
 class TextCodec(NamedTuple):
-    """The tokenizer as functions. decode: from token ids, and whether to skip special tokens."""
+    """The tokenizer as functions. decode: from token ids, and whether to skip special tokens.
+
+    max_token_chars: the length of the longest token's text (characters).
+    """
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int], bool], str]
+    max_token_chars: int
+
+
+class Limits(NamedTuple):
+    """What the model takes. max_context_len: of prompt and completion together (tokens)."""
+
+    vocab_size: int
+    max_context_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +105,13 @@ class _Body(BaseModel):
 class _Rules(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
-    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    stop: _Text | None = None
-    stop_token_ids: list[int] | None = None
-    sampling_seed: Annotated[int, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    stop: _Stop | _Stops[_Stop] | None = None
+    stop_token_ids: _Stops[_Int32] | None = None
+    sampling_seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_COMPLETIONS)] | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
@@ -94,20 +120,29 @@ class _Rules(BaseModel):
 class _Generate(_Body):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
-    input_ids: _Ids | None = None
-    text: _Text | None = None
-    rid: _Text | None = None
-    sampling_params: _Rules | list[_Rules] | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
+    input_ids: _Flat[_Int32] | _Each[_Flat[_Int32]] | None = None
+    text: str | _Each[str] | None = None
+    rid: _Rid | _Each[_Rid] | None = None
+    sampling_params: _Rules | _Each[_Rules] | None = None
+    return_logprob: bool | _Each[bool] | None = None
+    logprob_start_len: _Int32 | _Each[_Int32] | None = None
     stream: bool = False
 
 
 class AbortRequest(_Body):
-    """A request to end others: those whose rid has this prefix, or all."""
+    """A request to end others: that of a rid, with its copies, or all."""
 
-    rid: str = ""
+    rid: _Rid = ""
     abort_all: bool = False
+
+    def begins(self, rid: str) -> bool:
+        """Whether `rid` begins with the rid."""
+        return rid.startswith(self.rid)
+
+    def names(self, rid: str) -> bool:
+        """Whether `rid` is the rid, or that of a copy: with `n` copies they are RID_0, RID_1, ..."""
+        number = rid.removeprefix(f"{self.rid}_")
+        return rid == self.rid or (number != rid and number.isdigit())
 
 
 class Pause(_Body):
@@ -145,25 +180,25 @@ def read(model: type[_B], body: bytes) -> _B:
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         # Pydantic's path to a value also lists the union members that it tried.
-        path = [str(part) for part in first["loc"] if not str(part).startswith(("_", "list["))]
+        path = [str(part) for part in first["loc"] if not _UNION_MEMBER.fullmatch(str(part))]
         where = ".".join(path) or "the body"
         raise RefusedError(f"`{where}` does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-def read_generate(body: bytes, codec: TextCodec) -> CompletionBatch:
-    """Parse a body of /generate.
+async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> CompletionBatch:
+    """Parse a body of /generate. Long texts are encoded in a thread.
 
     Raises:
-        RefusedError: the body is invalid, or uses a feature that this server does not support.
+        RefusedError: the body is invalid, exceeds a bound, or uses an unsupported feature.
     """
     parsed = read(_Generate, body)
     extra = parsed.model_extra or {}
     for name in _UNSUPPORTED:
         if extra.get(name) not in (None, 0, False, "", []):
             raise RefusedError(f"This server does not do `{name}`; leave it out.")
-    prompts, single = _prompts(parsed, codec)
+    prompts, single = await _prompts(parsed, codec, limits)
     rules = _each("sampling_params", parsed.sampling_params or _Rules(), len(prompts))
     if len({rule.n or 1 for rule in rules}) > 1:
         raise RefusedError("`n` must be the same for all prompts of a request.")
@@ -180,8 +215,8 @@ def read_generate(body: bytes, codec: TextCodec) -> CompletionBatch:
     completions = [
         CompletionRequest(
             rids[number * n + copy],
-            tuple(prompt),
-            _sampling(rule, copy),
+            prompt,
+            _sampling(rule, copy, limits),
             logprobs[number],
             rule.skip_special_tokens is False,
             bool(rule.no_stop_trim),
@@ -207,28 +242,45 @@ def read_version(weight_version: str | None, current: int) -> int:
     return int(weight_version)
 
 
-def _prompts(parsed: _Generate, codec: TextCodec) -> tuple[list[list[int]], bool]:
+async def _prompts(parsed: _Generate, codec: TextCodec, limits: Limits) -> tuple[list[tuple[int, ...]], bool]:
     if (parsed.input_ids is None) == (parsed.text is None):
         raise RefusedError("A request has either `input_ids` or `text`; give it one of them.")
     if parsed.text is not None:
         single = isinstance(parsed.text, str)
         texts = [parsed.text] if isinstance(parsed.text, str) else parsed.text
-        prompts = [codec.encode(text) for text in texts]
+        prompts = await _encoded(texts, codec, limits)
     else:
         ids = parsed.input_ids or []
-        nested = [entry for entry in ids if isinstance(entry, list)]
+        nested = [tuple(entry) for entry in ids if isinstance(entry, list)]
         single = not nested
-        prompts = nested or [[entry for entry in ids if isinstance(entry, int)]]
+        prompts = nested or [tuple(entry for entry in ids if isinstance(entry, int))]
     if not prompts or not all(prompts):
         raise RefusedError("A prompt has at least one token; this request has one without.")
+    if (longest := max(map(len, prompts))) >= limits.max_context_len:
+        raise RefusedError(
+            f"A prompt has {longest:,} tokens; with its completion it may have {limits.max_context_len:,}."
+        )
     return prompts, single
+
+
+async def _encoded(texts: list[str], codec: TextCodec, limits: Limits) -> list[tuple[int, ...]]:
+    """The tokens of texts. One that cannot fit is refused by its length, before it is encoded."""
+    max_chars = limits.max_context_len * codec.max_token_chars
+    if (longest := max(map(len, texts), default=0)) > max_chars:
+        raise RefusedError(
+            f"A text has {longest:,} characters; no text of more than {max_chars:,} fits the "
+            f"{limits.max_context_len:,} tokens of a request."
+        )
+    if sum(map(len, texts)) <= _ENCODED_INLINE_CHARS:
+        return [tuple(codec.encode(text)) for text in texts]
+    return await asyncio.to_thread(lambda: [tuple(codec.encode(text)) for text in texts])
 
 
 def _start(parsed: _Generate) -> int | list[int]:
     return -1 if parsed.logprob_start_len is None or not parsed.return_logprob else parsed.logprob_start_len
 
 
-def _rids(rid: _Text | None, num_prompts: int, n: int) -> list[str]:
+def _rids(rid: str | list[str] | None, num_prompts: int, n: int) -> list[str]:
     if isinstance(rid, str) and num_prompts * n > 1:
         return [f"{rid}_{number}" for number in range(num_prompts * n)]
     if n > 1 or rid is None:
@@ -248,13 +300,16 @@ def _each(name: str, value: _V | list[_V], count: int) -> list[_V]:
     return value
 
 
-def _sampling(rule: _Rules, copy: int) -> Sampling:
+def _sampling(rule: _Rules, copy: int, limits: Limits) -> Sampling:
     for name, value in (rule.model_extra or {}).items():
         if value is not None and value not in _NEUTRAL.get(name, ()):
-            raise RefusedError(f"This server does not do `{name}` = {value!r:.40}; leave it out.")
+            raise RefusedError(f"This server does not do `{name:.40}` = {reprlib.repr(value)}; leave it out.")
     stops = (rule.stop,) if isinstance(rule.stop, str) else tuple(rule.stop or ())
-    if "" in stops:
-        raise RefusedError("A stop string has at least one character.")
+    stop_ids = tuple(rule.stop_token_ids or ())
+    if outside := [token for token in stop_ids if not 0 <= token < limits.vocab_size]:
+        raise RefusedError(
+            f"`stop_token_ids` has {outside[0]}; the vocabulary is 0 to {limits.vocab_size - 1}."
+        )
     temperature = 1.0 if rule.temperature is None else rule.temperature
     top_k = rule.top_k or 0
     return Sampling(
@@ -263,7 +318,7 @@ def _sampling(rule: _Rules, copy: int) -> Sampling:
         top_p=1.0 if rule.top_p is None else rule.top_p,
         top_k=0 if top_k < 0 or top_k >= _ALL_TOKENS else top_k,
         stop=stops,
-        stop_token_ids=tuple(rule.stop_token_ids or ()),
+        stop_token_ids=stop_ids,
         # The copies of one prompt are different completions.
         seed=None if rule.sampling_seed is None else (rule.sampling_seed + copy) % _SEEDS,
     )

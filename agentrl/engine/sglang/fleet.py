@@ -113,6 +113,7 @@ class Fleet:
     policy: sends requests to them, through the router where there is one.
     transport: of weights to them. end: stops them; `close` calls it last.
     on_event: called with a sentence whenever a server starts or ends.
+    headers: of control calls (`Authorization`).
     incidents: servers that were replaced, in order.
     """
 
@@ -123,10 +124,11 @@ class Fleet:
     end: Callable[[], Awaitable[None]]
     health: Health = Health()
     on_event: Callable[[str], None] = _ignore
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     incidents: list[Incident] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self._members = [_Member(process, Server(process.url)) for process in self.processes]
+        self._members = [_Member(process, Server(process.url, self.headers)) for process in self.processes]
         self._sink = SGLangSink(self.transport, self._servers_in_service, self._held, self._lost)
         self._updating = False
         self._restarts = 0
@@ -299,7 +301,7 @@ class Fleet:
         member.serves = False
         await member.process.start()
         await member.control.close()
-        member.control = Server(member.process.url)
+        member.control = Server(member.process.url, self.headers)
         # From here on it takes part in updates, so that it misses none between its weights and its requests.
         member.serves, member.trouble = True, ""
         complete = False

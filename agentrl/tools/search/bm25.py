@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -17,6 +18,10 @@ from agentrl.tools.search.index import Ranked, check_k
 
 KIND = "bm25"
 _WORD = re.compile(r"\w+")
+_MAX_WORDS_IN_EVERY_PASSAGE = 32
+# numpy adds a chunk without a pause for other threads, such as the one of an event loop: about a millisecond.
+_CHUNK = 1 << 18
+_CACHED_WORDS = 1 << 16
 _Postings: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
@@ -89,13 +94,37 @@ class Bm25Index:
         return len(self.corpus)
 
     def scores(self, query: str) -> npt.NDArray[np.float32]:
-        """The score of every passage, float32 [number of passages]; 0 = no word in common."""
+        """The score of every passage, float32 [number of passages]; 0 = no word in common.
+
+        A repeated word is added once, times its count. The work for a query is at most that for 32 different
+        words which occur in every passage: of a query beyond that, only the rarest words are scored.
+        """
         total = np.zeros(len(self.corpus), np.float32)
-        for word in words(query):
-            postings = self._postings.get(word) or self._look_up(word)
-            if postings:
-                np.add.at(total, *postings)  # three times as fast as `total[rows] += weights`
+        for (rows, weights), count in self._scored(query):
+            for start in range(0, len(rows), _CHUNK):
+                part = slice(start, start + _CHUNK)
+                added = weights[part] if count == 1 else weights[part] * np.float32(count)
+                np.add.at(total, rows[part], added)  # three times as fast as `total[rows] += added`
         return total
+
+    def _scored(self, query: str) -> list[tuple[_Postings, int]]:
+        """The postings of the different words of a query, and how often it has each."""
+        counts = Counter(words(query))
+        known = [
+            (postings, count)
+            for word, count in counts.items()
+            if (postings := self._postings.get(word) or self._look_up(word)) is not None
+        ]
+        left = _MAX_WORDS_IN_EVERY_PASSAGE * len(self.corpus)
+        if sum(len(rows) for (rows, _), _ in known) <= left:
+            return known
+        affordable = []
+        for postings, count in sorted(known, key=lambda entry: len(entry[0][0])):
+            left -= len(postings[0])
+            if left < 0:
+                break
+            affordable.append((postings, count))
+        return affordable
 
     def search(self, query: str, k: int = 1) -> list[str]:
         """At most `k` passages that share a word with the query, best first; ties by position.
@@ -121,6 +150,8 @@ class Bm25Index:
         number = self._numbers.get(word)
         if number is None:
             return None
+        if len(self._postings) >= _CACHED_WORDS:
+            self._postings.clear()
         span = slice(self._starts[number], self._starts[number + 1])
         self._postings[word] = postings = self._rows[span], self._weights[span]
         return postings

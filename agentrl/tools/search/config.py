@@ -16,6 +16,8 @@ class ServeSearch(Section):
     """Address to listen at."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen at; 0 = any that is free."""
+    allowed_hosts: str = ""
+    """Names by which clients address the server, beside localhost and its IP address (comma-separated)."""
     topk: Annotated[int, Field(ge=1, le=100)] = 3
     """Passages for a query, at most, where a request has no `topk` (count)."""
     index: Literal["bm25", "dense", "hybrid"] | None = None

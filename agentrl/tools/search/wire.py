@@ -9,7 +9,8 @@ One list for each query, best first. Without `return_scores` the lists hold the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.tools.search.corpus import Passage
@@ -18,6 +19,7 @@ from agentrl.types import JSON
 
 PATH = "/retrieve"
 DEFAULT_TOPK = 3
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def read_request(body: bytes, bounds: Bounds, default_topk: int) -> RetrieveRequ
         raise LookupError(f"`queries` holds 1 to {bounds.max_queries} queries, got {len(queries)}")
     if max(map(len, queries)) > bounds.max_query_chars:
         raise LookupError(f"a query has at most {bounds.max_query_chars} characters")
+    if any(_SURROGATE.search(query) for query in queries):
+        raise LookupError("a query holds half of a surrogate pair; send valid Unicode")
     topk = payload.get("topk")
     topk = default_topk if topk is None else topk
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= bounds.max_topk:
@@ -76,10 +80,10 @@ def read_request(body: bytes, bounds: Bounds, default_topk: int) -> RetrieveRequ
     return RetrieveRequest(tuple(queries), topk, scores)
 
 
-def reply_of(results: Sequence[Sequence[Hit]], *, return_scores: bool) -> dict[str, JSON]:
-    """A reply, with or without scores."""
-    result: list[JSON] = [[_hit_json(hit, return_scores) for hit in hits] for hits in results]
-    return {"result": result}
+def results_of(results: Sequence[Sequence[Hit]], *, return_scores: bool) -> Iterator[list[JSON]]:
+    """The entries of `result` in a reply, one for each query, with or without scores."""
+    for hits in results:
+        yield [_hit_json(hit, return_scores) for hit in hits]
 
 
 def read_reply(body: bytes, queries: int, topk: int) -> list[tuple[Hit, ...]]:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from agentrl.errors import ToolError
-from agentrl.tools.search.batching import Batcher
+from agentrl.tools.search.batching import Batcher, FairQueue
 from agentrl.tools.search.worker import WorkerThread
 
 
@@ -150,3 +150,92 @@ async def test_a_function_that_never_returns_blocks_no_other_call():
         release.set()
         worker.close()
     await gone()
+
+
+class Recorded:
+    """Answers the first `limit` queries of a batch, in capitals; records the batches."""
+
+    def __init__(self, limit=64):
+        self.limit = limit
+        self.batches = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, queries):
+        self.batches.append(list(queries))
+        await self.go.wait()
+        if "break" in queries:
+            raise ValueError("as asked")
+        return [query.upper() for query in queries[: self.limit]]
+
+
+async def submitted(queue, *requests):
+    tasks = [asyncio.create_task(queue.submit(client, queries)) for client, queries in requests]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_queries_of_many_clients_take_turns_however_many_each_has_sent():
+    answer = Recorded()
+    answer.go.clear()
+    queue = FairQueue(answer, max_batch=4)
+    tasks = await submitted(queue, ("first", ["x"]))
+    tasks += await submitted(queue, ("a", [f"a{n}" for n in range(6)]), ("a", ["other"]), ("b", ["b0", "b1"]))
+    answer.go.set()
+    results = await asyncio.gather(*tasks)
+    assert results == [["X"], [f"A{n}" for n in range(6)], ["OTHER"], ["B0", "B1"]]
+    # The requests of one client take turns, too.
+    assert answer.batches == [["x"], ["a0", "b0", "other", "b1"], ["a1", "a2", "a3", "a4"], ["a5"]]
+    await queue.close()
+
+
+async def test_queries_that_a_batch_leaves_are_the_next_in_their_order():
+    answer = Recorded(limit=1)
+    queue = FairQueue(answer, max_batch=3)
+    requests = [("a", ["a0", "a1", "a2"]), ("b", ["b0"]), ("a", ["z0", "z1"])]
+    results = await asyncio.gather(*await submitted(queue, *requests))
+    assert results == [["A0", "A1", "A2"], ["B0"], ["Z0", "Z1"]]
+    assert [batch[0] for batch in answer.batches] == ["a0", "b0", "z0", "a1", "z1", "a2"]
+    await queue.close()
+
+
+async def test_a_query_that_fails_fails_its_own_request():
+    answer = Recorded()
+    answer.go.clear()
+    queue = FairQueue(answer)
+    tasks = await submitted(queue, ("first", ["x"]))
+    tasks += await submitted(queue, ("a", ["ok", "break", "later"]), ("a", ["fine"]), ("b", ["good", "too"]))
+    answer.go.set()
+    first, broken, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (first, others) == (["X"], [["FINE"], ["GOOD", "TOO"]])
+    assert str(broken) == "as asked"
+    assert await queue.submit("a", ["again"]) == ["AGAIN"]
+    await queue.close()
+
+
+async def test_what_a_client_has_waiting_is_bounded_and_leaves_with_it():
+    answer = Recorded()
+    answer.go.clear()
+    queue = FairQueue(answer, max_batch=1, max_waiting=4)
+    (first,) = await submitted(queue, ("a", ["one"]))
+    (left,) = await submitted(queue, ("a", ["two", "three"]))
+    with pytest.raises(ToolError, match="3 queries of this client wait already"):
+        await queue.submit("a", ["four", "five"])
+    left.cancel()
+    await asyncio.wait([left])
+    others = await submitted(queue, ("a", ["four", "five"]), ("b", ["six"]))
+    answer.go.set()
+    assert await asyncio.gather(first, *others) == [["ONE"], ["FOUR", "FIVE"], ["SIX"]]
+    assert answer.batches == [["one"], ["four"], ["six"], ["five"]]
+    assert queue._waiting == {}
+    await queue.close()
+
+
+async def test_closing_fails_what_waits():
+    answer = Recorded()
+    answer.go.clear()
+    queue = FairQueue(answer, max_batch=1)
+    tasks = await submitted(queue, ("a", ["one"]), ("b", ["two"]))
+    await queue.close()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["tool unavailable: the queue was closed"] * 2

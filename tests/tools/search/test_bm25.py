@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.tools import Bm25Index
-from agentrl.tools.search import words
+from agentrl.tools.search import bm25, words
 
 VOCABULARY = [f"w{number}" for number in range(60)]
 
@@ -80,3 +80,55 @@ def test_passages_without_words_are_never_hits():
 def test_fewer_than_one_passage_is_refused():
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         Bm25Index(["red"]).search("red", 0)
+
+
+def test_repeated_words_count_and_are_added_once(monkeypatch):
+    index = Bm25Index(_passages(3))
+    weighted = 500 * index.scores("w1") + index.scores("w2")
+    additions = []
+    monkeypatch.setattr(bm25, "_CHUNK", 1 << 30)
+    monkeypatch.setattr(bm25, "np", Counting(additions))
+    np.testing.assert_allclose(index.scores("w1 " * 500 + "w2"), weighted, rtol=1e-5)
+    assert len(additions) == 2
+
+
+class Counting:
+    """numpy, with a record of the additions of `np.add.at`."""
+
+    def __init__(self, additions):
+        self.additions = additions
+        self.add = self
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def at(self, total, rows, weights):
+        self.additions.append(len(rows))
+        np.add.at(total, rows, weights)
+
+
+def test_the_work_for_a_query_is_bounded_and_its_rarest_words_are_scored(monkeypatch):
+    common = [f"c{n}" for n in range(100)]
+    passages = [" ".join([*common, f"rare{n}"]) for n in range(50)]
+    index, additions = Bm25Index(passages), []
+    monkeypatch.setattr(bm25, "np", Counting(additions))
+    assert index.search(" ".join([*common, "rare7"]), 1) == [passages[7]]
+    assert 31 * 50 <= sum(additions) <= 32 * 50
+    np.testing.assert_allclose(
+        index.scores(" ".join(common[:32])), sum(index.scores(word) for word in common[:32]), rtol=1e-5
+    )
+
+
+def test_chunks_give_the_same_scores(monkeypatch):
+    index = Bm25Index(_passages(4))
+    expected = index.scores("w1 w2 w3")
+    monkeypatch.setattr(bm25, "_CHUNK", 7)
+    assert index.scores("w1 w2 w3").tolist() == expected.tolist()
+
+
+def test_cached_words_are_bounded(monkeypatch):
+    monkeypatch.setattr(bm25, "_CACHED_WORDS", 5)
+    index = Bm25Index(_passages(5))
+    first = [index.scores(word).tolist() for word in VOCABULARY]
+    assert len(index._postings) <= 5
+    assert [index.scores(word).tolist() for word in VOCABULARY] == first

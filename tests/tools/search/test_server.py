@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -24,6 +26,7 @@ from agentrl.tools.search.index import hits_of
 from agentrl.tools.search.server import RetrieveApp
 from agentrl.tools.search.tool import MAX_QUERY_CHARS
 from agentrl.tools.search.wire import Bounds
+from tests.listening import listening
 from tests.tools.search.corpora import corpus, encoder, jsonl, queries, texts
 
 BOUNDS = Bounds(max_bytes=2000, max_queries=5, max_query_chars=20, max_topk=7)
@@ -33,7 +36,10 @@ BOUNDS = Bounds(max_bytes=2000, max_queries=5, max_query_chars=20, max_topk=7)
 async def asking(app):
     async with app.app.router.lifespan_context(app.app):
         transport = httpx2.ASGITransport(app.app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        headers = {"Content-Type": "application/json"}
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", headers=headers
+        ) as client:
             yield client
 
 
@@ -68,7 +74,8 @@ async def test_replies_are_those_of_search_r1_with_and_without_scores():
             for k in (0, -1, 8, 1.5, "3", True, 10**30)
         ],
         (b'{"queries": ["a"], "return_scores": 1}', 422, "`return_scores` must be true or false."),
-        (b'{"queries": ["a"]}' + b" " * 2000, 413, "a request has at most 2,000 bytes."),
+        (b'{"queries": ["a"]}' + b" " * 2000, 413, "A request has at most 2,000 bytes."),
+        (b'{"queries": ["\\ud800"]}', 422, "a query holds half of a surrogate pair; send valid Unicode."),
     ],
 )
 async def test_a_wrong_request_is_a_one_sentence_error(body, status, sentence):
@@ -82,7 +89,7 @@ async def test_a_wrong_request_is_a_one_sentence_error(body, status, sentence):
         assert (await client.get("/elsewhere")).status_code == 404
 
 
-async def test_requests_at_once_are_done_together_each_with_its_own_topk():
+async def test_requests_at_once_each_have_their_own_topk():
     index = HybridIndex(Bm25Index(corpus()), DenseIndex(corpus(), encoder), depth=5)
     entered, free = threading.Event(), threading.Event()
 
@@ -109,7 +116,81 @@ async def test_requests_at_once_are_done_together_each_with_its_own_topk():
                 for hits in hits_of(index, request["queries"], request["topk"])
             ]
             assert [[d["contents"] for d in documents] for documents in answer.json()["result"]] == expected
-    assert app.served == {"requests": 12, "batches": 2}
+    assert app.served["requests"] == 12
+
+
+async def test_an_encoder_gets_the_queries_of_all_requests_together():
+    sizes = []
+
+    def counting(texts):
+        sizes.append(len(texts))
+        return encoder(texts)
+
+    index = DenseIndex(corpus(), counting)
+    expected = hits_of(index, queries(1, 8), 2)
+    sizes.clear()
+    async with asking(RetrieveApp(index)) as client:
+        bodies = [{"queries": queries(1, 8)[n : n + 2], "topk": 2} for n in range(0, 8, 2)]
+        answers = await asyncio.gather(*(client.post("/retrieve", json=body) for body in bodies))
+    contents = [[d["contents"] for d in hits] for answer in answers for hits in answer.json()["result"]]
+    assert contents == [[hit.passage.contents for hit in hits] for hits in expected]
+    assert sum(sizes) == 8
+    assert max(sizes) > 2, "a call of the encoder has queries of several requests"
+
+
+async def test_costly_queries_of_one_client_do_not_hold_up_another():
+    index = Bm25Index(corpus())
+
+    class Slow:
+        """Every query for `costly` takes 20 ms, as a query of many words does over a large corpus."""
+
+        corpus = index.corpus
+
+        def rank(self, queries, k):
+            time.sleep(0.02 * queries.count("costly"))
+            return index.rank(queries, k)
+
+    async with listening(RetrieveApp(Slow()).app) as url, httpx2.AsyncClient(trust_env=False) as client:
+        flood = [asyncio.create_task(client.post(f"{url}/retrieve", json={"queries": ["costly"] * 512}))]
+        await asyncio.sleep(0.2)
+        began = time.perf_counter()
+        answer = await client.post(f"{url}/retrieve", json={"queries": queries(1, 20)})
+        elapsed_s = time.perf_counter() - began
+        assert [[d["contents"] for d in hits] for hits in answer.json()["result"]] == [
+            [hit.passage.contents for hit in hits] for hits in hits_of(index, queries(1, 20), 3)
+        ]
+        assert elapsed_s < 5, "512 costly queries take 10 s"
+        assert not flood[0].done()
+        # Its queries leave the queue with it.
+        flood[0].cancel()
+        await asyncio.wait(flood)
+
+
+async def test_half_a_surrogate_pair_fails_its_own_request():
+    body = b'{"queries": ["w1", "\\udc80"]}'
+    headers = {"Content-Type": "application/json"}
+    app = RetrieveApp(Bm25Index(texts(1))).app
+    async with listening(app) as url, httpx2.AsyncClient(trust_env=False, headers=headers) as client:
+        bad = [client.post(f"{url}/retrieve", content=body) for _ in range(5)]
+        good = [client.post(f"{url}/retrieve", json={"queries": ["w1"]}) for _ in range(5)]
+        answers = await asyncio.gather(*bad, *good)
+    assert [answer.status_code for answer in answers] == [422] * 5 + [200] * 5
+
+
+async def test_a_page_of_another_site_searches_nothing():
+    app = RetrieveApp(Bm25Index(texts(1)))
+    async with listening(app.app) as url, httpx2.AsyncClient(trust_env=False) as client:
+        body = json.dumps({"queries": ["w1"]})
+        for headers, status in (
+            ({"Content-Type": "text/plain"}, 415),
+            ({"Content-Type": "application/json", "Origin": "https://www.w3.org"}, 403),
+            ({"Content-Type": "application/json", "Host": "attacker.example"}, 403),
+        ):
+            answer = await client.post(f"{url}/retrieve", content=body, headers=headers)
+            assert answer.status_code == status, headers
+            assert answer.json()["detail"]
+        assert (await client.get(f"{url}/health", headers={"Host": "attacker.example"})).status_code == 403
+    assert app.served["requests"] == 0
 
 
 async def test_replies_are_not_held_back_for_a_delayed_acknowledgement():
@@ -177,6 +258,28 @@ def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
             process.send_signal(number)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_server_at_its_limit_of_open_files_serves_on_and_logs_little(tmp_path):
+    with serving(jsonl(tmp_path / "corpus.jsonl", texts(1))) as process:
+        idle = []
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (40, 40))
+            address = ("127.0.0.1", int(url.rpartition(":")[2]))
+            idle += [socket.create_connection(address, timeout=20) for _ in range(100)]
+            answer = httpx2.post(
+                f"{url}/retrieve", json={"queries": ["w1"]}, trust_env=False, timeout=httpx2.Timeout(60)
+            )
+            assert answer.status_code == 200
+        finally:
+            process.send_signal(signal.SIGTERM)
+            for connection in idle:
+                connection.close()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert err.count("out of system resource") <= 20
+    assert len(err) < 100_000
 
 
 @pytest.mark.parametrize(
