@@ -137,7 +137,7 @@ class Toolbox:
 
     async def _invoke(self, tool: Tool, arguments: Mapping[str, JSON]) -> str:
         try:
-            reading = tool.reader.read(arguments, self._policy)
+            reading = await tool.reader.read_async(arguments, self._policy)
             if reading.coerced:
                 self._tallies[tool.name].coerced += 1
             return await tool.call(reading.values)

@@ -1,35 +1,46 @@
 """From arguments that a model wrote to those that a function receives, or to one sentence about the error.
 
-A call's arguments are checked against the tool's schema by `jsonschema`. Then enums, dataclasses and
-pydantic models are built from them; everything else reaches the function as the model wrote it.
+A call's arguments are checked against the tool's schema, in a bounded number of steps (`validator`). Then
+enums, dataclasses and pydantic models are built from them; everything else reaches the function as the model
+wrote it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Literal
 
 from jsonschema.exceptions import ValidationError, best_match
-from jsonschema.protocols import Validator
 from pydantic import ConfigDict, TypeAdapter
 from pydantic import ValidationError as BuildError
 
 from agentrl.errors import ToolRejected, did_you_mean
+from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.json_text import read_json
 from agentrl.tools.plain import PlainParameters
+from agentrl.tools.running import run
+from agentrl.tools.validator import MAX_STEPS, Check, OutOfStepsError, Validator
 from agentrl.types import JSON
 
 ArgumentPolicy = Literal["strict", "coerce"]
 _MAX_CHARACTERS = 80
+_MAX_NAMES = 32
+_INLINE_STEPS = 500
+"""About ten milliseconds: a check that takes more goes on in a thread."""
+_EXPLAIN_STEPS = 4_000
+_CHECKING = Gate(1)
 
 
 class ArgumentsRejected(ToolRejected):
     """The arguments do not fit the schema. kind: the JSON Schema keyword that they violate.
 
-    Where they fit the schema and a validator of a pydantic model rejects them, the kind is `value`.
+    Where they fit the schema and a validator of a pydantic model rejects them, the kind is `value`; where
+    checking them takes too many steps, or they are nested too deep, `steps`.
     """
 
 
@@ -61,20 +72,42 @@ class Reader:
         Raises:
             ArgumentsRejected: they do not fit; the sentence names the parameter.
         """
-        values = dict(arguments)
-        fits, converted = self._fits(values), False
-        if not fits and policy == "coerce":
-            values, converted = coerced(values, self.schema.parameters, self.validator), True
-            fits = self.validator.is_valid(values)
-        if not fits:
-            # The text shows the model its own arguments, not the converted ones.
-            raise ArgumentsRejected(*explain(self.schema, self.validator, dict(arguments)))
+        try:
+            return self._read(arguments, policy, MAX_STEPS)
+        except OutOfStepsError:
+            problem = "checking the arguments takes too many steps; write less, and nest less."
+            raise ArgumentsRejected(f"{self.schema.name}: {problem}", "steps") from None
+
+    async def read_async(self, arguments: Mapping[str, JSON], policy: ArgumentPolicy = "strict") -> Reading:
+        """The same without holding the event loop: a long check runs in a thread, one at a time.
+
+        Raises:
+            ArgumentsRejected: they do not fit, or checking them takes more than MAX_STEPS steps.
+        """
+        try:
+            return self._read(arguments, policy, _INLINE_STEPS)
+        except OutOfStepsError:
+            pass
+        async with _CHECKING.admitted():
+            work = partial(self.read, arguments, policy)
+            reading = await run(work, thread=f"arguments of {self.schema.name}")
+        assert isinstance(reading, Reading)
+        return reading
+
+    def _read(self, arguments: Mapping[str, JSON], policy: ArgumentPolicy, steps: int) -> Reading:
+        values, converted = dict(arguments), False
+        if self._plain is None or not self._plain.surely_fit(values):
+            check = self.validator.check(steps)
+            fits = check.fits(values)
+            if not fits and policy == "coerce":
+                values, converted = coerced(values, self.schema.parameters, check), True
+                fits = check.fits(values)
+            if not fits:
+                # The text shows the model its own arguments, not the converted ones.
+                raise ArgumentsRejected(*explain(self.schema, self.validator, dict(arguments), steps))
         if not self.builders:
             return Reading(values, converted)
         return Reading({key: self._built(key, value) for key, value in values.items()}, converted)
-
-    def _fits(self, values: Mapping[str, JSON]) -> bool:
-        return (self._plain is not None and self._plain.surely_fit(values)) or self.validator.is_valid(values)
 
     def _built(self, key: str, value: JSON) -> object:
         if key not in self.builders:
@@ -89,10 +122,22 @@ class Reader:
             raise ArgumentsRejected(sentence, "value") from None
 
 
-def explain(schema: ToolSchema, validator: Validator, arguments: Mapping[str, JSON]) -> tuple[str, str]:
-    """One sentence for the model (which parameter is wrong, its value, what is expected), and its kind."""
-    error = best_match(validator.iter_errors(arguments))
-    assert error is not None, "only calls that failed validation are explained"
+def explain(
+    schema: ToolSchema, validator: Validator, arguments: dict[str, JSON], steps: int = MAX_STEPS
+) -> tuple[str, str]:
+    """One sentence for the model (which parameter is wrong, its value, what is expected), and its kind.
+
+    Of very many errors only those of the first steps are compared.
+
+    Raises:
+        OutOfStepsError: `steps` do not suffice, and there may be more.
+    """
+    errors, are_all = validator.check(min(steps, _EXPLAIN_STEPS)).errors(arguments)
+    if not are_all and steps < _EXPLAIN_STEPS:
+        raise OutOfStepsError
+    error = best_match(errors)
+    if error is None:
+        return f"{schema.name}: the arguments fit none of many alternatives; nest less.", "steps"
     kind = str(error.validator)
     where = f"parameter `{_dotted(tuple(error.absolute_path))}`" if error.absolute_path else "what it takes"
     if kind in ("required", "additionalProperties"):
@@ -125,23 +170,25 @@ class _FailedSchema:
             phrase = self.expected(properties.get(key))
             return f"parameter `{key}` is missing{inside}{f'; it must be {phrase}' if phrase else ''}."
         key = next(key for key in value if key not in properties)
-        takes = ", ".join(f"`{name}`" for name in properties) or "no parameters"
+        takes = _listed(f"`{name}`" for name in properties) or "no parameters"
         return (
             f"there is no parameter `{_clip(key)}`{inside} (got {_as_json(value[key])}); "
-            f"it takes {takes}.{did_you_mean(key, properties)}"
+            f"it takes {takes}.{did_you_mean(key[:_MAX_CHARACTERS], properties)}"
         )
 
-    def expected(self, schema: JSON) -> str:
+    def expected(self, schema: JSON, depth: int = 0) -> str:
         """A schema as an English phrase; empty where only the schema itself would be exact."""
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or depth > _MAX_PHRASE_DEPTH:
             return ""
         if isinstance(reference := schema.get("$ref"), str):
-            return self.expected(self._shared.get(reference.rpartition("/")[2], {}))
+            return self.expected(self._shared.get(reference.rpartition("/")[2], {}), depth + 1)
         if isinstance(choices := schema.get("anyOf"), list):
-            phrases = [self.expected(choice) for choice in choices]
-            return " or ".join(phrases) if all(phrases) else ""
+            phrases = [self.expected(choice, depth + 1) for choice in choices[: _MAX_NAMES + 1]]
+            phrase = " or ".join(phrases)
+            is_short = len(phrases) <= _MAX_NAMES and len(phrase) <= _MAX_PHRASE
+            return phrase if is_short and all(phrases) else ""
         if isinstance(values := schema.get("enum"), list):
-            return "one of " + ", ".join(_as_json(value) for value in values)
+            return "one of " + _listed(map(_as_json, values))
         if "const" in schema:
             return _as_json(schema["const"])
         kinds = schema.get("type", "object" if "properties" in schema else None)
@@ -150,6 +197,8 @@ class _FailedSchema:
         )
 
 
+_MAX_PHRASE_DEPTH = 3
+_MAX_PHRASE = 2_000
 _DESCRIBED_KEYWORDS = ("type", "enum", "const", "anyOf")
 _TYPE_NAMES = {
     "string": "a string",
@@ -160,6 +209,11 @@ _TYPE_NAMES = {
     "object": "an object",
     "null": "null",
 }
+
+
+def _listed(names: Iterable[str]) -> str:
+    first = tuple(islice(names, _MAX_NAMES + 1))
+    return ", ".join(first if len(first) <= _MAX_NAMES else (*first[:_MAX_NAMES], "..."))
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:
@@ -193,9 +247,7 @@ _LAX: dict[str, TypeAdapter[int] | TypeAdapter[float] | TypeAdapter[bool] | Type
 _CONTAINERS: dict[str, type[object]] = {"array": list, "object": dict}
 
 
-def coerced(
-    arguments: Mapping[str, JSON], parameters: Mapping[str, JSON], validator: Validator
-) -> dict[str, JSON]:
+def coerced(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON], check: Check) -> dict[str, JSON]:
     """The arguments with every value that does not fit its schema converted, where it can be.
 
     A value that fits is never changed. A value that does not fit is converted by the type in the schema:
@@ -211,30 +263,41 @@ def coerced(
     first that the converted value fits is taken. null, enums of several types, missing and unknown
     parameters stay as they are. The result may still not fit.
 
-    parameters: the schema of the whole object, and `validator`, the one compiled from it.
+    parameters: the schema of the whole object, and `check`, a check against it.
+
+    Raises:
+        OutOfStepsError: the check has too few steps left.
     """
     schema = dict(parameters)
-    converted = _Coercion(schema, validator).value(dict(arguments), schema, 0)
+    converted = _Coercion(schema, check).value(dict(arguments), schema, 0)
     return converted if isinstance(converted, dict) else dict(arguments)
 
 
 class _Coercion:
-    def __init__(self, parameters: Mapping[str, JSON], validator: Validator) -> None:
-        self._validator = validator
+    def __init__(self, parameters: Mapping[str, JSON], check: Check) -> None:
+        self._check = check
+        # By the ids of a value and a schema; the value is held, so that no other object gets its id.
+        self._done: dict[tuple[int, int], tuple[JSON, JSON]] = {}
         shared = parameters.get("$defs")
         self._shared: Mapping[str, JSON] = shared if isinstance(shared, dict) else {}
 
     def value(self, value: JSON, schema: JSON, depth: int) -> JSON:
         if value is None or not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return value
-        if self._fits(value, schema):
+        key = (id(value), id(schema))
+        if key not in self._done:
+            self._done[key] = (value, self._converted(value, schema, depth))
+        return self._done[key][1]
+
+    def _converted(self, value: JSON, schema: dict[str, JSON], depth: int) -> JSON:
+        if self._check.fits(value, schema):
             return value
         if isinstance(reference := schema.get("$ref"), str):
             return self.value(value, self._shared.get(reference.rpartition("/")[2]), depth + 1)
         if isinstance(choices := schema.get("anyOf"), list):
             tries = (self.value(value, choice, depth + 1) for choice in choices)
             fitting = (
-                tried for tried, choice in zip(tries, choices, strict=True) if self._fits(tried, choice)
+                tried for tried, choice in zip(tries, choices, strict=True) if self._check.fits(tried, choice)
             )
             return next(fitting, value)
         kind = str(schema.get("type"))
@@ -256,9 +319,6 @@ class _Coercion:
         return {
             key: self.value(below, properties.get(key, others), depth + 1) for key, below in value.items()
         }
-
-    def _fits(self, value: JSON, schema: JSON) -> bool:
-        return self._validator.evolve(schema=schema).is_valid(value)
 
 
 def _lax(value: JSON, kind: str) -> JSON:

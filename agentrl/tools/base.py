@@ -13,9 +13,10 @@ Any other exception counts as a failure of the world.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType, MethodType
 from typing import Literal, TypeAlias, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
@@ -24,9 +25,10 @@ from agentrl.errors import ToolDefinitionError, ToolError, ToolRejected
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import Reader
+from agentrl.tools.intake import check_parameters
 from agentrl.tools.running import OverrunError, is_inline, run
 from agentrl.tools.running import inline as inlined
-from agentrl.tools.schema import builders, check_parameters, compile_validator, describe
+from agentrl.tools.schema import builders, compile_validator, describe
 from agentrl.types import JSON
 
 ToolFunction = Callable[..., str] | Callable[..., Awaitable[str]]
@@ -34,6 +36,7 @@ _F = TypeVar("_F", bound=ToolFunction)
 Overrun: TypeAlias = Literal["model", "world"]
 """What causes a tool to overrun its deadline: the model, which gets an error text, or the world."""
 _OPTIONS = "__agentrl_tool__"
+_NUM_DESCRIBED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +128,9 @@ class Tool:
         """A tool whose schema is an argument rather than read off a signature; arguments arrive as keywords.
 
         Raises:
-            ToolDefinitionError: its parameters are no valid JSON Schema.
+            ToolDefinitionError: its parameters are no valid JSON Schema, or one whose checks have no bound.
         """
-        check_parameters(schema)
-        reader = Reader(schema, compile_validator(schema), {})
+        reader = _checked(schema.name, schema.description, json.dumps(dict(schema.parameters)))
         return cls(schema, function, reader, gate or Gate(None), overrun)
 
     @property
@@ -148,7 +150,7 @@ class Tool:
             ToolRejected: the arguments do not fit the schema, or the tool refuses them.
             TypeError: the tool did not return a string.
         """
-        values = self.reader.read(arguments).values
+        values = (await self.reader.read_async(arguments)).values
         async with self.gate.admitted():
             return await self.call(values)
 
@@ -181,6 +183,14 @@ def _options(function: FunctionType | MethodType) -> _Options:
     return options if isinstance(options, _Options) else _Options()
 
 
+@lru_cache(maxsize=_NUM_DESCRIBED)
+def _checked(name: str, description: str, parameters: str) -> Reader:
+    """The reader of a described tool. Every episode of an MCP server describes the same ones."""
+    schema = ToolSchema(name, description, json.loads(parameters))
+    check_parameters(schema)
+    return Reader(schema, compile_validator(schema), {})
+
+
 # An environment exists for one episode, and each describes the same few functions. Weak keys: functions
 # created inside an episode must not outlive it. Two tables: the
 # schema of a method lacks `self`.
@@ -195,6 +205,6 @@ def _described(function: FunctionType | MethodType, options: _Options) -> _Descr
         table, key = _methods, function.__func__
     if key not in table:
         schema = describe(function, name=options.name, description=options.description)
-        reader = Reader(schema, compile_validator(schema), builders(function))
+        reader = Reader(schema, compile_validator(schema), builders(function, schema))
         table[key] = reader, Gate(options.max_concurrency)
     return table[key]

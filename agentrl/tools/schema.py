@@ -23,28 +23,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Literal, Union, get_args, get_origin
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from jsonschema.protocols import Validator
-from jsonschema.validators import extend
 from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
+from pydantic_core import PydanticSerializationError, SchemaError, to_jsonable_python
 from typing_extensions import is_typeddict
 
 from agentrl.errors import ToolDefinitionError
 from agentrl.protocols import ToolSchema
+from agentrl.tools.intake import ambiguous_union, check_patterns
+from agentrl.tools.validator import Validator
 from agentrl.types import JSON
 
 _ALLOWED = (
@@ -54,65 +49,9 @@ _ALLOWED = (
 _ARGUMENT_LINE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
-def _is_integer(_: object, value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(_: object, value: object) -> bool:
-    return _is_integer(_, value) or (isinstance(value, float) and math.isfinite(value))
-
-
-_extend: Callable[..., type[Validator]] = extend
-# JSON Schema counts 3.0 as an integer and Python's json accepts NaN; a typed function expects neither.
-_StrictValidator = _extend(
-    Draft202012Validator,
-    type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
-        {"integer": _is_integer, "number": _is_number}
-    ),
-)
-
-
 def compile_validator(schema: ToolSchema) -> Validator:
     """A validator of argument objects, to be compiled once for each tool."""
-    # With an empty registry: otherwise jsonschema fetches the references of a schema over the network.
-    return _StrictValidator(schema.parameters, registry=EMPTY_REGISTRY)
-
-
-def check_parameters(schema: ToolSchema) -> None:
-    """Check that parameters are a self-contained JSON Schema of an object, for schemas of others.
-
-    Raises:
-        ToolDefinitionError: they are not.
-    """
-    try:
-        Draft202012Validator.check_schema(schema.parameters)
-    except SchemaError as error:
-        raise ToolDefinitionError(
-            f"tool `{schema.name}`: its parameters are no JSON Schema: {error.message}"
-        ) from None
-    if schema.parameters.get("type", "object") != "object":
-        raise ToolDefinitionError(
-            f"tool `{schema.name}`: its parameters must be an object, got {schema.parameters['type']!r}"
-        )
-    resolver = EMPTY_REGISTRY.with_resource("", DRAFT202012.create_resource(schema.parameters)).resolver()
-    for reference in _references(schema.parameters):
-        try:
-            resolver.lookup(reference)
-        except Unresolvable:
-            raise ToolDefinitionError(
-                f"tool `{schema.name}`: its parameters refer to {reference!r}, which they do not hold; "
-                "nothing is fetched for a schema"
-            ) from None
-
-
-def _references(schema: object) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        for key in ("$ref", "$dynamicRef"):
-            if isinstance(reference := schema.get(key), str):
-                yield reference
-    below = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
-    for child in below:
-        yield from _references(child)
+    return Validator(schema.parameters)
 
 
 def describe(
@@ -124,7 +63,8 @@ def describe(
     `Args:` section or by `pydantic.Field(description=...)`.
 
     Raises:
-        ToolDefinitionError: a hint or the docstring is missing, or a type is not JSON's.
+        ToolDefinitionError: a hint or the docstring is missing, a type is not JSON's, or a pattern cannot
+            run in linear time.
     """
     name = name or function.__name__
     documentation = inspect.getdoc(function) or ""
@@ -137,7 +77,9 @@ def describe(
     hints = _hints(function, name)
     for parameter in parameters.values():
         _check_parameter(name, parameter, hints)
-    return ToolSchema(name, description, _object_schema(name, parameters, hints, documentation))
+    schema = _object_schema(name, parameters, hints, documentation)
+    check_patterns(f"tool `{name}`: its parameters", schema)
+    return ToolSchema(name, description, schema)
 
 
 def _hints(function: Callable[..., object], name: str) -> dict[str, type[object]]:
@@ -213,10 +155,23 @@ def _is_built(hint: object, inside: tuple[object, ...] = ()) -> bool:
     return any(_is_built(below, (*inside, hint)) for below in _fields(hint) or get_args(hint))
 
 
-def builders(function: Callable[..., object]) -> dict[str, TypeAdapter[object]]:
-    """Adapters that build arguments from JSON, by parameter, for the parameters that are not plain JSON."""
+def builders(function: Callable[..., object], schema: ToolSchema) -> dict[str, TypeAdapter[object]]:
+    """Adapters that build arguments from JSON, by parameter, for the parameters that are not plain JSON.
+
+    schema: of the function.
+
+    Raises:
+        ToolDefinitionError: building could take time that doubles with every level of a value.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
-    return {key: TypeAdapter(hint) for key, hint in hints.items() if key != "return" and _is_built(hint)}
+    built = {key: TypeAdapter(hint) for key, hint in hints.items() if key != "return" and _is_built(hint)}
+    if built and (names := ambiguous_union(schema.parameters)):
+        raise ToolDefinitionError(
+            f"tool `{schema.name}`: {names} hold the union that they are in, and each would be tried at "
+            "every level of a value; give the union a discriminator, "
+            '`Annotated[A | B, pydantic.Field(discriminator="kind")]`'
+        )
+    return built
 
 
 def _object_schema(
@@ -234,6 +189,9 @@ def _object_schema(
         raise ToolDefinitionError(
             f"tool `{name}`: pydantic cannot describe a parameter: {error.message}"
         ) from error
+    except SchemaError as error:
+        reason = " ".join(str(error).split())
+        raise ToolDefinitionError(f"tool `{name}`: a type cannot be checked: {reason}") from error
     descriptions = argument_descriptions(documentation)
     properties: dict[str, JSON] = {}
     for key, parameter in parameters.items():
