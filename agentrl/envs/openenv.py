@@ -24,6 +24,8 @@ from agentrl.envs.base import Env
 from agentrl.errors import StageError, UserError
 from agentrl.extras import require
 from agentrl.protocols import ToolSchema
+from agentrl.retrying import StatusError, body_of
+from agentrl.tools.http import AllowedAddresses
 from agentrl.types import JSON, Message, Observation, Step, Task, ToolCall
 
 ACT = "act"
@@ -31,6 +33,7 @@ NUM_TASKS: Mapping[str, int] = {"train": 2000, "test": 500}
 _FIRST_SEED: Mapping[str, int] = {"train": 0, "test": 1_000_000}
 _MAX_FRAME_BYTES = 16 * 2**20
 _SCHEMA_TIMEOUT_S = 10.0
+_MAX_SCHEMA_BYTES = 1 << 20
 _VALIDATION = "VALIDATION_ERROR"
 _OWN_FIELDS = ("metadata",)
 
@@ -192,11 +195,10 @@ async def _act_schema(url: str) -> ToolSchema:
     if url in _schemas:
         return _schemas[url]
     try:
-        async with httpx2.AsyncClient(timeout=_SCHEMA_TIMEOUT_S) as client:
-            response = await client.get(f"{url}/schema")
-            response.raise_for_status()
-            schema = response.json()["action"]
-    except (httpx2.HTTPError, KeyError, TypeError, ValueError) as error:
+        async with AllowedAddresses(url).client(timeout_s=_SCHEMA_TIMEOUT_S) as client:
+            body = await body_of(client, "GET", httpx2.URL(f"{url}/schema"), max_bytes=_MAX_SCHEMA_BYTES)
+            schema = json.loads(body)["action"]
+    except (httpx2.HTTPError, StatusError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StageError("reset", "unavailable", f"{url}/schema: {error!r}") from error
     properties = {name: each for name, each in schema["properties"].items() if name not in _OWN_FIELDS}
     description = str(schema.get("description") or "Do something.").strip()

@@ -7,7 +7,7 @@ allowed addresses. Addresses are compared as origins (scheme, host, port), on th
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,10 +15,12 @@ from types import TracebackType
 import httpx2
 
 from agentrl.errors import ConfigError, ToolError, ToolRejected
+from agentrl.retrying import PACKED, content_coding
 
 _PORTS = {"http": 80, "https": 443}
 _MAX_CHARACTERS = 80
 _SENT_BEFORE = "agentrl_sent_before"
+_CODING = b"content-encoding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class AllowedAddresses:
         """A client that reaches only these origins. The caller closes it.
 
         Redirects are followed. Proxies, certificates and passwords of the process's environment are not
-        used.
+        used. Replies must be sent as they are: a packed one (`Content-Encoding: gzip`) is refused.
 
         timeout_s: of each wait for the network (connect, read, write, a free connection), not of the
             whole request. None = none.
@@ -105,16 +107,27 @@ class AllowedAddresses:
         A request of it raises:
             ToolRejected: its URL has another origin.
             ToolError: `refused`, the server redirects to another origin.
-            httpx2.HTTPError: the network or the server failed.
+            httpx2.HTTPError: the network or the server failed; a DecodingError: the reply is packed.
         """
         limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         return httpx2.AsyncClient(
             transport=GuardedTransport(httpx2.AsyncHTTPTransport(trust_env=False, limits=limits), self),
             timeout=timeout_s,
-            headers=dict(headers or {}),
+            headers={"accept-encoding": "identity", **(headers or {})},
             follow_redirects=True,
             trust_env=False,
         )
+
+
+class _Packed(httpx2.AsyncByteStream):
+    """The body of a reply whose content coding is refused."""
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b""
+        raise httpx2.DecodingError(PACKED.format(self._coding))
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
@@ -127,6 +140,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request to an allowed origin.
 
+        The body of a packed reply raises httpx2.DecodingError when it is read.
+
         Raises:
             ToolRejected: its origin is not allowed.
             ToolError: `refused`, a server redirected it to an origin that is not allowed.
@@ -137,7 +152,13 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             raise ToolRejected(reason)
         # The request that follows a redirect inherits the extensions of the first request.
         request.extensions[_SENT_BEFORE] = True
-        return await self._inner.handle_async_request(request)
+        response = await self._inner.handle_async_request(request)
+        if coding := content_coding(response):
+            await response.aclose()
+            # The error is raised where the body is read: there every client of HTTP expects one.
+            plain = [(key, value) for key, value in response.headers.raw if key.lower() != _CODING]
+            return httpx2.Response(response.status_code, headers=plain, stream=_Packed(coding))
+        return response
 
     async def __aenter__(self) -> GuardedTransport:
         await self._inner.__aenter__()

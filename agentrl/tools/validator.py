@@ -79,6 +79,11 @@ class Check:
         self._choices: dict[int, tuple[JSON, frozenset[str]]] = {}
         self._is_listing = False
 
+    @property
+    def steps_left(self) -> int:
+        """The steps that are left."""
+        return self._steps
+
     def spend(self, steps: int) -> None:
         """Count steps.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
 
@@ -19,6 +19,8 @@ from mcp_types import (
     PARSE_ERROR,
     AudioContent,
     BlobResourceContents,
+    CallToolRequest,
+    CallToolRequestParams,
     CallToolResult,
     ContentBlock,
     EmbeddedResource,
@@ -33,19 +35,25 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from agentrl.errors import ToolError, ToolRejected
+from agentrl.retrying import MAX_VALUES, num_values
 from agentrl.tools.http import AllowedAddresses
+from agentrl.tools.intake import schema_size
 from agentrl.tools.mcp.server import Command, Server
-from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, ServerLog, stdio
+from agentrl.tools.mcp.stdio import MAX_BYTES, TOO_LONG, TOO_MANY, ServerLog, stdio
 from agentrl.types import JSON
 
 ANSWERS_S = 2.0
 """After a cancelled call, a server that lists its tools within this time counts as healthy."""
 CLOSE_S = 8.0
 """The longest time that closing takes: `play` waits ten seconds."""
+MAX_TOOLS = 256
+MAX_TOOLS_SIZE = 50_000
+"""Of the descriptions and schemas of all tools of a server together; see `schema_size`."""
 _MAX_PAGES = 100
+_MAX_BLOCKS = 1_000
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 # Over HTTP the SDK wraps the error for a reply that is too long: by our bound, or by httpx2's.
-_TOO_LONG_OVER_HTTP = (TOO_LONG, f"exceeded the {MAX_BYTES} byte limit")
+_TOO_LONG_OVER_HTTP = (TOO_LONG, TOO_MANY, f"exceeded the {MAX_BYTES} byte limit")
 # What a broken server or network raises in the SDK; groups come from its tasks.
 _BROKEN = (MCPError, ValidationError, TimeoutError, OSError, httpx2.HTTPError, ExceptionGroup)
 
@@ -86,15 +94,16 @@ class McpConnection:
             ToolError: `crashed`, the server ended; `protocol`, its response is invalid.
         """
         try:
-            result = await self._session.call_tool(name, dict(arguments))
+            # Not its `call_tool`: that evaluates the tool's output schema, without a bound.
+            params = CallToolRequestParams(name=name, arguments=dict(arguments))
+            result = await self._session.send_request(CallToolRequest(params=params), CallToolResult)
         except asyncio.CancelledError:
             if self._probe is None:
                 self._probe = asyncio.get_running_loop().create_task(self._is_healthy(), context=Context())
             raise
         except MCPError as error:
             raise await self._classified(name, error) from error
-        except (ValidationError, RuntimeError) as error:
-            # RuntimeError: the SDK raises it for a result that does not fit the tool's own output schema.
+        except ValidationError as error:
             raise ToolError(
                 "protocol", f"`{name}` answered what MCP does not allow: {_line(error)}"
             ) from error
@@ -117,9 +126,10 @@ class McpConnection:
     async def _classified(self, name: str, error: MCPError) -> ToolError | ToolRejected:
         if error.code == INVALID_PARAMS:
             return ToolRejected(f"{name}: {error.message}")
-        if any(words in error.message for words in _TOO_LONG_OVER_HTTP):
-            return ToolRejected(f"{name}: {TOO_LONG}")
-        if error.code == CONNECTION_CLOSED:
+        if words := next((words for words in _TOO_LONG_OVER_HTTP if words in error.message), None):
+            return ToolRejected(f"{name}: {TOO_MANY if words == TOO_MANY else TOO_LONG}")
+        # A server may respond with the code of the SDK's for a closed connection: then it still answers.
+        if error.code == CONNECTION_CLOSED and not await self._is_healthy():
             self._over = True
             lines = await self._log.last_lines()
             return ToolError("crashed", f"the server ended during a call of `{name}`: {_line(error)}{lines}")
@@ -167,8 +177,6 @@ async def _client(server: Server, log: ServerLog, stack: AsyncExitStack) -> Clie
     # No timeout of its own: the deadlines of starting, calling and closing bound every wait.
     http = AllowedAddresses(server.url).client(timeout_s=None, headers=server.headers)
     http.event_hooks = {"response": [_bound]}
-    # The bound counts received bytes; compressed ones could expand to any number.
-    http.headers["Accept-Encoding"] = "identity"
     await stack.enter_async_context(http)
     transport: Transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_BYTES)
     mode = "legacy" if server.with_session else "auto"
@@ -176,18 +184,31 @@ async def _client(server: Server, log: ServerLog, stack: AsyncExitStack) -> Clie
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of a reply, up to the bound."""
+    """The bytes of a reply, up to the bounds: of an event, where it is a stream of them."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, *, is_events: bool) -> None:
         self._inner = inner
+        self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self._inner:
-            size += len(chunk)
-            if size > MAX_BYTES:
-                raise httpx2.StreamError(TOO_LONG)
-            yield chunk
+        size = values = 0
+        try:
+            async for chunk in self._inner:
+                if self._is_events and b"\n\n" in chunk.replace(b"\r", b""):
+                    size = values = 0
+                size += len(chunk)
+                values += num_values(chunk)
+                if size > MAX_BYTES:
+                    raise self._error(TOO_LONG)
+                if values > MAX_VALUES:
+                    raise self._error(TOO_MANY)
+                yield chunk
+        except httpx2.DecodingError as error:  # a packed reply
+            raise self._error(str(error)) from None
+
+    def _error(self, text: str) -> Exception:
+        # The SDK passes on the texts of these two errors, and of no others.
+        return httpx2.SSEError(text) if self._is_events else httpx2.StreamError(text)
 
     async def aclose(self) -> None:
         """Close the inner stream."""
@@ -197,8 +218,8 @@ class _Bounded(httpx2.AsyncByteStream):
 async def _bound(response: httpx2.Response) -> None:
     # A stream of events has no end; its events are bounded one by one.
     is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-    if isinstance(response.stream, httpx2.AsyncByteStream) and not is_events:
-        response.stream = _Bounded(response.stream)
+    if isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _Bounded(response.stream, is_events=is_events)
 
 
 async def _listed(session: ClientSession) -> tuple[Tool, ...]:
@@ -207,10 +228,23 @@ async def _listed(session: ClientSession) -> tuple[Tool, ...]:
     for _ in range(_MAX_PAGES):
         page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
         tools += page.tools
+        _check_size(tools)
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
     raise ToolError("protocol", f"the server's list of tools does not end after {_MAX_PAGES} pages")
+
+
+def _check_size(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise ToolError("protocol", f"the server lists more than {MAX_TOOLS} tools; use one with fewer")
+    sizes = (
+        schema_size({"": tool.description, "in": tool.input_schema, "out": tool.output_schema or {}})
+        for tool in tools
+    )
+    if sum(sizes) > MAX_TOOLS_SIZE:
+        problem = f"the server's schemas have more than {MAX_TOOLS_SIZE:,} values together"
+        raise ToolError("protocol", f"{problem}; use a server that describes less")
 
 
 async def _not_opened(error: Exception, log: ServerLog, timeout_s: float) -> ToolError:
@@ -244,7 +278,9 @@ def text_of(result: CallToolResult) -> str:
 
     A block that is not text becomes a line in brackets that describes it. The text is never empty.
     """
-    parts = [_text(block) for block in result.content]
+    parts = [_text(block) for block in result.content[:_MAX_BLOCKS]]
+    if len(result.content) > _MAX_BLOCKS:
+        parts.append(f"[{len(result.content) - _MAX_BLOCKS:,} more parts not shown]")
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return "\n".join(parts) or NOTHING

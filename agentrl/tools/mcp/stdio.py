@@ -35,11 +35,13 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from agentrl import guard
+from agentrl.retrying import MAX_VALUES, num_values
 from agentrl.tools.mcp.server import Command
 
 MAX_BYTES = 16 * 2**20
 """The longest message of a server."""
 TOO_LONG = f"the answer has more than {MAX_BYTES:,} bytes; ask for less."
+TOO_MANY = f"the answer has more than {MAX_VALUES:,} values; ask for less."
 EXIT_S = 2.0
 """How long a server may take to end after its stdin was closed."""
 _STOP_S = guard.GRACE_S + guard.GIVE_UP_S + 1.0
@@ -138,8 +140,8 @@ class _PendingCalls:
             self._pending.discard((message.params or {}).get("requestId", ""))
 
     def messages_of(self, line: bytes, cut: bool) -> Iterator[JSONRPCMessage]:
-        if cut:
-            yield from self._too_long(line)
+        if cut or num_values(line) > MAX_VALUES:
+            yield from self._too_long(line, TOO_LONG if cut else TOO_MANY)
             return
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -151,13 +153,13 @@ class _PendingCalls:
             self._pending.discard(message.id)
         yield message
 
-    def _too_long(self, line: bytes) -> Iterator[JSONRPCMessage]:
-        match = _ID_FIRST.match(line) or _ID_LAST.search(line)
+    def _too_long(self, line: bytes, problem: str) -> Iterator[JSONRPCMessage]:
+        match = _ID_FIRST.match(line) or _ID_LAST.search(line[-_ENDS_BYTES:])
         if match and int(match[1]) in self._pending:
             self._pending.discard(int(match[1]))
-            yield _error(int(match[1]), INVALID_PARAMS, TOO_LONG)
+            yield _error(int(match[1]), INVALID_PARAMS, problem)
         else:
-            yield from self._failed(PARSE_ERROR, f"it wrote a line of more than {MAX_BYTES:,} bytes")
+            yield from self._failed(PARSE_ERROR, f"it wrote a line that is too long: {problem}")
 
     def _failed(self, code: int, text: str) -> Iterator[JSONRPCMessage]:
         pending, self._pending = self._pending, set()

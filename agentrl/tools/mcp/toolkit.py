@@ -81,15 +81,17 @@ class McpTools(Toolkit):
         """The server's tools for one episode.
 
         Raises:
-            ToolError: the server cannot be reached or started, or its responses are not MCP.
-            ToolDefinitionError: it lacks a tool of `only`, or describes one by no JSON Schema of an object.
+            ToolError: the server cannot be reached or started, its responses are not MCP, or it lists
+                too many tools or too large ones.
+            ToolDefinitionError: it lacks a tool of `only`, describes one by no JSON Schema of an object, or
+                by one whose checks have no bound (see `agentrl.tools.intake`).
         """
         if not self.stateful:
-            yield self._tools(_SharedRoute(self._shared), (await self._shared.get()).tools)
+            yield await self._tools(_SharedRoute(self._shared), (await self._shared.get()).tools)
             return
         route = _OwnRoute(self._connect)
         try:
-            yield self._tools(route, (await route.connection()).tools)
+            yield await self._tools(route, (await route.connection()).tools)
         finally:
             await route.close()
 
@@ -98,7 +100,7 @@ class McpTools(Toolkit):
 
         return connect(with_variables(self._server), start_timeout_s=self.start_timeout_s)
 
-    def _tools(self, route: _Route, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
+    async def _tools(self, route: _Route, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
         by_name = {tool.name: tool for tool in offered}
         chosen = by_name if self.only is None else self.only
         for name in chosen:
@@ -107,7 +109,8 @@ class McpTools(Toolkit):
                 raise ToolDefinitionError(
                     f"the MCP server has no tool `{name}`.{did_you_mean(name, by_name)} It has {names}."
                 )
-        return tuple(self._tool(route, by_name[name]) for name in chosen)
+        # Checking large schemas takes a second: in a thread, so that the event loop goes on.
+        return await asyncio.to_thread(lambda: tuple(self._tool(route, by_name[name]) for name in chosen))
 
     def _tool(self, route: _Route, offered: ServerTool) -> Tool:
         async def call(**arguments: JSON) -> str:

@@ -1,11 +1,11 @@
 """An MCP server without the SDK: small, quick to start, with the faults that its arguments name.
 
-    python raw_server.py [mute] [ends] [stays] [stubborn] [chatty] [loops]
+    python raw_server.py [mute] [ends] [stays] [stubborn] [chatty] [loops] [floods] [bloats]
 
 mute: never answers. ends: writes the reason to stderr and ends at once. stays: does not end when its stdin
 is closed.
 stubborn: ignores SIGTERM. chatty: writes a line that is no message before it begins. loops: its list of tools
-has no end.
+has no end. floods: it lists 2,000 tools. bloats: its schemas have 100,000 values.
 """
 
 from __future__ import annotations
@@ -108,15 +108,29 @@ RAW = {
     "fails": {"content": [{"type": "text", "text": "no such table: cats"}], "isError": True},
     "fails_silently": {"content": [], "isError": True},
     "nonsense": {"answer": 42},
+    "blocks": {"content": [{"type": "text", "text": "a"}] * 1_500},
+    "values": {"content": [], "structuredContent": {"of": [[]] * 300_000}},
+    "unlike": {"content": [], "structuredContent": {"text": "a" * 40 + "b"}},
 }
-ERRORS = {"invalid": (-32602, "`day` must be in the past"), "internal": (-32603, "KeyError: 'x'")}
+ERRORS = {
+    "invalid": (-32602, "`day` must be in the past"),
+    "internal": (-32603, "KeyError: 'x'"),
+    "upstream": (-32000, "Connection closed"),
+}
+# An output schema that would take a backtracking engine minutes.
+BACKTRACKING = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a|a)*$"}}}
 
 
 def listed() -> list[dict[str, object]]:
     minimal = {"inputSchema": {"type": "object"}, "description": "As its name says."}
-    return [described(tool) for tool in TOOLS.values()] + [
-        {"name": name, **minimal} for name in {**RAW, **ERRORS}
-    ]
+    if "floods" in sys.argv:
+        return [{"name": f"tool_{number}", **minimal} for number in range(2_000)]
+    if "bloats" in sys.argv:
+        values = {"type": "object", "properties": {f"p{number}": {} for number in range(8_000)}}
+        return [{"name": f"tool_{number}", "inputSchema": values} for number in range(10)]
+    tools = [described(tool) for tool in TOOLS.values()]
+    tools += [{"name": name, **minimal} for name in {**RAW, **ERRORS} if name != "unlike"]
+    return [*tools, {"name": "unlike", **minimal, "outputSchema": BACKTRACKING}]
 
 
 def answer(message: dict) -> dict[str, object]:

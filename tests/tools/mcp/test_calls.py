@@ -61,6 +61,7 @@ async def test_an_error_result_counts_as_the_models_mistake(name, sentence):
         ("internal", {}, "protocol", "`internal` failed with JSON-RPC error -32603: KeyError: 'x'"),
         ("nonsense", {}, "protocol", "`nonsense` answered what MCP does not allow: content: field required"),
         ("babble", {"line": "hi"}, "protocol", "to `babble` it wrote 'hi', which is no message of MCP"),
+        ("upstream", {}, "protocol", "`upstream` failed with JSON-RPC error -32000: Connection closed"),
         ("die", {"words": "disk full"}, "crashed", r"a call of `die`: .* \(its last words: disk full\)"),
     ],
 )
@@ -79,6 +80,15 @@ async def test_an_answer_without_bounds_is_cut_off_and_the_session_goes_on():
         with pytest.raises(ToolRejected, match="the answer has more than 16,777,216 bytes; ask for less"):
             await tools["flood"].invoke({"characters": 17_000_000})
         assert await tools["remember"].invoke({"text": "still here"}) == "still here"
+
+
+async def test_a_flood_of_values_or_parts_is_cut_off_and_an_output_schema_is_not_evaluated():
+    async with opened(raw()) as tools:
+        with pytest.raises(ToolRejected, match="the answer has more than 200,000 values; ask for less"):
+            await tools["values"].invoke({})
+        lines = (await tools["blocks"].invoke({})).splitlines()
+        assert lines == ["a"] * 1_000 + ["[500 more parts not shown]"]
+        assert await tools["unlike"].invoke({}) == f'{{"text": "{"a" * 40}b"}}'
 
 
 async def test_schemas_are_the_servers_own():
@@ -149,7 +159,9 @@ async def test_a_server_that_takes_a_cancellation_keeps_what_it_remembers(tmp_pa
     [
         (["ends"], "unavailable", r"did not start: .* \(its last words: the licence has expired\)"),
         (["mute"], "unavailable", r"was not ready within 0\.4 s"),
-        (["loops"], "protocol", "list of tools does not end after 100 pages"),
+        (["loops"], "protocol", "the server lists more than 256 tools"),
+        (["floods"], "protocol", "the server lists more than 256 tools"),
+        (["bloats"], "protocol", "the server's schemas have more than 50,000 values together"),
     ],
 )
 async def test_a_server_that_does_not_come_up_is_a_failed_episode(habits, kind, detail):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import signal
 import socket
@@ -123,6 +124,40 @@ class Elsewhere(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+class Packed(BaseHTTPRequestHandler):
+    """Answers every request with zeros, packed twice."""
+
+    kind = ""
+
+    def do_POST(self) -> None:
+        body = gzip.compress(gzip.compress(bytes(10_000_000)))
+        self.send_response(200)
+        self.send_header("Content-Type", self.kind)
+        self.send_header("Content-Encoding", "gzip, gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_a_packed_reply_is_refused_in_a_sentence(kind):
+    httpd = HTTPServer(("127.0.0.1", 0), Packed)
+    Packed.kind = kind
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    try:
+        with pytest.raises(ToolError, match="the reply is packed with 'gzip, gzip'; the server must send it"):
+            async with opened(McpTools(url=f"http://127.0.0.1:{httpd.server_port}/mcp")):
+                pass
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
 
 
 async def test_a_redirect_to_another_origin_is_not_followed(url):
