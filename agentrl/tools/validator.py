@@ -216,11 +216,12 @@ def _pattern_properties(
     node: _Node, patterns: JSON, value: JSON, schema: _Schema
 ) -> Iterator[ValidationError]:
     del schema
-    if isinstance(value, dict) and isinstance(patterns, dict):
-        for pattern, below in patterns.items():
-            for key, part in value.items():
-                if _CHECK.get().matches(pattern, key):
-                    yield from node.descend(part, below, path=key, schema_path=pattern)
+    if not isinstance(value, dict) or not isinstance(patterns, dict):
+        return
+    for pattern, below in patterns.items():
+        for key in value:
+            if _CHECK.get().matches(pattern, key):
+                yield from node.descend(value[key], below, path=key, schema_path=pattern)
 
 
 def _additional_properties(
