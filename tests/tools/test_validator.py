@@ -274,9 +274,3 @@ async def test_a_long_check_leaves_the_event_loop(monkeypatch):
 )
 def test_repetitions_multiply_the_size_of_a_pattern(pattern, size):
     assert pattern_size(pattern) == size
-
-
-def test_half_a_surrogate_pair_inside_of_a_text_is_not_converted():
-    reader = foreign(under(type="array", items={"type": "string"})).reader
-    text = '["\\ud800"]'
-    assert reader.read({"x": text}, "coerce").values == {"x": [text]}
