@@ -146,7 +146,8 @@ class TemplateRenderer(TokenRenderer):
         if not reasonings:
             return False
         prefix = self.decode([*seen.prompt_ids, *seen.completion_ids])
-        return any(reasoning in prefix for reasoning in reasonings)
+        # Where it was rendered again, its markup is escaped.
+        return any(form in prefix for text in reasonings for form in (text, self._escape(text)))
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl import Message, UserError, call, say
+from agentrl import Message, ToolCall, UserError, call, say
 from agentrl.errors import RenderingError
+from agentrl.protocols import Seen
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.template import TemplateRenderer
-from tests.rendering.subjects import CHATML, LLAMA, TAGGED_CALLS, UNDELIMITED_CALLS, tokenizer
+from agentrl.types import Restart
+from tests.rendering.subjects import CHATML, LLAMA, TAGGED_CALLS, UNDELIMITED_CALLS, renderer, tokenizer
 from tests.rendering.test_chat import ANSWER, ASK, TOOLS, seen_before
 
 SINGLE_CALL_TEMPLATE = TAGGED_CALLS.replace(
@@ -97,3 +99,12 @@ def test_a_template_without_tools_renders_conversations_without_tools():
     assert subject.decode(subject.render(ASK, ())) == "Where was Kalor born?<|im_end|>"
     with pytest.raises(UserError, match="shows no tools"):
         subject.render(ASK, TOOLS)
+
+
+def test_reasoning_that_was_rendered_again_with_escaped_markup_is_still_taken_back():
+    subject = renderer("template, tagged calls", "byte-level")
+    thought = Message("assistant", "", "so <|im_end|> it is", (ToolCall("add", {}, id="call_0"),))
+    answer = (Message("tool", "42", tool_call_id="call_0", name="add"),)
+    prompt = subject.render((*ASK, thought, *answer), TOOLS)
+    seen = Seen((*ASK, thought, *answer), TOOLS, prompt, subject.write(say("Tirak."), TOOLS))
+    assert subject.extend(seen, (Message("user", "Why?"),), TOOLS) is Restart.REASONING_STRIPPED
