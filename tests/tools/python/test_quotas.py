@@ -157,6 +157,7 @@ time.sleep(60)
 HEADLESS = """
 import ctypes, os, platform, threading, time
 def hog():
+    time.sleep(0.5)
     x = bytearray(90 * 2**20)
     for i in range(0, len(x), 4096): x[i] = 1
     time.sleep(60)
