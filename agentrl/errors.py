@@ -35,6 +35,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from agentrl.clocks import Clock
+
 T = TypeVar("T")
 
 
@@ -176,7 +178,8 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
 def stage(name: str, timeout_s: float | None) -> Stage:
     """Run code of users under a deadline and convert its exceptions to StageErrors of stage `name`.
 
-    A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside
+    The deadline counts the time of the body itself (`agentrl.clocks`), without waits for a slot and pauses of
+    the process. A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside
     and UserErrors pass through unchanged, too.
 
     Raises:
@@ -188,22 +191,22 @@ def stage(name: str, timeout_s: float | None) -> Stage:
 class Stage:
     """The block of `async with stage(...)`."""
 
-    __slots__ = ("_deadline", "_name", "_start", "_timeout_s")
+    __slots__ = ("_clock", "_name", "_timeout_s")
 
     def __init__(self, name: str, timeout_s: float | None) -> None:
         self._name, self._timeout_s = name, timeout_s
-        self._deadline: asyncio.Timeout | None = None
-        self._start: asyncio.Handle | None = None
+        self._clock: Clock | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that its clock has counted; 0.0 without a deadline."""
+        return 0.0 if self._clock is None else self._clock.seconds
 
     async def __aenter__(self) -> None:
         if self._timeout_s is None:
             return
-        loop = asyncio.get_running_loop()
-        self._deadline = asyncio.timeout(None)
-        await self._deadline.__aenter__()
-        # The timer starts when the body first waits: most stages end before that, and need none. Thousands of
-        # timers at once are a heap that every new one is sorted into.
-        self._start = loop.call_soon(self._deadline.reschedule, loop.time() + self._timeout_s)
+        self._clock = Clock(self._timeout_s)
+        await self._clock.deadline.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -219,14 +222,15 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Whether the deadline ended the body; a TimeoutError of the body's own is none of ours."""
-        if self._deadline is None or self._start is None:
+        if self._clock is None:
             return False
-        self._start.cancel()
+        self._clock.end()
+        deadline = self._clock.deadline
         try:
-            await self._deadline.__aexit__(kind, error, trace)
+            await deadline.__aexit__(kind, error, trace)
         except TimeoutError:
             return True
-        return isinstance(error, Exception) and self._deadline.expired()
+        return isinstance(error, Exception) and deadline.expired()
 
 
 async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
+from agentrl.clocks import clocks_stopped
+
 
 class _LoopState:
     """The number of free slots of one event loop, and the futures of the waiting callers."""
@@ -19,6 +21,8 @@ class _LoopState:
 
 class Gate:
     """Admits at most `limit` concurrent callers of each event loop, in FIFO order. None = no limit.
+
+    Waiting stops the clocks of the caller's stages: callers that hold slots have deadlines of their own.
 
     Raises:
         ValueError: the limit is below 1.
@@ -51,7 +55,8 @@ class Gate:
             return True
         slots.waiting.append(ticket)
         try:
-            return await ticket
+            with clocks_stopped():
+                return await ticket
         except asyncio.CancelledError:
             # Admitted and cancelled at the same time: the slot goes to the next waiting caller.
             if ticket.done() and not ticket.cancelled() and ticket.result():

@@ -86,13 +86,18 @@ class LimitChoice(Section):
     tool_timeout_s: Seconds | None = None
     """Longest call of a tool (seconds; 0 = any); left out, the environment's own limit."""
     step_timeout_s: Seconds | None = None
-    """Longest step (seconds; 0 = any); left out, the environment's own limit."""
+    """Longest step without its tool calls, and longest time of all calls of one turn together (seconds; 0 =
+    any); left out, the environment's own limit."""
     reward_timeout_s: Seconds | None = None
     """Longest reward function (seconds; 0 = any); left out, the environment's own limit."""
     episode_timeout_s: Seconds | None = None
-    """Longest episode (seconds; 0 = any); left out, the environment's own limit."""
+    """Longest episode without its tool calls, and longest time of all its calls together (seconds; 0 = any);
+    left out, the environment's own limit."""
     max_tool_chars: Annotated[int, Field(ge=0)] | None = None
     """Most characters of one tool's answer (count; 0 = any); left out, the environment's own limit."""
+    max_calls_per_turn: Annotated[int, Field(ge=0)] | None = None
+    """Most tool calls of one turn that are executed (count; 0 = any); the others get an error message; left
+    out, the environment's own limit."""
 
     def chosen(self, *, max_turns: int | None, max_tokens: int | None) -> Mapping[str, float | None]:
         """The fields of `Limits` that are chosen, None = no limit; the arguments, where not None."""

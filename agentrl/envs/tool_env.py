@@ -31,13 +31,15 @@ class ToolEnv(Env):
             def reward(self, task, answer):
                 return float(answer == task.answer)
 
-    A mistake of the model never fails an episode: a wrong call, an unknown tool, a tool that overruns
-    its deadline are answered with one sentence, and a huge answer of a tool is truncated.
+    A mistake of the model never fails an episode: a wrong call, an unknown tool, a tool that overruns its
+    deadline, and calls beyond the number or the time that a turn may have are answered with one sentence, and
+    a huge answer of a tool is truncated.
 
     arguments: `strict`, or `coerce` to convert arguments that are right in meaning and wrong in type ("5" for
         5; `agentrl.tools.arguments.coerced` lists all conversions).
 
-    counts: tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts, of all tools together.
+    counts: tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts, surplus_calls, of all
+        tools together.
     tool_stats: statistics of the calls of each tool, see `ToolStats`.
     """
 
@@ -96,7 +98,7 @@ class ToolEnv(Env):
             StageError: a tool or the reward function failed, which counts as a failure of the world.
         """
         if action.tool_calls:
-            return Step.going(*[await self._toolbox.answer(call, self.limits) for call in action.tool_calls])
+            return Step.going(*await self._toolbox.answers(action.tool_calls, self.limits))
         if self.task is None:
             raise StageError("step", "invalid", "step() came before reset()")
         timeout_s = self.limits.reward_timeout_s

@@ -1,4 +1,8 @@
-"""The tools of one episode: every call has a deadline, its answer a bound, and both are counted."""
+"""The tools of one episode: every call has a deadline, its answer a bound, and both are counted.
+
+The model chooses which calls it makes and how many. So their time is not that of the step, whose deadline is
+the world's: it has limits of its own, and a call that exceeds them is an error message, and scored.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from agentrl.errors import StageError, ToolRejected, stage
+from agentrl.clocks import clocks_stopped
+from agentrl.errors import Stage, StageError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Held, Tool, Toolkit
 from agentrl.types import JSON, Limits, Message, ToolCall, ToolStats, latency_bin
+
+_LEAST_S = 0.002
+"""A call that may take less is not executed."""
 
 
 @dataclass(slots=True)
@@ -39,7 +47,7 @@ class Toolbox:
     """Answers tool calls. A mistake of the model becomes a sentence for it; other failures are a StageError.
 
     counts: receives the counts of all tools together: tool_calls, rejected_calls, malformed_calls,
-    unknown_tools, tool_timeouts.
+    unknown_tools, tool_timeouts; surplus_calls, which were not executed.
     """
 
     def __init__(self, policy: ArgumentPolicy, counts: Counter[str]) -> None:
@@ -48,6 +56,8 @@ class Toolbox:
         self._counts = counts
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._held: list[Held[Sequence[Tool]]] = []
+        # Of the tools whose overruns are the model's fault.
+        self._turn_s = self._episode_s = 0.0
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
@@ -85,45 +95,83 @@ class Toolbox:
             for held in toolkits:
                 stack.push_async_callback(held.close)
 
-    async def answer(self, tool_call: ToolCall, limits: Limits) -> Message:
-        """The world's answer to one call.
+    async def answers(self, tool_calls: Sequence[ToolCall], limits: Limits) -> list[Message]:
+        """The world's answers to the calls of a turn, in their order.
+
+        At most `limits.max_calls_per_turn` calls are executed, and none after those of the turn have taken
+        `limits.step_timeout_s` together, or those of the episode `limits.episode_timeout_s`.
 
         Raises:
-            StageError: the tool failed, and not because of the model.
+            StageError: a tool failed, and not because of the model.
         """
-        self._counts["tool_calls"] += 1
-        text, name = _encodable(await self._outcome(tool_call, limits)), _encodable(tool_call.name)
-        return Message("tool", text, tool_call_id=tool_call.id, name=name)
+        self._turn_s = 0.0
+        return [await self._answer(call, number, limits) for number, call in enumerate(tool_calls)]
 
-    async def _outcome(self, tool_call: ToolCall, limits: Limits) -> str:
+    async def _answer(self, tool_call: ToolCall, number: int, limits: Limits) -> Message:
+        self._counts["tool_calls"] += 1
+        text = _encodable(await self._outcome(tool_call, number, limits))
+        return Message("tool", text, tool_call_id=tool_call.id, name=_encodable(tool_call.name))
+
+    async def _outcome(self, tool_call: ToolCall, number: int, limits: Limits) -> str:
+        most = limits.max_calls_per_turn
+        if most is not None and number >= most:
+            return self._surplus(f"a turn may have {most} calls; repeat it in the next turn")
         # Names that the model invents never become names of counts: their number is unbounded.
         tool = next((tool for tool in self._tools if tool.name == tool_call.name), None)
-        if tool is not None:
-            self._tallies[tool.name].calls += 1
         if tool_call.arguments is None:
             self._counts["malformed_calls"] += 1
             if tool is not None:
+                self._tallies[tool.name].calls += 1
                 self._tallies[tool.name].malformed += 1
             return tool_call.error or ""
         if tool is None:
             self._counts["unknown_tools"] += 1
             names = ", ".join(tool.name for tool in self._tools) or "none"
             return f"There is no tool {tool_call.name[:40]!r}; there are {names}."
-        return await self._admitted(tool, tool_call.arguments, limits)
+        seconds, overrun = self._time_left(tool, limits)
+        if seconds is not None and seconds < _LEAST_S:
+            return self._surplus(overrun)
+        self._tallies[tool.name].calls += 1
+        text = await self._admitted(tool, stage("tool", seconds), tool_call.arguments)
+        if text is None:
+            text = f"{tool.name} was stopped: {overrun}."
+        return self._bounded(tool.name, text, limits)
 
-    async def _admitted(self, tool: Tool, arguments: Mapping[str, JSON], limits: Limits) -> str:
+    def _surplus(self, reason: str) -> str:
+        self._counts["surplus_calls"] += 1
+        return f"This call was not executed: {reason}."
+
+    def _time_left(self, tool: Tool, limits: Limits) -> tuple[float | None, str]:
+        """The seconds that a call may take, None = any; and the reason to stop it then."""
+        turn_s, episode_s = (0.0, 0.0) if tool.overrun == "world" else (self._turn_s, self._episode_s)
+        bounds = (
+            (limits.tool_timeout_s, 0.0, "it"),
+            (limits.step_timeout_s, turn_s, "the calls of this turn"),
+            (limits.episode_timeout_s, episode_s, "the calls of this episode"),
+        )
+        left = [
+            (most - spent, f"{what} took longer than {most:g} s")
+            for most, spent, what in bounds
+            if most is not None
+        ]
+        return min(left, key=lambda bound: bound[0], default=(None, ""))
+
+    async def _admitted(self, tool: Tool, running: Stage, arguments: Mapping[str, JSON]) -> str | None:
+        """The text of a call, or None where it overran; `running` is its deadline."""
         requested = time.perf_counter()
-        async with tool.gate.admitted():
-            began = time.perf_counter()
-            self._tallies[tool.name].queue_seconds += began - requested
-            try:
-                return self._bounded(tool.name, await self._in_time(tool, arguments, limits), limits)
-            finally:
-                self._took(tool.name, time.perf_counter() - began)
+        # The deadlines of step and episode are the world's: a model could exceed them with many slow calls.
+        with clocks_stopped():
+            async with tool.gate.admitted():
+                began = time.perf_counter()
+                self._tallies[tool.name].queue_seconds += began - requested
+                try:
+                    return await self._in_time(tool, running, arguments)
+                finally:
+                    self._took(tool.name, time.perf_counter() - began)
 
-    async def _in_time(self, tool: Tool, arguments: Mapping[str, JSON], limits: Limits) -> str:
+    async def _in_time(self, tool: Tool, running: Stage, arguments: Mapping[str, JSON]) -> str | None:
         try:
-            async with stage("tool", limits.tool_timeout_s):
+            async with running:
                 return await self._invoke(tool, arguments)
         except StageError as error:
             # The model chose the arguments: if an overrun were a failure, the episode would be
@@ -133,7 +181,11 @@ class Toolbox:
                 raise
             self._counts["tool_timeouts"] += 1
             self._tallies[tool.name].timeouts += 1
-            return f"{tool.name} was stopped: it {error.detail}."
+            return None
+        finally:
+            if tool.overrun == "model":
+                self._turn_s += running.seconds
+                self._episode_s += running.seconds
 
     async def _invoke(self, tool: Tool, arguments: Mapping[str, JSON]) -> str:
         try:

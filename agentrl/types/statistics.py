@@ -14,9 +14,10 @@ LATENCY_BINS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
 class ToolStats:
     """The calls of one tool (counts, unless stated otherwise).
 
-    calls: all calls. malformed: calls that could not be parsed (broken JSON and the like). coerced: calls
-    that fitted the schema only after a correction. timeouts: calls that were stopped at the deadline.
-    truncated: calls with results longer than `Limits.max_tool_chars`.
+    calls: all calls but surplus ones, which are not executed. malformed: calls that could not be parsed
+    (broken JSON and the like). coerced: calls that fitted the schema only after a correction.
+    timeouts: calls that were stopped at a deadline. truncated: calls with results longer than
+    `Limits.max_tool_chars`.
     rejected: calls that violate the schema, by keyword of JSON Schema (`required`, `type`, `enum`, ...) or
     `value` (a pydantic model's own check); or that the tool refused: `tool`, or a kind of the tool's own.
     failed: calls that failed without fault of the model, by kind (`error`, `unavailable`, `crashed`, ...).

@@ -297,11 +297,17 @@ class JointStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of an episode. Seconds are wall time; None = no limit of this kind.
+    """The limits of an episode. None = no limit of this kind.
+
+    Seconds are wall time of the work itself: waits for a slot and pauses of the process do not count, and
+    tool calls have time of their own (`agentrl.clocks`).
 
     max_turns: assistant messages of each agent. max_tokens: prompt, world and policy tokens of one
     trajectory together.
+    tool_timeout_s: of one call. step_timeout_s: of a step without its calls, and of all calls of one turn
+    together, those of tools with `overrun="world"` excluded. episode_timeout_s: likewise of an episode.
     max_tool_chars: characters of one tool result; a longer one is cut, with a note of that.
+    max_calls_per_turn: tool calls of one turn that are executed; the others get an error message.
 
     Raises:
         ValueError: a limit is not above 0.
@@ -315,6 +321,7 @@ class Limits:
     reward_timeout_s: float | None = 30.0
     episode_timeout_s: float | None = 600.0
     max_tool_chars: int | None = 20_000
+    max_calls_per_turn: int | None = 16
 
     def __post_init__(self) -> None:
         for limit in fields(self):

@@ -5,9 +5,10 @@ Without a terminal the same is printed as plain lines at intervals, without cont
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from rich import box
@@ -47,8 +48,20 @@ class StageBar:
         return " · ".join(f"{name} {figure_text(value)}" for name, value in self.fields.items())
 
 
+class _StandardOutput(Console):
+    """Standard output, whose reader may end before the run does: what is printed then is lost."""
+
+    def on_broken_pipe(self) -> None:
+        """Discard this and all later output, also what others write to the same file."""
+        self.quiet = True
+        with suppress(OSError):  # a file without a descriptor
+            discarding = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(discarding, self.file.fileno())
+            os.close(discarding)
+
+
 class RunConsole:
-    """The terminal output of a run.
+    """The terminal output of a run. A closed pipe or terminal ends the output, and not the run.
 
     quiet: prints nothing. console: the destination, by default standard output.
     interval_s: without a terminal, the least time between two lines about one stage.
@@ -62,7 +75,7 @@ class RunConsole:
         interval_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or _StandardOutput(highlight=False)
         self._quiet = quiet
         self._interval_s = interval_s
         self._clock = clock
@@ -94,8 +107,7 @@ class RunConsole:
         for row in rows:
             cells = [score_text(row.scores.get(name)) for name in columns]
             table.add_row(Text(visible(row.stage)), *cells)
-        if not self._quiet:
-            self._console.print(table)
+        self._show(table)
 
     def line(self, text: str) -> None:
         """Print a line as it is: brackets are no markup, and nothing is wrapped."""
@@ -104,11 +116,23 @@ class RunConsole:
     def episode(self, episode: Episode, verdict: Verdict | None, *, title: str = "") -> None:
         """Print an episode as a transcript."""
         if not self._quiet:
-            print_episode(self._console, episode, verdict, title=title)
+            with self._writing():
+                print_episode(self._console, episode, verdict, title=title)
 
     def _print(self, text: Text) -> None:
+        self._show(text, soft_wrap=True)
+
+    def _show(self, renderable: RenderableType, *, soft_wrap: bool = False) -> None:
         if not self._quiet:
-            self._console.print(text, soft_wrap=True)
+            with self._writing():
+                self._console.print(renderable, soft_wrap=soft_wrap)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:  # the terminal is gone, or the disk of a redirected output is full
+            self._quiet = True
 
     def _open_bar(self, title: str, total: int) -> tuple[Callable[[StageBar], None], Callable[[], None]]:
         # Nested stages share one live display: a terminal can have only one.

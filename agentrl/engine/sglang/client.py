@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from agentrl.clocks import clocks_stopped
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.request import ABORT_RETRY_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
@@ -200,7 +201,9 @@ class SGLangPolicy:
         failures = 0
         while not (pending.draft.ended or pending.aborted.is_set()):
             if not self._open.is_set():
-                await _wait_first([self._open.wait(), pending.aborted.wait()])
+                # The weights are being updated, which is no part of the episode's time.
+                with clocks_stopped():
+                    await _wait_first([self._open.wait(), pending.aborted.wait()])
                 continue
             num_before = len(pending.draft.ids)
             try:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agentrl.clocks import clocks_stopped
 from agentrl.errors import ToolDefinitionError, ToolError, UserError, did_you_mean
 from agentrl.extras import require
 from agentrl.gate import Gate
@@ -151,10 +152,11 @@ class _SharedRoute(_Route):
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
         """Call a tool on the shared session."""
-        connection = await self._shared.get()
-        if connection.over or await connection.stuck():
-            await self._shared.drop(connection)
+        with clocks_stopped():
             connection = await self._shared.get()
+            if connection.over or await connection.stuck():
+                await self._shared.drop(connection)
+                connection = await self._shared.get()
         try:
             return await connection.call(name, arguments)
         except ToolError:
@@ -182,14 +184,16 @@ class _OwnRoute(_Route):
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
         """Call a tool; after a restart, the text begins with a note that the state of the server is lost."""
-        async with self._restart_lock:
-            await self._restart_if_stuck()
-        text = await (await self._held.value()).call(name, arguments)
+        with clocks_stopped():  # a server that is restarted is no part of a call; `start_timeout_s` bounds it
+            async with self._restart_lock:
+                await self._restart_if_stuck()
+            connection = await self._held.value()
+        text = await connection.call(name, arguments)
         restarted, self._restarted = self._restarted, False
         return f"{_RESTARTED}\n{text}" if restarted else text
 
     async def _restart_if_stuck(self) -> None:
-        # The deadline of a call may cancel each step; the next call continues from there.
+        # A cancellation may end each step; the next call continues from there.
         self._is_stuck = self._is_stuck or await (await self._held.value()).stuck()
         if self._is_stuck:
             await self._held.close()

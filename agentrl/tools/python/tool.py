@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import get_args
 
+from agentrl.clocks import clocks_stopped
 from agentrl.errors import ToolError, ToolRejected, UserError
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
@@ -140,12 +141,15 @@ class PythonTool(Toolkit):
             UserError: the kernel refuses the sandbox.
         """
         limits = self._limits(stateful)
-        backend = await self._shared.get()
+        with clocks_stopped():  # a sandbox that is started again is no part of a call
+            backend = await self._shared.get()
         try:
             return await backend.session(limits)
         except ToolError:
-            await self._shared.drop(backend)
-            return await (await self._shared.get()).session(limits)
+            with clocks_stopped():
+                await self._shared.drop(backend)
+                backend = await self._shared.get()
+            return await backend.session(limits)
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:

@@ -1,0 +1,170 @@
+"""The clocks of stages: they count the time of the work itself, without waits, pauses and restarts.
+
+    episode   600 s   |------ counts ------|                                        |--- counts ---
+    step       60 s                 |counts|                                        |counts
+    tool       30 s                        | waits for a slot |counts| sandbox  |counts|
+                                           ^ clocks_stopped() |      | restarts |
+
+The deadline of a stage is the end of its clock. Slow infrastructure is not the fault of the model, nor of the
+environment: what the work waits for stops the clocks of all stages around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from weakref import WeakKeyDictionary
+
+_PULSE_S = 0.25
+_RESOLUTION_S = 1e-3
+
+
+@contextmanager
+def clocks_stopped() -> Iterator[None]:
+    """Stop the clocks of all stages around this block, those of the tasks that began this one included.
+
+    For time that is no work of these stages: a wait for a slot, a server that is restarted, or work that has
+    a limit of its own. A stage that begins inside the block has its own clock. The block must end by itself:
+    no deadline outside ends it.
+    """
+    loop = asyncio.get_running_loop()
+    # A thread that a stage waits for has its context, and may run an event loop of its own.
+    clocks = [clock for clock in _clocks.get() if clock.loop is loop]
+    for clock in clocks:
+        clock.stop()
+    try:
+        yield
+    finally:
+        for clock in clocks:
+            clock.resume()
+
+
+class Clock:
+    """Counts seconds from now on, and makes `deadline` expire, once entered, when `seconds` are used up.
+
+    It stops in `clocks_stopped()`, and while the event loop is blocked or its process is suspended. Stopping
+    leaves the timer as it is: a timer that fires early is set again, for the rest.
+    """
+
+    __slots__ = (
+        *("_handle", "_left_s", "_num_stops", "_outer", "_paused_s", "_pulse", "_since_s", "_total_s"),
+        *("deadline", "loop"),
+    )
+
+    def __init__(self, seconds: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.deadline = asyncio.timeout(None)
+        self._total_s = self._left_s = seconds
+        self._since_s, self._paused_s = self.loop.time(), 0.0
+        self._num_stops = 0
+        self._pulse: _Pulse | None = None
+        self._outer = _clocks.get()
+        _clocks.set((*self._outer, self))
+        # The timer starts when the body first waits: most stages end before that, and need none. Thousands of
+        # timers at once are a heap that every new one is sorted into.
+        self._handle: asyncio.Handle | None = self.loop.call_soon(self._begin_timer)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds counted so far."""
+        return self._total_s - self._left_s + self._elapsed_s()
+
+    def stop(self) -> None:
+        """Stop counting, until as many `resume` calls."""
+        self._left_s -= self._elapsed_s()
+        self._num_stops += 1
+
+    def resume(self) -> None:
+        """Undo one `stop`."""
+        self._num_stops -= 1
+        if self._num_stops:
+            return
+        self._since_s = self.loop.time()
+        self._paused_s = 0.0 if self._pulse is None else self._pulse.paused_s
+        if self._handle is None:
+            self._set_timer()
+
+    def end(self) -> None:
+        """Stop for good, where the stage ends."""
+        self.stop()
+        _clocks.set(self._outer)
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._pulse is not None:
+            self._pulse.num_clocks -= 1
+
+    def _elapsed_s(self) -> float:
+        """Seconds since the last restart, without pauses; 0.0 while it is stopped."""
+        if self._num_stops:
+            return 0.0
+        paused_s = 0.0 if self._pulse is None else self._pulse.paused_s - self._paused_s
+        return max(self.loop.time() - self._since_s - paused_s, 0.0)
+
+    def _begin_timer(self) -> None:
+        self._pulse = _Pulse.of_loop()
+        self._pulse.add_clock()
+        self._paused_s = self._pulse.paused_s
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_s = self.loop.time() + self._left_s - self._elapsed_s()
+        self._handle = self.loop.call_at(due_s, self._fire)
+
+    def _fire(self) -> None:
+        self._handle = None
+        if self._num_stops:
+            return
+        if self._left_s - self._elapsed_s() > _RESOLUTION_S:
+            self._set_timer()
+        elif not self.deadline.expired():
+            self.deadline.reschedule(self.loop.time())
+
+
+class _Pulse:
+    """Measures pauses of an event loop: it was blocked, or its process was suspended.
+
+    It wakes up four times a second while a clock has a timer. A delay of more than a quarter of a second is a
+    pause. paused_s: seconds of all pauses, one in progress included.
+    """
+
+    def __init__(self) -> None:
+        self.num_clocks = 0
+        self._ended_pauses_s = 0.0
+        self._due_s: float | None = None
+
+    @classmethod
+    def of_loop(cls) -> _Pulse:
+        """That of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in _pulses:
+            _pulses[loop] = cls()
+        return _pulses[loop]
+
+    @property
+    def paused_s(self) -> float:
+        """See the class."""
+        delay_s = 0.0 if self._due_s is None else asyncio.get_running_loop().time() - self._due_s
+        return self._ended_pauses_s + (delay_s if delay_s > _PULSE_S else 0.0)
+
+    def add_clock(self) -> None:
+        """Measure until as many clocks have ended (`num_clocks`)."""
+        self.num_clocks += 1
+        if self._due_s is None:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + _PULSE_S
+        loop.call_at(self._due_s, self._wake)
+
+    def _wake(self) -> None:
+        self._ended_pauses_s, self._due_s = self.paused_s, None
+        if self.num_clocks:
+            self._set_timer()
+
+
+# Of the running stages, from the outermost to the innermost.
+_clocks: ContextVar[tuple[Clock, ...]] = ContextVar("agentrl_clocks", default=())
+_pulses: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pulse] = WeakKeyDictionary()
