@@ -55,9 +55,9 @@ class _StandardOutput(Console):
         """Discard this and all later output, also what others write to the same file."""
         self.quiet = True
         with suppress(OSError):  # a file without a descriptor
-            discarding = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(discarding, self.file.fileno())
-            os.close(discarding)
+            descriptor = self.file.fileno()
+            with open(os.devnull, "wb") as discarding:
+                os.dup2(discarding.fileno(), descriptor)
 
 
 class RunConsole:

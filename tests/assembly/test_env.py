@@ -15,7 +15,7 @@ from tests.worlds import Parrot
 
 NAMES = (
     *("reset_timeout_s", "tool_timeout_s", "step_timeout_s", "reward_timeout_s", "episode_timeout_s"),
-    "max_tool_chars",
+    *("max_tool_chars", "max_calls_per_turn"),
 )
 
 

@@ -1,4 +1,5 @@
-"""A policy may choose to break the tool: hang it, crash it, flood it. It never pays, so it is unlearned."""
+"""A policy may choose to break the tool: hang it, crash it, flood it, or overrun the step. It never pays, so
+it is unlearned."""
 
 from __future__ import annotations
 
@@ -43,3 +44,14 @@ def test_what_broke_the_tool_was_scored_and_nothing_was_replaced(run):
     breaking = [entry for entry, kinds in zip(first, rejected, strict=True) if "timeout" in kinds]
     assert breaking
     assert {entry["verdicts"][0]["total"] for entry in breaking} == {0.0}
+
+
+def test_overrunning_the_step_is_unlearned_and_nothing_was_replaced(tmp_path):
+    """The policy was taught to overrun in seven episodes of ten."""
+    folder = train("Hasty", tmp_path, "hasty", num_rollout=STEPS, rollout_max_context_len=128, **WARM).folder
+    rows = [row for row in metrics_of(folder) if "rollout/raw_reward" in row]
+    shares = [row["rollout/tool_timeouts/mean"] for row in rows]
+    assert shares[0] > 0.4
+    assert max(shares[-3:]) < 0.1
+    assert [row["rollout/failed_episodes"] for row in rows] == [0] * STEPS
+    assert set(reconcile(folder).dropped) <= {"zero_std"}

@@ -128,3 +128,18 @@ def test_an_interrupt_during_the_warm_start_leaves_a_model_too(tmp_path):
     assert "Traceback" not in out + err
     assert all("train/loss" not in row for row in metrics_of(tmp_path / "early"))
     AutoModelForCausalLM.from_pretrained(tmp_path / "early" / "checkpoint")
+
+
+@pytest.mark.full
+def test_a_closed_standard_output_does_not_end_a_run(tmp_path):
+    process = started(tmp_path, world="Bandit", num_rollout=2)
+    try:
+        assert process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(timeout=PATIENCE_S) == 0, err
+    finally:
+        process.kill()
+    assert "Traceback" not in err
+    assert (tmp_path / "x" / "summary.json").exists()
+    assert [row["step"] for row in metrics_of(tmp_path / "x") if "train/loss" in row] == [1, 2]

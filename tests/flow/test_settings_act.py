@@ -70,6 +70,7 @@ CHANGES = {
     "reward_timeout_s": Change(17.0),
     "episode_timeout_s": Change(17.0),
     "max_tool_chars": Change(3),
+    "max_calls_per_turn": Change(3),
     "opponents": Change({"player_1": "script"}, RPS),
     "tools": Change(["calculator"]),
     "tool_kwargs": Change({"search": {"topk": 1}}, {"tools": ["search"]}),

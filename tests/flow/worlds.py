@@ -74,6 +74,12 @@ class Sticky(Bandit):
     tools = (press,)
 
 
+class Hasty(Sticky):
+    """The left button takes longer than a step may, and not longer than a call may."""
+
+    limits = Limits(max_turns=3, max_tokens=128, tool_timeout_s=7200.0, step_timeout_s=0.3)
+
+
 class Stuck(Bandit):
     """The world itself hangs in some of its steps, by a chance of its own."""
 

@@ -1,5 +1,8 @@
 import io
+import os
 import re
+import sys
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -191,3 +194,34 @@ def test_figures_are_short(value, text):
 )
 def test_spans_of_time_are_short(seconds, text):
     assert time_text(seconds) == text
+
+
+def closed_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w", encoding="utf-8")
+
+
+def full_disk():
+    return os.fdopen(os.open("/dev/full", os.O_WRONLY), "w", encoding="utf-8")
+
+
+@pytest.mark.parametrize("output", [closed_pipe, full_disk])
+def test_an_output_that_breaks_ends_the_output_and_not_the_run(monkeypatch, output):
+    stream = output()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = RunConsole()
+    with console.stage("RL", 2) as bar:
+        bar.advance()
+    console.line("on")
+    console.table(ROWS)
+    console.episode(episode(), VERDICT)
+    with suppress(OSError):  # the disk is still full
+        stream.close()
+
+
+def test_what_others_print_after_the_pipe_has_closed_is_lost_too(monkeypatch):
+    with closed_pipe() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        RunConsole().line("on")
+        print("more", flush=True)

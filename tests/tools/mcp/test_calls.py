@@ -129,12 +129,8 @@ async def test_a_call_that_overruns_counts_as_the_models_mistake_and_the_server_
     step = await env.step(call("hang", mark=str(tmp_path / "mark")))
     assert step.observation[0].content == "hang was stopped: it took longer than 0.3 s."
     assert (tmp_path / "mark").exists()
-    # The deadline of a call may end during the restart of the server; a later call continues from there.
-    for _ in range(30):
-        step = await env.step(call("remember", text="after"))
-        text = step.observation[0].content
-        if "was stopped" not in text:
-            break
+    # The restart of the server takes longer than a call may, and is no part of it.
+    text = (await env.step(call("remember", text="after"))).observation[0].content
     await env.close()
     assert text.splitlines()[1:] == ["after"]
     assert text.startswith("(The server was started again after the call before")
