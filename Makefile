@@ -72,6 +72,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks suite --json
 	$(BIN)/python -m benchmarks python --json
+	$(BIN)/python -m benchmarks security --json
 	$(BIN)/python -m benchmarks grading --json
 	$(BIN)/python -m benchmarks search --json
 	$(BIN)/python -m benchmarks worlds --json

@@ -13,8 +13,8 @@ from tests.house.source import ROOT
 
 NAMES = {
     *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
-    *("grading", "journal", "megatron", "peers", "python", "quickstart", "refill", "search", "stall"),
-    *("suite", "view", "worlds"),
+    *("grading", "journal", "megatron", "peers", "python", "quickstart", "refill", "search", "security"),
+    *("stall", "suite", "view", "worlds"),
 }
 
 

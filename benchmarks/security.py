@@ -1,0 +1,231 @@
+"""What untrusted text costs: the longest hold of the event loop, the price of the bounds, sandboxed calls.
+
+holds      for every chat family and dialect, a frozen list of bad texts is parsed as a sampled turn, while a
+           task of the loop wakes up every 10 ms; its greatest delay is the hold
+ordinary   a turn of a sentence and a call, through the bounds and by the parser alone
+python     `print(1+1)` of 64 callers, and of 60 arrivals a second (benchmarks/python.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, field
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from agentrl import Message, Tags, ToolCall, UserError
+from agentrl.protocols import Renderer, ToolSchema
+from agentrl.rendering.chat import FamilyRenderer, families
+from agentrl.rendering.inline import InlineRenderer
+from agentrl.rendering.template import TemplateRenderer
+from agentrl.run.lag import LagMeter
+from agentrl.tools import release_shared
+from agentrl.types import JSON
+from benchmarks.compare import timed
+from benchmarks.machine import machine
+from benchmarks.python import CLOSED, bench_python
+
+INLINE, TEMPLATE = "inline", "template"
+_INTEGER: dict[str, JSON] = {"type": "integer"}
+_ADD = ToolSchema("add", "Add.", {"type": "object", "properties": {"a": _INTEGER, "b": _INTEGER}})
+_VALUE = 1234567
+_CALL = Message("assistant", "I add both.", tool_calls=(ToolCall("add", {"a": _VALUE, "b": 30}),))
+_MARKER = re.compile(r"[<｜]\S+")
+# Calls as JSON in tags, as Hermes and Qwen write them.
+_CHAT_TEMPLATE = """{%- if tools -%}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>
+{% endif -%}{%- for m in messages -%}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+_CHATML = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The workload. Frozen.
+
+    formats: chat families and dialects. sizes: characters of the bad texts. turns: ordinary ones in a run.
+    """
+
+    formats: tuple[str, ...] = field(default_factory=lambda: (INLINE, TEMPLATE, *families()))
+    sizes: tuple[int, ...] = (300, 3_000, 16_000, 56_000, 200_000)
+    turns: int = 500
+    repeats: int = 5
+
+
+def bench_security(settings: Security | None = None, *, with_python: bool = True) -> dict[str, JSON]:
+    """Run all sections sequentially.
+
+    Returns:
+        summary: the longest hold (ms) and its text, the median and the greatest price of the bounds (ratio of
+        the times of a turn), calls a second, p99 in milliseconds. holds_ms, ordinary: by format. python: see
+        `bench_python`. settings: the workload and the machine.
+    """
+    settings = settings or Security()
+    holds, ordinary = asyncio.run(_measured(settings))
+    worst = max(holds, key=lambda name: holds[name].hold_ms)
+    ratios = [price["ratio"] for price in ordinary.values()]
+    summary: dict[str, JSON] = {
+        "longest_hold_ms": holds[worst].hold_ms,
+        "longest_hold": f"{worst}: {holds[worst].text}",
+        "ordinary_turn_ratio": statistics.median(ratios),
+        "ordinary_turn_ratio_worst": max(ratios),
+    }
+    result: dict[str, JSON] = {
+        "holds_ms": {name: asdict(hold) for name, hold in holds.items()},
+        "ordinary": {name: dict(price) for name, price in ordinary.items()},
+        "settings": {**asdict(settings), "formats": [*settings.formats], "sizes": [*settings.sizes]},
+    }
+    if with_python:
+        python = bench_python(closed=CLOSED[:1], repeats=settings.repeats)
+        summary["python"] = python["summary"]
+        result["python"] = python
+    return {"summary": summary, **result, "machine": machine()}
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The longest hold of the event loop by a text (ms), and that text: its kind and its length."""
+
+    hold_ms: float
+    text: str
+
+
+async def _measured(settings: Security) -> tuple[dict[str, Hold], dict[str, dict[str, float]]]:
+    holds: dict[str, Hold] = {}
+    ordinary: dict[str, dict[str, float]] = {}
+    for name in settings.formats:
+        subject = Subject.of(name)
+        ordinary[name] = await _price(subject, settings)
+        holds[name] = max([hold async for hold in _holds(subject, settings)], key=lambda hold: hold.hold_ms)
+        await release_shared()
+    return holds, ordinary
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A renderer with its tokenizer. form: a turn with a call, as the format writes it, or empty."""
+
+    renderer: Renderer
+    tokenizer: PreTrainedTokenizerFast
+    form: str
+
+    @classmethod
+    def of(cls, name: str) -> Subject:
+        """That of a chat family or a dialect, over a tokenizer of bytes with the markers of the format."""
+        if name == INLINE:
+            tokenizer = _tokenizer(())
+            renderer: Renderer = InlineRenderer(tokenizer, Tags())
+        elif name == TEMPLATE:
+            tokenizer = _tokenizer(_CHATML, _CHAT_TEMPLATE)
+            renderer = TemplateRenderer(tokenizer)
+        else:
+            tokenizer = _tokenizer(_markers(name))
+            renderer = FamilyRenderer(tokenizer, name)
+        try:
+            form = renderer.decode(renderer.write(_CALL, (_ADD,)))
+        except (UserError, ValueError):
+            form = ""
+        return cls(renderer, tokenizer, form)
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    async def parse(self, ids: list[int]) -> Message:
+        """The turn, as an episode parses it."""
+        return self.renderer.parse(ids, (_ADD,))
+
+    def bad_texts(self, size: int) -> Iterator[tuple[str, str]]:
+        """Texts of about `size` characters, by their kind. Frozen."""
+        head, _, tail = self.form.partition(str(_VALUE))
+        for name, filler in (("line ends", "\n"), ("blanks", " "), ("digits", "9"), ("braces", '{"a":')):
+            filled = filler * (size // len(filler))
+            yield f"{name} in a call without end", head + filled
+            yield f"{name} in a call", head + filled + tail
+        markers = [str(token) for token in self.tokenizer.get_added_vocab()]
+        for part in dict.fromkeys((self.form, head, tail, head[: len(head) // 2], "<", *markers)):
+            if part:
+                yield f"{part[:40]!r} again and again", part * (size // len(part) + 1)
+        for marker in markers:
+            yield f"{marker!r} and line ends", marker + "\n" * size
+
+
+async def _holds(subject: Subject, settings: Security) -> AsyncIterator[Hold]:
+    async with LagMeter() as meter:
+        for size in settings.sizes:
+            for kind, text in subject.bad_texts(size):
+                ids = subject.ids(text)
+                await asyncio.sleep(0.02)
+                meter.take()
+                await subject.parse(ids)
+                # The meter wakes up first, even if it is late.
+                await asyncio.sleep(0.02)
+                yield Hold(1e3 * meter.take(), f"{kind}, {len(text):,} characters")
+
+
+async def _price(subject: Subject, settings: Security) -> dict[str, float]:
+    ids = subject.ids(subject.form or "I add both.")
+
+    async def bounded() -> None:
+        for _ in range(settings.turns):
+            await subject.parse(ids)
+
+    async def bare() -> None:
+        for _ in range(settings.turns):
+            subject.renderer.parse(ids, (_ADD,))
+
+    runs = await timed({"bounded": bounded, "bare": bare}, repeats=settings.repeats)
+    us = {side: 1e6 * min(run.cpu_s for run in runs[side]) / settings.turns for side in runs}
+    return {"bounded_us": us["bounded"], "bare_us": us["bare"], "ratio": us["bounded"] / us["bare"]}
+
+
+def _tokenizer(markers: tuple[str, ...], template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes, with markers as special tokens."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    built = Tokenizer(BPE({byte: index for index, byte in enumerate(bytes_)}, []))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
+    built.add_special_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built,
+        eos_token=markers[-1] if markers else None,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+class _Recording(PreTrainedTokenizerFast):
+    """A tokenizer that adds every marker whose id is requested."""
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int]:
+        """The id of a token; a new one where it is missing."""
+        if isinstance(tokens, str):
+            self._add_marker(tokens)
+        ids: int | list[int] = super().convert_tokens_to_ids(tokens)
+        return ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; one id where it is a marker."""
+        if _MARKER.fullmatch(text):
+            self._add_marker(text)
+        return list(super().encode(text, add_special_tokens=add_special_tokens))
+
+    def _add_marker(self, token: str) -> None:
+        if token not in self.get_vocab():
+            self.add_tokens([AddedToken(token, normalized=False, special=True)], special_tokens=True)
+
+
+def _markers(family: str) -> tuple[str, ...]:
+    """The special tokens that a family needs, in the order in which it requests them."""
+    tokenizer = _Recording(tokenizer_object=_tokenizer(()).backend_tokenizer)
+    FamilyRenderer(tokenizer, family)
+    return tuple(tokenizer.get_added_vocab())
