@@ -80,8 +80,14 @@ FOREIGN = {
 """What exceeds the same deadlines, and is not the model's fault."""
 
 
+def script(turns, answer):
+    for turn in turns:
+        yield turn
+    yield answer
+
+
 def agent(turns, answer=RIGHT):
-    return ScriptedAgent(iter([*turns, answer]))
+    return ScriptedAgent(script(turns, answer))
 
 
 async def group_of(turns, answer=RIGHT, size=3):
