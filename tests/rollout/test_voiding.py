@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -116,7 +117,7 @@ async def test_what_others_caused_is_no_overrun_of_the_model_and_no_failure(reas
         assert episode.seconds > Errand.limits.step_timeout_s
 
 
-async def texts(turns, limits=Errand.limits):
+async def texts(turns, limits=replace(Errand.limits, tool_timeout_s=None)):
     """The world's answers to each turn of an episode, and its counts."""
     env = Errand()
     env.limits = limits
@@ -129,17 +130,19 @@ async def test_calls_share_the_time_of_their_turn_and_the_next_turn_has_its_own(
     (first, second), episode = await texts([calls("work", 4, 0.15), calls("work", 1, 0.01)])
     stopped = "work was stopped: the calls of this turn took longer than 0.4 s."
     left_out = "This call was not executed: the calls of this turn took longer than 0.4 s."
-    assert first == ["done", "done", stopped, left_out]
+    num_done = first.count("done")  # two, where the machine is not busy
+    assert 0 < num_done < 3
+    assert first[num_done:] == [stopped, *[left_out] * (3 - num_done)]
     assert second == ["done"]
-    assert episode.counts == {"tool_calls": 5, "tool_timeouts": 1, "surplus_calls": 1}
-    assert (episode.tools["work"].calls, episode.tools["work"].timeouts) == (4, 1)
+    assert episode.counts == {"tool_calls": 5, "tool_timeouts": 1, "surplus_calls": 3 - num_done}
+    assert (episode.tools["work"].calls, episode.tools["work"].timeouts) == (num_done + 2, 1)
 
 
 async def test_calls_share_the_time_of_their_episode_and_the_answer_is_still_graded():
     results, episode = await texts(VOIDING["slow calls in every turn"])
     flat = [text for turn in results for text in turn]
     num_done = flat.count("done")
-    assert num_done >= 4
+    assert num_done > 2  # so that more than one turn had time
     assert flat[num_done:] == [
         "work was stopped: the calls of this episode took longer than 1 s.",
         *["This call was not executed: the calls of this episode took longer than 1 s."] * (9 - num_done),
