@@ -82,8 +82,7 @@ FOREIGN = {
 
 
 def script(turns, answer):
-    for turn in turns:
-        yield turn
+    yield from turns
     yield answer
 
 
@@ -117,7 +116,11 @@ async def test_what_others_caused_is_no_overrun_of_the_model_and_no_failure(reas
         assert episode.seconds > Errand.limits.step_timeout_s
 
 
-async def texts(turns, limits=replace(Errand.limits, tool_timeout_s=None)):
+TOGETHER = replace(Errand.limits, tool_timeout_s=None)
+"""Without a deadline of each call."""
+
+
+async def texts(turns, limits=TOGETHER):
     """The world's answers to each turn of an episode, and its counts."""
     env = Errand()
     env.limits = limits
