@@ -206,6 +206,9 @@ def _tokenizer(markers: tuple[str, ...], template: str | None = None) -> PreTrai
 class _Recording(PreTrainedTokenizerFast):
     """A tokenizer that adds every marker whose id is requested."""
 
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__(tokenizer_object=backend)
+
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int]:
         """The id of a token; a new one where it is missing."""
         if isinstance(tokens, str):
@@ -226,6 +229,6 @@ class _Recording(PreTrainedTokenizerFast):
 
 def _markers(family: str) -> tuple[str, ...]:
     """The special tokens that a family needs, in the order in which it requests them."""
-    tokenizer = _Recording(tokenizer_object=_tokenizer(()).backend_tokenizer)
+    tokenizer = _Recording(_tokenizer(()).backend_tokenizer)
     FamilyRenderer(tokenizer, family)
     return tuple(tokenizer.get_added_vocab())
