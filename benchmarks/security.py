@@ -35,7 +35,7 @@ _INTEGER: dict[str, JSON] = {"type": "integer"}
 _ADD = ToolSchema("add", "Add.", {"type": "object", "properties": {"a": _INTEGER, "b": _INTEGER}})
 _VALUE = 1234567
 _CALL = Message("assistant", "I add both.", tool_calls=(ToolCall("add", {"a": _VALUE, "b": 30}),))
-_MARKER = re.compile(r"[<｜]\S+")
+_QUOTED = re.compile(r"'([^']+)'")
 # Calls as JSON in tags, as Hermes and Qwen write them.
 _CHAT_TEMPLATE = """{%- if tools -%}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>
@@ -203,32 +203,20 @@ def _tokenizer(markers: tuple[str, ...], template: str | None = None) -> PreTrai
     )
 
 
-class _Recording(PreTrainedTokenizerFast):
-    """A tokenizer that adds every marker whose id is requested."""
-
-    def __init__(self, backend: Tokenizer) -> None:
-        super().__init__(tokenizer_object=backend)
-
-    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int]:
-        """The id of a token; a new one where it is missing."""
-        if isinstance(tokens, str):
-            self._add_marker(tokens)
-        ids: int | list[int] = super().convert_tokens_to_ids(tokens)
-        return ids
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; one id where it is a marker."""
-        if _MARKER.fullmatch(text):
-            self._add_marker(text)
-        return list(super().encode(text, add_special_tokens=add_special_tokens))
-
-    def _add_marker(self, token: str) -> None:
-        if token not in self.get_vocab():
-            self.add_tokens([AddedToken(token, normalized=False, special=True)], special_tokens=True)
-
-
 def _markers(family: str) -> tuple[str, ...]:
-    """The special tokens that a family needs, in the order in which it requests them."""
-    tokenizer = _Recording(_tokenizer(()).backend_tokenizer)
-    FamilyRenderer(tokenizer, family)
-    return tuple(tokenizer.get_added_vocab())
+    """The special tokens that a family needs: it refuses a tokenizer without one, and names that.
+
+    Raises:
+        UserError: it refuses the tokenizer for another reason.
+    """
+    markers: list[str] = []
+    while True:
+        try:
+            FamilyRenderer(_tokenizer(tuple(markers)), family)
+        except UserError as error:
+            missing = _QUOTED.search(str(error))
+            if missing is None or missing[1] in markers:
+                raise
+            markers.append(missing[1])
+        else:
+            return tuple(markers)
