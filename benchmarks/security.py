@@ -19,7 +19,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from agentrl import Message, Tags, ToolCall, UserError
-from agentrl.protocols import Renderer, ToolSchema
+from agentrl.protocols import ToolSchema
+from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rendering.template import TemplateRenderer
@@ -114,7 +115,7 @@ async def _measured(settings: Security) -> tuple[dict[str, Hold], dict[str, dict
 class Subject:
     """A renderer with its tokenizer. form: a turn with a call, as the format writes it, or empty."""
 
-    renderer: Renderer
+    renderer: TokenRenderer
     tokenizer: PreTrainedTokenizerFast
     form: str
 
@@ -123,7 +124,7 @@ class Subject:
         """That of a chat family or a dialect, over a tokenizer of bytes with the markers of the format."""
         if name == INLINE:
             tokenizer = _tokenizer(())
-            renderer: Renderer = InlineRenderer(tokenizer, Tags())
+            renderer: TokenRenderer = InlineRenderer(tokenizer, Tags())
         elif name == TEMPLATE:
             tokenizer = _tokenizer(_CHATML, _CHAT_TEMPLATE)
             renderer = TemplateRenderer(tokenizer)
@@ -142,7 +143,7 @@ class Subject:
 
     async def parse(self, ids: list[int]) -> Message:
         """The turn, as an episode parses it."""
-        return self.renderer.parse(ids, (_ADD,))
+        return await self.renderer.bounded.parse(ids, (_ADD,))
 
     def bad_texts(self, size: int) -> Iterator[tuple[str, str]]:
         """Texts of about `size` characters, by their kind. Frozen."""
