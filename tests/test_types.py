@@ -189,7 +189,7 @@ def test_a_limit_of_zero_or_less_is_refused(name, value):
 
 def test_every_limit_but_the_turns_may_be_off():
     names = [limit.name for limit in dataclasses.fields(Limits)]
-    assert dataclasses.astuple(Limits(**dict.fromkeys(names[1:]))) == (8, *[None] * 7)
+    assert dataclasses.astuple(Limits(**dict.fromkeys(names[1:]))) == (8, *[None] * 8)
 
 
 @pytest.mark.parametrize("total", [math.nan, math.inf, -math.inf])
