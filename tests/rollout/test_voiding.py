@@ -82,8 +82,8 @@ FOREIGN = {
 
 
 def script(turns, answer):
-    yield from turns
-    yield answer
+    for turn in (*turns, answer):
+        _ = yield turn  # it is sent the world's answer
 
 
 def agent(turns, answer=RIGHT):
