@@ -14,7 +14,7 @@ from renderers.base import MODEL_RENDERER_MAP, create_renderer
 from renderers.configs import config_from_name
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.errors import UserError, did_you_mean
+from agentrl.errors import RenderingError, UserError, did_you_mean
 from agentrl.protocols import Seen, Stops, ToolSchema
 from agentrl.rendering.bounded import TokenRenderer
 from agentrl.rendering.messages import as_chat, read_call, tool_as_json, unreadable_call, verbatim
@@ -123,12 +123,17 @@ class FamilyRenderer(TokenRenderer):
         return Stops((), tuple(sorted(set(self._family.get_stop_token_ids()))))
 
     def render(self, messages: Observation, tools: Sequence[ToolSchema]) -> list[int]:
-        """The prompt's tokens, up to where the assistant begins to write."""
-        return self._family.render_ids(
-            [as_chat(message, self._escape) for message in messages],
-            tools=_tools(self.escaped_tools(tools)),
-            add_generation_prompt=True,
-        )
+        """The prompt's tokens, up to where the assistant begins to write.
+
+        Raises:
+            RenderingError: the format refuses the messages, such as a result without its call.
+        """
+        chat = [as_chat(message, self._escape) for message in messages]
+        offered = _tools(self.escaped_tools(tools))
+        try:
+            return self._family.render_ids(chat, tools=offered, add_generation_prompt=True)
+        except ValueError as error:
+            raise RenderingError(f"the chat format `{self._name}` refuses the messages: {error}") from error
 
     def extend(
         self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Message, ToolCall, UserError, call, say
+from agentrl.errors import RenderingError
 from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering.chat import FamilyRenderer, families
 from agentrl.rendering.choice import chat_renderer
 from agentrl.rendering.messages import MarkupEscaper, as_chat
 from agentrl.rendering.template import TemplateRenderer
 from agentrl.types import Restart
+from tests.rendering.families import family_renderer
 from tests.rendering.subjects import (
     CHATML,
     FORMATS,
@@ -359,3 +361,11 @@ def test_text_of_any_author_is_rendered_without_special_tokens(form, kind, where
     special = {number for name, number in subject._tokenizer.get_added_vocab().items() if name in names}
     clean = [token for token in rendered("x") if token in special]
     assert [token for token in rendered(forged) if token in special] == clean
+
+
+def test_messages_that_a_format_refuses_are_a_typed_failure():
+    result = Message("tool", "42", tool_call_id="call_0", name="say")
+    with pytest.raises(
+        RenderingError, match="the chat format `gemma4` refuses the messages: Unconsumed tool"
+    ):
+        family_renderer("gemma4").render((Message("user", "x"), Message("assistant", "y"), result), ())
