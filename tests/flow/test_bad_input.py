@@ -233,7 +233,7 @@ def complaint(capfd, *arguments):
         (("train", "--env=HopSearch-v0", "--train-split=nope", *SMALL, "--eval-split=demo"), "nope"),
         (("train", "--env=HopSearch-v0", "--eval-split=nope", *SMALL), "nope"),
         (("train", BANDIT, *SMALL, "--max-context-len=10", "--num-rollout=1"), "max_context_len"),
-        (("train", "--env=tests.flow.worlds:Endless", *SMALL, "--num-rollout=1"), "max_tokens"),
+        (("train", "--env=tests.flow.worlds:Endless", *SMALL, "--num-rollout=1"), "sets no limit of tokens"),
         (("train", BANDIT, *SMALL, "--dialect=chatt"), "'own', 'inline' or 'chat'"),
         (("train", BANDIT, *SMALL, "--dialect=chat", "--chat-format=qwen33"), "Did you mean `qwen3`?"),
         (

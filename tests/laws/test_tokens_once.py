@@ -140,9 +140,12 @@ def test_no_sample_outgrows_the_limits_of_its_episode(conversation):
 
 
 def first_prompt(words, observation):
+    """The prompt, in which all special tokens but the tags that prompts explain are escaped."""
+    tags = (*(tool.name for tool in TOOLS), DIALECT.answer, DIALECT.result, "think")
+    escape = MarkupEscaper(words.tokenizer, keep=[form for tag in tags for form in (f"<{tag}>", f"</{tag}>")])
     if words.tokenizer.chat_template is None:
-        return "\n".join(message.content for message in observation) + "\n"
-    turns = [{"role": message.role, "content": message.content} for message in observation]
+        return "\n".join(escape(message.content) for message in observation) + "\n"
+    turns = [{"role": message.role, "content": escape(message.content)} for message in observation]
     return words.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
 
 
