@@ -140,6 +140,7 @@ async def test_control_needs_the_key(key, lines, status):
     assert KEY not in repr(RequestChecks(control_key=KEY))
 
 
+@pytest.mark.full
 async def test_half_sent_requests_are_ended(monkeypatch):
     monkeypatch.setattr(serving, "_HEAD_TIMEOUT_S", 0.3)
     monkeypatch.setattr(serving, "_BODY_TIMEOUT_S", 0.3)

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.security import INLINE, TEMPLATE, Security, Subject, bench_security
 
 
+@pytest.mark.full
 def test_a_format_of_each_kind_is_measured():
     formats = (INLINE, TEMPLATE, "qwen3")
     result = bench_security(Security(formats, sizes=(200,), turns=2, repeats=2), with_python=False)

@@ -33,6 +33,7 @@ def passed(*files: str) -> int:
     return int(match[1])
 
 
+@pytest.mark.full
 def test_every_attack_fails_for_an_ordinary_user_too():
     assert passed("test_attacks.py", "test_quotas.py") > 0
 

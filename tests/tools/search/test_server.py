@@ -260,6 +260,7 @@ def test_the_command_serves_the_client_and_ends_cleanly(number, tmp_path):
     assert (process.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.full
 def test_a_server_at_its_limit_of_open_files_serves_on_and_logs_little(tmp_path):
     with serving(jsonl(tmp_path / "corpus.jsonl", texts(1))) as process:
         idle = []
