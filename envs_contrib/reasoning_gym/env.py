@@ -13,6 +13,8 @@ from envs_contrib.reasoning_gym.answers import is_readable
 NUM_QUESTIONS: Mapping[str, int] = {"train": 1000, "test": 200}
 _SEEDS: Mapping[str, int] = {"train": 0, "test": 1_000_000}
 _Entry = Mapping[str, object]
+_DISTINCT = 0.75
+"""A generator has few questions where a smaller share of those of the test's seeds are distinct."""
 
 # Exceptions of scorers for text of a model: they expect answers of the right form.
 _SCORER_ERRORS = (
@@ -46,7 +48,7 @@ class ReasoningGym(SingleTurnEnv):
     generator: its name in the library. settings: those of the generator, by the library's names.
     chance: the declared chance_score. num_train, num_test: questions that are made for a split.
     Partial credit is the library's. Question n of a split is drawn from its seed + n. No question is in both
-    splits: of those that both seeds draw, each split has half.
+    splits: one that both seeds draw is a test question; of a generator with few, each split has half.
     An answer that a scorer must not read (`is_readable`) is scored as the empty one.
 
     Raises:
@@ -120,13 +122,14 @@ def _print_nothing(*values: object, **options: object) -> None:
 
 @lru_cache(maxsize=128)
 def _tasks(source: _Source, split: str) -> tuple[Task, ...]:
-    other = "train" if split == "test" else "test"
-    shared = _by_prompt(source, split).keys() & _by_prompt(source, other).keys()
-    return tuple(
-        task
-        for prompt, task in _by_prompt(source, split).items()
-        if prompt not in shared or _split_of(prompt) == split
-    )
+    """The test split is made without the training split, whose questions take a while in some generators."""
+    test = _by_prompt(source, "test")
+    # A generator that repeats itself has few questions: the test's seeds draw most of them.
+    if len(test) < _DISTINCT * dict(source.numbers)["test"]:
+        return tuple(t for prompt, t in _by_prompt(source, split).items() if _split_of(prompt) == split)
+    if split == "test":
+        return tuple(test.values())
+    return tuple(task for prompt, task in _by_prompt(source, split).items() if prompt not in test)
 
 
 @lru_cache(maxsize=128)
@@ -141,5 +144,5 @@ def _by_prompt(source: _Source, split: str) -> Mapping[str, Task]:
 
 
 def _split_of(prompt: str) -> str:
-    """The split of a question that the seeds of both have: half of these for each."""
+    """The split of a question of a generator with few: half of them for each."""
     return "test" if zlib.crc32(prompt.encode("utf-8", "replace")) % 2 else "train"
