@@ -9,6 +9,10 @@ PIP_ARGS ?=
 export PIP_ARGS
 JOBS ?= 2
 ARGS ?=
+# Bytecode is written where a module is first imported: compiling all packages ahead takes half a minute.
+PIP_FLAGS := --quiet --no-compile
+# Where a machine forbids to write it, each of the many processes would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,8 +22,8 @@ PYTEST := $(BIN)/python -m pytest
 # Tests of one file may share what is dear to set up, so they stay together.
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FULL := "full and not faults and not learning"
-# Real servers and several ranks take all cores, so these run one after another.
-FULL_SERIAL := tests/benchmarks tests/engine tests/rollout tests/sglang tests/trainer tests/flow/test_external_servers.py
+# Several ranks take all cores, so these run one after another.
+FULL_SERIAL := tests/trainer tests/flow/test_external_servers.py
 # Ranks take a GPU wherever they see one, and two of them cannot share it: tests of the CPU see none.
 NO_GPU := CUDA_VISIBLE_DEVICES=
 
@@ -32,7 +36,7 @@ VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install sglang-cpu quickstart test lint test-sglang test-full test-faults test-learning
-.PHONY: mutants bench clean
+.PHONY: mutants reference bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -68,6 +72,9 @@ test-learning: $(INSTALLED_DEV) sglang-cpu ## Whole trainings that have to learn
 mutants: $(INSTALLED_DEV) ## Plant bugs one at a time; each must turn a test red (20 min at most)
 	$(NO_GPU) $(BIN)/python -m tests.mutants $(ARGS)
 
+reference: $(INSTALLED_DEV) ## Write docs/reference from the docstrings (seconds)
+	$(BIN)/python -m tests.docs.reference
+
 bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures of docs/benchmarks.md (hours)
 	$(BIN)/python -m benchmarks envs --json
 	$(BIN)/python -m benchmarks suite --json
@@ -76,10 +83,12 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks grading --json
 	$(BIN)/python -m benchmarks search --json
 	$(BIN)/python -m benchmarks worlds --json
+	$(BIN)/python -m benchmarks tools --json
 	$(BIN)/python -m benchmarks data --json
 	$(BIN)/python -m benchmarks engine --json
 	$(BIN)/python -m benchmarks deterministic --json
 	$(BIN)/python -m benchmarks engines --json --sglang-python $(SGLANG_VENV)/bin/python
+	$(BIN)/python -m benchmarks update --json --sglang-python $(SGLANG_VENV)/bin/python
 	$(BIN)/python -m benchmarks megatron --json
 	$(BIN)/python -m benchmarks stall --json
 	$(BIN)/python -m benchmarks checkpoint --json
@@ -90,6 +99,7 @@ bench: $(INSTALLED_DEV) sglang-cpu $(VERIFIERS_INSTALLED) ## Measure the figures
 	$(BIN)/python -m benchmarks quickstart --json
 	$(BIN)/python -m benchmarks algorithms --json
 	$(BIN)/python -m benchmarks refill --json
+	$(BIN)/python -m benchmarks async --json
 
 sglang-cpu: $(SGLANG_INSTALLED) ## Install a real SGLang for the CPU in .venv-sglang, for its tests and for bench (2 GB)
 
@@ -106,21 +116,21 @@ $(VENV)/pyvenv.cfg:
 
 # A stamp is older than what it was made from exactly when pip has to run again.
 $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet -e ".[train]" -c constraints.txt $(PIP_ARGS)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[train]" -c constraints.txt $(PIP_ARGS)
 	touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet -e ".[dev]" -c constraints.txt $(PIP_ARGS)
-	$(BIN)/python -m pip install --quiet --no-deps agentdojo==0.1.35 $(PIP_ARGS)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt $(PIP_ARGS)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps agentdojo==0.1.35 $(PIP_ARGS)
 	touch $(INSTALLED) $@
 
 # Without their dependencies: SGLang asks for CUDA. Some pins contradict what others ask for; see the file.
 $(SGLANG_INSTALLED): sglang-cpu.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps -r $< $(PIP_ARGS)
+	$(SGLANG_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r $< $(PIP_ARGS)
 	touch $@
 
 $(VERIFIERS_INSTALLED):
 	$(PYTHON) -m venv $(VERIFIERS_VENV)
-	$(VERIFIERS_VENV)/bin/python -m pip install --quiet "verifiers==0.4.0" uv $(PIP_ARGS)
+	$(VERIFIERS_VENV)/bin/python -m pip install $(PIP_FLAGS) "verifiers==0.4.0" uv $(PIP_ARGS)
 	touch $@

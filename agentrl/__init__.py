@@ -2,11 +2,18 @@
 
 This module exports the public API. `train` imports torch when it is called, and `evaluate` when it loads a
 model, so that `import agentrl` is fast and works without torch for authors of environments.
+
+`train`, `sft`, `evaluate` and `check_env` work anywhere, also in a cell of a notebook, whose event loop runs
+already. Their twins with `_async` in their names are for coroutines, and leave the event loop free.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from functools import partial
+from importlib import metadata
+from os import PathLike
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agentrl.envs import (
@@ -27,14 +34,14 @@ from agentrl.envs import (
     play,
     register,
 )
-from agentrl.envs.check import check_env
+from agentrl.envs.check import check_env, check_env_async
 from agentrl.envs.gym import GymEnv
 from agentrl.envs.registry import register_all_with_gymnasium
 from agentrl.errors import AgentRLError, ToolRejected, UserError
+from agentrl.event_loop import awaited, blocking
 from agentrl.extras import TRAINING, require
 from agentrl.tools import tool
 from agentrl.types import (
-    JSON,
     Episode,
     Image,
     JointStep,
@@ -50,7 +57,8 @@ from agentrl.types import (
 )
 
 if TYPE_CHECKING:
-    from agentrl.evaluation.model import evaluate
+    from agentrl.assembly.arguments import Setting
+    from agentrl.evaluation.report import EvalReport
     from agentrl.run import TrainResult
     from agentrl.run.sft import SftResult
 
@@ -82,48 +90,80 @@ __all__ = [
     "Verdict",
     "call",
     "check_env",
+    "check_env_async",
     "env_ids",
     "evaluate",
+    "evaluate_async",
     "exact_match",
     "make",
     "play",
     "register",
     "say",
     "sft",
+    "sft_async",
     "tool",
     "train",
+    "train_async",
 ]
 
 register_all_with_gymnasium()
 
 
 def train(
-    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
 ) -> TrainResult:
     """Train an agent with the settings of a run file (TOML); `settings` override them by their leaf names.
 
         agentrl.train("examples/calculator/run.toml", seed=1)
         agentrl.train(env="Capitals-v0", warm_start_steps=100, num_rollout=20)
+        agentrl.train(env=Capitals, env_kwargs={"seed": 3}, num_rollout=20)
 
         agentrl.train("runs/first", resume=True)
 
-    Ctrl-C stops it cleanly: the weights of the last finished step and the journal are complete.
+    Ctrl-C, or the "interrupt" of a notebook, stops it cleanly: the weights of the last finished step and the
+    journal are complete. It works where an event loop runs; `train_async` does not block that.
 
     Args:
         run: the run file, or the folder of a run that is resumed.
         resume: whether the run of a run file is resumed, where its folder holds one.
+        quiet: whether nothing is printed.
+        settings: by their leaf names. `env` is an id, or the class of an environment, which is recorded as
+            `module:Class`.
 
     Raises:
         UserError: a setting, the environment or the model is wrong; the message has the remedy.
+        KeyboardInterrupt: it was interrupted.
     """
+    from agentrl.assembly.arguments import plain_settings, run_path
+    from agentrl.assembly.load import load_run
+
+    path, plain = run_path(run, "train"), plain_settings(settings)
+    # An invalid setting is reported at once, not after the seconds that importing torch takes.
+    load_run(path, plain)
     require("training", *TRAINING)
     from agentrl.run import train as trained
 
-    return trained(run, resume=resume, quiet=quiet, **settings)
+    return blocking(lambda: trained(path, resume=resume, quiet=quiet, **plain))
+
+
+async def train_async(
+    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
+) -> TrainResult:
+    """`train` for coroutines: it runs in a thread of its own, and the caller's event loop goes on.
+
+        result = await agentrl.train_async(env=Capitals, num_rollout=20)
+
+    A cancellation, such as that of a task, of `asyncio.timeout` or of Ctrl-C, stops the run as Ctrl-C stops
+    `train`, and takes effect when that has ended in good order.
+
+    Raises:
+        UserError: as `train`.
+    """
+    return await awaited(partial(train, run, resume=resume, quiet=quiet, **settings))
 
 
 def sft(
-    run: str | Path | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
 ) -> SftResult:
     """Fine-tune a model on conversations, or on episodes of a run, with the settings of a run file (TOML).
 
@@ -131,24 +171,110 @@ def sft(
         agentrl.sft("examples/sft_then_rl/run.toml")
         agentrl.sft(sft_data="runs/first", min_reward=1.0, hf_checkpoint="runs/first/checkpoint")
 
-    The same run file serves `agentrl.train`, which starts from the result with `hf_checkpoint`.
+    The same run file serves `agentrl.train`, which starts from the result with `hf_checkpoint`. It works
+    where an event loop runs; `sft_async` does not block that.
 
     Args:
         run: the run file, or the folder of a run that is resumed.
         resume: whether the run of a run file is resumed, where its folder holds one.
+        quiet: whether nothing is printed.
+        settings: by their leaf names, as for `train`.
 
     Raises:
         UserError: a setting, the data or the model is wrong; the message has the remedy.
+        KeyboardInterrupt: it was interrupted.
     """
+    from agentrl.assembly.arguments import plain_settings, run_path
+    from agentrl.assembly.config import SftConfig
+    from agentrl.assembly.load import load_run
+
+    path, plain = run_path(run, "sft"), plain_settings(settings)
+    load_run(path, plain, SftConfig)
     require("fine-tuning", *TRAINING)
     from agentrl.run.sft import sft as fine_tuned
 
-    return fine_tuned(run, resume=resume, quiet=quiet, **settings)
+    return blocking(lambda: fine_tuned(path, resume=resume, quiet=quiet, **plain))
+
+
+async def sft_async(
+    run: str | PathLike[str] | None = None, *, resume: bool = False, quiet: bool = False, **settings: Setting
+) -> SftResult:
+    """`sft` for coroutines, as `train_async` is for `train`.
+
+    Raises:
+        UserError: as `sft`.
+    """
+    return await awaited(partial(sft, run, resume=resume, quiet=quiet, **settings))
+
+
+def evaluate(
+    env: str | type[Env | MultiAgentEnv],
+    model: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Setting,
+) -> EvalReport:
+    """Play episodes of an environment with a model and score them.
+
+    The same episode loop and limits as in training. The model is a Hugging Face directory, or is served by
+    a chat endpoint.
+
+        agentrl.evaluate("HopSearch-v0", "runs/quickstart/checkpoint", n=512, temperature=0.0).mean
+        agentrl.evaluate(Capitals, "runs/capitals/checkpoint", n=64)
+        agentrl.evaluate("HopSearch-v0", openai_url="http://127.0.0.1:30000/v1", openai_model="qwen3").mean
+
+    With several sets of prompts (`prompt_data` as a table of name and path) the report is over all of them,
+    and `sets` has that of each. It works where an event loop runs; `evaluate_async` does not block that.
+
+    Every episode is in the journal below `output_dir` as soon as it has ended; without `output_dir`, below a
+    temporary folder. Where the evaluation is interrupted, a line on standard error names the folder.
+
+    Args:
+        env: the id of an environment, or its class.
+        model: the directory; None = `openai_url` and `openai_model` name an endpoint.
+        resume: whether the evaluation in `output_dir` goes on, where there is one: its episodes are not
+            played again.
+        quiet: whether nothing is printed.
+        settings: those of `agentrl eval` by their names: n, temperature, split, seed, env_kwargs, ...
+
+    Raises:
+        UserError: a setting, the environment or the model is wrong; the message has the remedy.
+        KeyboardInterrupt: it was interrupted.
+    """
+    from agentrl.assembly.arguments import env_name, model_path, plain_settings
+    from agentrl.evaluation.model import evaluate as evaluated
+
+    name, directory, plain = env_name(env), model_path(model), plain_settings(settings)
+    return blocking(lambda: evaluated(name, directory, resume=resume, quiet=quiet, **plain))
+
+
+async def evaluate_async(
+    env: str | type[Env | MultiAgentEnv],
+    model: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Setting,
+) -> EvalReport:
+    """`evaluate` for coroutines, as `train_async` is for `train`.
+
+        report = await agentrl.evaluate_async(Capitals, "runs/capitals/checkpoint", n=64)
+
+    Raises:
+        UserError: as `evaluate`.
+    """
+    return await awaited(partial(evaluate, env, model, resume=resume, quiet=quiet, **settings))
 
 
 def __getattr__(name: str) -> object:
-    if name == "evaluate":
-        from agentrl.evaluation.model import evaluate
-
-        return evaluate
+    if name == "__version__":
+        return metadata.version("agentrl")
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    special = (name for name in globals() if name.startswith("__"))
+    packages = (name for name, value in globals().items() if isinstance(value, ModuleType))
+    own = (name for name in packages if f"agentrl.{name}" in sys.modules)
+    return sorted({*__all__, *special, *own, "__version__"})

@@ -12,33 +12,100 @@ environment: what the work waits for stops the clocks of all stages around it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic, perf_counter
 from weakref import WeakKeyDictionary
 
 _PULSE_S = 0.25
 _RESOLUTION_S = 1e-3
 
 
+class StoppedClocks:
+    """The clocks that a block of `clocks_stopped()` has stopped."""
+
+    def __init__(self, clocks: Sequence[Clock]) -> None:
+        self._clocks = clocks
+
+    def charge(self, seconds: float) -> None:
+        """Count work of the block after all, on the clocks that no other block has stopped.
+
+        seconds: at most as long as the block has lasted.
+        """
+        for clock in self._clocks:
+            clock.charge(seconds)
+
+
 @contextmanager
-def clocks_stopped() -> Iterator[None]:
+def clocks_stopped() -> Iterator[StoppedClocks]:
     """Stop the clocks of all stages around this block, those of the tasks that began this one included.
 
     For time that is no work of these stages: a wait for a slot, a server that is restarted, or work that has
     a limit of its own. A stage that begins inside the block has its own clock. The block must end by itself:
     no deadline outside ends it.
     """
+    clocks = _own_clocks()
+    _stop(clocks)
+    try:
+        yield StoppedClocks(clocks)
+    finally:
+        _resume(clocks)
+
+
+def _own_clocks() -> Sequence[Clock]:
+    """The clocks of the stages around the caller, in this event loop."""
     loop = asyncio.get_running_loop()
     # A thread that a stage waits for has its context, and may run an event loop of its own.
-    clocks = [clock for clock in _clocks.get() if clock.loop is loop]
+    return [clock for clock in _clocks.get() if clock.loop is loop]
+
+
+def _stop(clocks: Iterable[Clock]) -> None:
     for clock in clocks:
         clock.stop()
-    try:
-        yield
-    finally:
-        for clock in clocks:
-            clock.resume()
+
+
+def _resume(clocks: Iterable[Clock]) -> None:
+    for clock in clocks:
+        clock.resume()
+
+
+class Waits:
+    """Calls that wait for one thing, such as an engine: while it is away, the clocks of all of them stop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Sequence[Clock]] = {}
+        self._is_away = False
+        self._number = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The block is such a wait: while the thing is away, the clocks of stages around it are stopped."""
+        self._number += 1
+        number, clocks = self._number, _own_clocks()
+        self._waiting[number] = clocks
+        if self._is_away:
+            _stop(clocks)
+        try:
+            yield
+        finally:
+            del self._waiting[number]
+            if self._is_away:
+                _resume(clocks)
+
+    def leave(self) -> None:
+        """The thing is away from now on."""
+        if not self._is_away:
+            self._is_away = True
+            for clocks in self._waiting.values():
+                _stop(clocks)
+
+    def come_back(self) -> None:
+        """The thing is there again."""
+        if self._is_away:
+            self._is_away = False
+            for clocks in self._waiting.values():
+                _resume(clocks)
 
 
 class Clock:
@@ -57,7 +124,7 @@ class Clock:
         self.loop = asyncio.get_running_loop()
         self.deadline = asyncio.timeout(None)
         self._total_s = self._left_s = seconds
-        self._since_s, self._paused_s = self.loop.time(), 0.0
+        self._since_s, self._paused_s = monotonic(), 0.0
         self._num_stops = 0
         self._pulse: _Pulse | None = None
         self._outer = _clocks.get()
@@ -69,11 +136,12 @@ class Clock:
     @property
     def seconds(self) -> float:
         """Seconds counted so far."""
-        return self._total_s - self._left_s + self._elapsed_s()
+        return self._total_s - self._left_s + (0.0 if self._num_stops else self._elapsed_s())
 
     def stop(self) -> None:
         """Stop counting, until as many `resume` calls."""
-        self._left_s -= self._elapsed_s()
+        if not self._num_stops:
+            self._left_s -= self._elapsed_s()
         self._num_stops += 1
 
     def resume(self) -> None:
@@ -81,10 +149,20 @@ class Clock:
         self._num_stops -= 1
         if self._num_stops:
             return
-        self._since_s = self.loop.time()
+        self._since_s = monotonic()
         self._paused_s = 0.0 if self._pulse is None else self._pulse.paused_s
         if self._handle is None:
             self._set_timer()
+
+    def charge(self, seconds: float) -> None:
+        """Count seconds while it is stopped, unless it is stopped more than once."""
+        if self._num_stops != 1:
+            return
+        self._left_s -= seconds
+        if self._pulse is not None and self._handle is not None:
+            # `resume` sets a timer for what is left now.
+            self._handle.cancel()
+            self._handle = None
 
     def end(self) -> None:
         """Stop for good, where the stage ends."""
@@ -92,15 +170,17 @@ class Clock:
         _clocks.set(self._outer)
         if self._handle is not None:
             self._handle.cancel()
+            # Its context has this clock: without the cycle no collector is needed.
+            self._handle = None
         if self._pulse is not None:
             self._pulse.num_clocks -= 1
 
     def _elapsed_s(self) -> float:
-        """Seconds since the last restart, without pauses; 0.0 while it is stopped."""
-        if self._num_stops:
-            return 0.0
-        paused_s = 0.0 if self._pulse is None else self._pulse.paused_s - self._paused_s
-        return max(self.loop.time() - self._since_s - paused_s, 0.0)
+        """Seconds since the last restart, without pauses, of a clock that is not stopped."""
+        elapsed_s = monotonic() - self._since_s
+        if self._pulse is None:
+            return elapsed_s
+        return max(elapsed_s - self._pulse.paused_s + self._paused_s, 0.0)
 
     def _begin_timer(self) -> None:
         self._pulse = _Pulse.of_loop()
@@ -109,7 +189,8 @@ class Clock:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        due_s = self.loop.time() + self._left_s - self._elapsed_s()
+        elapsed_s = 0.0 if self._num_stops else self._elapsed_s()
+        due_s = self.loop.time() + self._left_s - elapsed_s
         self._handle = self.loop.call_at(due_s, self._fire)
 
     def _fire(self) -> None:
@@ -163,6 +244,28 @@ class _Pulse:
         self._ended_pauses_s, self._due_s = self.paused_s, None
         if self.num_clocks:
             self._set_timer()
+
+
+class BlockTimer:
+    """Adds up the time of blocks, waits and pauses included (seconds)."""
+
+    def __init__(self) -> None:
+        self._ended_s = 0.0
+        self._began: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        """The time of all blocks, with that of the current one so far."""
+        return self._ended_s + (0.0 if self._began is None else perf_counter() - self._began)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The time of the block is added."""
+        self._began = perf_counter()
+        try:
+            yield
+        finally:
+            self._ended_s, self._began = self.total_s, None
 
 
 # Of the running stages, from the outermost to the innermost.

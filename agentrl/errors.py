@@ -10,8 +10,13 @@
         ModelLoadError          a model directory that is missing or broken
         MissingExtraError       a package that this installation lacks
         RunExistsError          the run folder already holds a run
+        RunBusyError            another process writes into the folder
+        DiskError               a file cannot be written: the disk is full or read-only
         WorldBrokenError        the environment fails so often that a run cannot go on
+        EnvCodeError            code of an environment outside of its episodes failed; a StageError, too
         TokenLawError           a trajectory breaks a token law, so nothing of its batch is trained on
+        DivergedError           an update has made weights that are not finite numbers; they are not published
+        NoSignalError           a run has ended, because nothing that it played gave a gradient
       StageError                one episode failed at a named stage; data for the journal, never a crash
         ToolError               a tool failed without fault of the model
         EndpointError           a chat endpoint returned no turn
@@ -31,10 +36,14 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import sysconfig
 from collections.abc import Coroutine, Iterable, Sequence
-from types import TracebackType
+from pathlib import Path
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
 from typing import TypeVar
 
+from agentrl.activity import Activity, current_activity
 from agentrl.clocks import Clock
 
 T = TypeVar("T")
@@ -80,6 +89,14 @@ class RunExistsError(UserError):
     """The run folder already holds a run."""
 
 
+class RunBusyError(UserError):
+    """Another process writes into the folder of a run, an evaluation or a benchmark."""
+
+
+class DiskError(UserError):
+    """A file cannot be written: its disk is full, over its quota or read-only, or it is not to be written."""
+
+
 class WorldBrokenError(UserError):
     """The environment failed too often for the run to go on."""
 
@@ -92,9 +109,18 @@ class TokenLawError(UserError):
         self.law = law
 
 
-class StageError(AgentRLError):
-    """One episode failed at a stage (reset, tool, step, reward, act, episode).
+class DivergedError(UserError):
+    """An update has made weights that are not finite numbers. They are not published."""
 
+
+class NoSignalError(UserError):
+    """A run has ended, because no group of many iterations in a row gave a gradient."""
+
+
+class StageError(AgentRLError):
+    """One episode failed at a stage.
+
+    stage: `reset`, `tool`, `step`, `reward`, `act` or `episode`. detail: one sentence.
     kind: "timeout", "error" (an exception) or "invalid" (a value that breaks the contract); a
     ToolError has kinds of its own.
     """
@@ -117,9 +143,21 @@ class ToolError(StageError):
         super().__init__("tool", kind, detail)
 
 
-class EndpointError(StageError):
-    """A chat endpoint returned no turn, without fault of the model. status: of its response, or None.
+class EnvCodeError(StageError, UserError):
+    """Code of an environment failed outside of its episodes: its `__init__`, its `tasks`.
 
+    kind: "error" (an exception) or "invalid" (a value that breaks the contract).
+    """
+
+    def __init__(self, stage: str, kind: str, sentence: str) -> None:
+        super().__init__(stage, kind, sentence)
+        self.args = (sentence,)
+
+
+class EndpointError(StageError):
+    """A chat endpoint returned no turn, without fault of the model.
+
+    status: of its response; None = there was none.
     kind: "unavailable" (no connection, or too busy), "timeout" (no response in time), "crashed" (it closed
     the connection, or status 500), "refused" (the key, or a redirect), "protocol" (any other response).
     """
@@ -175,27 +213,29 @@ class ToolRejected(AgentRLError):  # noqa: N818 - to the tool's author it is a r
         self.kind = kind
 
 
-def stage(name: str, timeout_s: float | None) -> Stage:
+def stage(name: str, timeout_s: float | None, what: str = "") -> Stage:
     """Run code of users under a deadline and convert its exceptions to StageErrors of stage `name`.
 
-    The deadline counts the time of the body itself (`agentrl.clocks`), without waits for a slot and pauses of
-    the process. A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside
-    and UserErrors pass through unchanged, too.
+    what: more of the stage, such as a tool's name, for the status of a run and its timeline. The deadline
+    counts the time of the body itself (`agentrl.clocks`), without waits for a slot and pauses of the process.
+    A StageError of an inner stage passes through outer ones unchanged. Cancellation from outside and
+    UserErrors pass through unchanged, too. A call of exit() is an exception of the body.
 
     Raises:
         StageError: the body overran `timeout_s` seconds, or raised.
     """
-    return Stage(name, timeout_s)
+    return Stage(name, timeout_s, what)
 
 
 class Stage:
-    """The block of `async with stage(...)`."""
+    """The block of `async with stage(...)`; the current activity is in that stage (`agentrl.activity`)."""
 
-    __slots__ = ("_clock", "_name", "_timeout_s")
+    __slots__ = ("_activity", "_clock", "_timeout_s", "name", "since_s", "what")
 
-    def __init__(self, name: str, timeout_s: float | None) -> None:
-        self._name, self._timeout_s = name, timeout_s
+    def __init__(self, name: str, timeout_s: float | None, what: str = "") -> None:
+        self.name, self.what, self._timeout_s = name, what, timeout_s
         self._clock: Clock | None = None
+        self.since_s = 0.0
 
     @property
     def seconds(self) -> float:
@@ -203,6 +243,10 @@ class Stage:
         return 0.0 if self._clock is None else self._clock.seconds
 
     async def __aenter__(self) -> None:
+        activity: Activity | None = current_activity()
+        self._activity = activity
+        if activity is not None:
+            activity.begin(self)
         if self._timeout_s is None:
             return
         self._clock = Clock(self._timeout_s)
@@ -211,12 +255,18 @@ class Stage:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        activity = self._activity
+        if activity is not None:
+            activity.end(self)
         is_late = await self._ended(kind, error, trace)
-        if isinstance(error, StageError | UserError) or (not is_late and not isinstance(error, Exception)):
+        if isinstance(error, StageError | UserError):
             return
         if is_late:
-            raise StageError(self._name, "timeout", f"took longer than {self._timeout_s:g} s") from error
-        raise StageError(self._name, "error", f"{type(error).__name__}: {error}") from error
+            raise StageError(self.name, "timeout", f"took longer than {self._timeout_s:g} s") from error
+        if isinstance(error, Exception | SystemExit):
+            place = place_of(error, installed=False)
+            where = f" ({place})" if place else ""
+            raise StageError(self.name, "error", f"{summary_of(error)}{where}") from error
 
     async def _ended(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -231,6 +281,83 @@ class Stage:
         except TimeoutError:
             return True
         return isinstance(error, Exception) and deadline.expired()
+
+
+class EnvCode:
+    """The block of `with EnvCode("Maze-v0", "tasks")`: code of an environment outside of its episodes.
+
+    Its exceptions, exit() included, become an EnvCodeError with their place in the author's file. Errors of
+    this package pass through, and so does a missing module, which may belong to an extra.
+
+    stage: of the error; left out, the name of the method.
+    """
+
+    __slots__ = ("_method", "_owner", "_stage")
+
+    def __init__(self, owner: str, method: str, *, stage: str = "") -> None:
+        self._owner, self._method, self._stage = owner, method, stage or method
+
+    def __enter__(self) -> EnvCode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, _PASSING):
+            place = place_of(error)
+            where = f" in {place}" if place else ""
+            raise self.error("error", f"failed{where} ({summary_of(error)}); mend it") from error
+
+    def error(self, kind: str, problem: str) -> EnvCodeError:
+        """The error for a problem of this code."""
+        return EnvCodeError(self._stage, kind, f"{self._owner}: `{self._method}` {problem}.")
+
+
+_PASSING = (AgentRLError, ModuleNotFoundError)
+
+
+def summary_of(error: BaseException) -> str:
+    """The type and the message of an exception, in one line; of SystemExit also what to do."""
+    summary = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"exit() was called, {summary}; raise an exception" if isinstance(error, SystemExit) else summary
+
+
+def place_of(error: BaseException, *, installed: bool = True) -> str:
+    """Where an author's code raised an exception, `file.py, line 3`; empty where there is no such code.
+
+    That is the innermost line outside of installed packages; where there is none and `installed` is set, the
+    innermost outside of this package.
+    """
+    return _place_in(walk_tb(error.__traceback__), installed=installed)
+
+
+def place_of_frame(frame: FrameType) -> str:
+    """Where an author's code is executed: the innermost line of it, `maze.py, line 12`; "" = nowhere."""
+    return _place_in(reversed([*walk_stack(frame)]), installed=False)
+
+
+def _place_in(frames: Iterable[tuple[FrameType, int]], *, installed: bool) -> str:
+    lines = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
+    ranked = [(_authorship(path), path, line) for path, line in lines]
+    highest = max((rank for rank, _, _ in ranked), default=0)
+    places = [f"{path.name}, line {line}" for rank, path, line in ranked if rank == highest]
+    return places[-1] if highest > (0 if installed else 1) else ""
+
+
+def _authorship(path: Path) -> int:
+    """2 = an author's file, 1 = of an installed package, 0 = of this package or of Python, or no file."""
+    # Code without a file, such as the `__init__` of a dataclass, has a name in angle brackets.
+    if path.name.startswith("<") or path.is_relative_to(_PACKAGE):
+        return 0
+    # Before the standard library: its folder may hold the installed packages.
+    if any(path.is_relative_to(folder) for folder in _INSTALLED):
+        return 1
+    return 0 if path.is_relative_to(_STDLIB) else 2
+
+
+_PACKAGE = Path(__file__).parent
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_STDLIB = sysconfig.get_path("stdlib")
 
 
 async def all_of(coroutines: Sequence[Coroutine[None, None, T]]) -> list[T]:

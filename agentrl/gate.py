@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
+from agentrl.activity import WAIT
 from agentrl.clocks import clocks_stopped
+from agentrl.errors import stage
 
 
 class _LoopState:
@@ -20,7 +22,9 @@ class _LoopState:
 
 
 class Gate:
-    """Admits at most `limit` concurrent callers of each event loop, in FIFO order. None = no limit.
+    """Admits at most `limit` concurrent callers of each event loop, in FIFO order.
+
+    limit: how many (count); None = no limit.
 
     Waiting stops the clocks of the caller's stages: callers that hold slots have deadlines of their own.
 
@@ -35,15 +39,15 @@ class Gate:
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it during the block."""
-        await self.enter(asyncio.get_running_loop().create_future())
+    async def admitted(self, what: str = "") -> AsyncIterator[None]:
+        """Wait for a slot, and hold it during the block. what: the name of what has slots, for the status."""
+        await self.enter(asyncio.get_running_loop().create_future(), what)
         try:
             yield
         finally:
             self.leave()
 
-    async def enter(self, ticket: asyncio.Future[bool]) -> bool:
+    async def enter(self, ticket: asyncio.Future[bool], what: str = "") -> bool:
         """Wait for a slot, which `leave` releases. False: the ticket was resolved to False meanwhile."""
         if ticket.done():
             return ticket.result()
@@ -56,7 +60,8 @@ class Gate:
         slots.waiting.append(ticket)
         try:
             with clocks_stopped():
-                return await ticket
+                async with stage(WAIT, None, what):
+                    return await ticket
         except asyncio.CancelledError:
             # Admitted and cancelled at the same time: the slot goes to the next waiting caller.
             if ticket.done() and not ticket.cancelled() and ticket.result():

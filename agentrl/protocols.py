@@ -1,7 +1,7 @@
-"""Every seam, on one page. A room offers one of these; nobody needs to know which room it was.
+"""The interfaces between the parts of the package. A class with these methods is such a part, without a base.
 
-The tool seam is `agentrl.tools.Tool`, a typed callable, and needs no protocol. Two seams speak in words of
-their rooms and stand there: `agentrl.algorithms.advantages.AdvantageEstimator` and `agentrl.losses.Loss`.
+A tool is a typed callable (`agentrl.tools.Tool`) and needs no protocol. Two interfaces are next to their
+types: `agentrl.algorithms.advantages.AdvantageEstimator` and `agentrl.losses.Loss`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,10 @@ from agentrl.types import (
 
 
 class ToolSchema(NamedTuple):
-    """What a model is told about a tool: its name, one sentence, and JSON Schema parameters."""
+    """The description of a tool for a model.
+
+    description: one sentence. parameters: JSON Schema of an object, whose properties are the arguments.
+    """
 
     name: str
     description: str
@@ -45,7 +48,7 @@ class ToolSchema(NamedTuple):
 
 
 class Environment(Protocol):
-    """What environments of one and of several agents share.
+    """The common part of environments of one agent and of several.
 
     An instance is reset once, stepped until its episode ends, closed once.
     """
@@ -63,24 +66,24 @@ class Environment(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How often things happened so far (tool_calls, rejected_calls, ...)."""
+        """The number of events so far, by name (tool_calls, rejected_calls, ...)."""
 
     @property
     def tool_stats(self) -> Mapping[str, ToolStats]:
-        """What happened to the calls of each tool so far."""
+        """Statistics of the calls of each tool so far."""
 
     async def close(self) -> None:
-        """Let go of everything the episode held."""
+        """Release all resources of the episode."""
 
 
 class SingleAgentEnvironment(Environment, Protocol):
     """One episode of an environment with one agent."""
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Begin `task`. The observation is the whole first prompt."""
+        """Begin `task`. The observation is the complete first prompt."""
 
     async def step(self, action: Message) -> Step:
-        """Answer one assistant message; the observation holds only what is new."""
+        """Answer one assistant message; the observation holds only new messages."""
 
 
 class MultiAgentEnvironment(Environment, Protocol):
@@ -94,7 +97,7 @@ class MultiAgentEnvironment(Environment, Protocol):
         """The tools on offer to one agent; read after reset."""
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
-        """Begin `task`. The observations hold the whole first prompt of every agent that acts now."""
+        """Begin `task`. The observations hold the complete first prompt of every agent that acts now."""
 
     async def step(self, actions: Mapping[str, Message]) -> JointStep:
         """Answer one message of each agent whose turn it was; simultaneous moves are one step."""
@@ -102,11 +105,11 @@ class MultiAgentEnvironment(Environment, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What an agent needs to know of the episode it acts in.
+    """The part of an episode that one agent acts in.
 
-    id: names its part of the episode to the engine, so that its turns meet the same cache.
-    seed: seeds the sampling of this turn.
-    max_tokens: how many tokens of any author one trajectory may hold; None = no limit.
+    id: its name for the engine, so that all of its turns find the same cache.
+    seed: of the sampling of this turn.
+    max_tokens: most tokens of one trajectory, whoever their author is (count); None = no limit.
     """
 
     id: str
@@ -115,13 +118,14 @@ class Session:
 
 
 class Act(NamedTuple):
-    """An agent's move. tokens is None for agents that have none (scripts, people, remote APIs).
+    """An action of an agent.
 
-    restart: why the agent did not go on from what it had seen, but from a prompt that its world_ids
-    hold whole; None = it went on.
-    finish: why a turn without tokens ended; where there are tokens, their completion says it.
-    counts: what happened on the way to it, by name; summed into `Episode.counts`.
-    usage: what a chat endpoint counted; summed into `Episode.usage`.
+    tokens: of the turn; None for agents without tokens (scripts, people, chat endpoints).
+    restart: why the turn does not continue the previous prefix: its world_ids are then the complete new
+        prompt. None = it does.
+    finish: why a turn without tokens ended; that of a turn with tokens is in its completion.
+    counts: of events of the turn, by name; summed into `Episode.counts`.
+    usage: as a chat endpoint counts it; summed into `Episode.usage`.
     """
 
     message: Message
@@ -136,10 +140,10 @@ class Agent(Protocol):
     """Plays one episode."""
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
-        """Answer what the world just showed (on the first turn: the whole prompt)."""
+        """Answer an observation: the new messages, on the first turn the complete prompt."""
 
     async def close(self, session_id: str) -> None:
-        """The episode is over, however it ended: free what belongs to it."""
+        """Release what belongs to the episode, which has ended in some way."""
 
 
 class Stops(NamedTuple):
@@ -150,9 +154,9 @@ class Stops(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a model has seen and said so far in one unbroken prefix.
+    """One unbroken prefix of a model: its messages, the tools on offer, and its tokens.
 
-    prompt_ids: everything before its last turn. completion_ids: its last turn, as sampled.
+    prompt_ids: all tokens before its last turn. completion_ids: its last turn, as sampled.
     """
 
     messages: Observation
@@ -162,7 +166,7 @@ class Seen(NamedTuple):
 
 
 class Renderer(Protocol):
-    """Words to tokens and back, for one tokenizer and one dialect.
+    """From messages to tokens and back, for one tokenizer and one dialect.
 
     The prefix law: render(), then any sequence of sampled ids and extend(), concatenated,
     is exactly what the model sees; nothing sampled is ever encoded a second time. Where the dialect
@@ -179,7 +183,10 @@ class Renderer(Protocol):
     def extend(
         self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
     ) -> list[int] | Restart:
-        """What the world adds after a turn, up to where the policy writes again; or why it cannot."""
+        """The tokens of an observation after a turn, up to where the policy writes again.
+
+        A `Restart` where the prefix cannot be extended: why.
+        """
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
@@ -190,7 +197,7 @@ class Renderer(Protocol):
         """
 
     def write(self, action: Message, tools: Sequence[ToolSchema]) -> list[int]:
-        """The tokens a policy would have sampled to say `action`, the end included."""
+        """The tokens that a policy would have sampled for `action`, the end included."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of any tokens, special ones included."""
@@ -208,7 +215,7 @@ class EpisodeRenderer(Protocol):
     async def extend(
         self, seen: Seen, observation: Observation, tools: Sequence[ToolSchema]
     ) -> list[int] | Restart:
-        """What the world adds after a turn, as of a Renderer; or why it cannot."""
+        """The tokens of an observation after a turn, as of a Renderer; or why it cannot."""
 
     async def parse(
         self, ids: Sequence[int], tools: Sequence[ToolSchema], *, prompt_ids: Sequence[int] = ()
@@ -218,7 +225,12 @@ class EpisodeRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. temperature 0 = greedy; top_p 1 and top_k 0 = off; seed None = any."""
+    """How to sample.
+
+    max_new_tokens: at most (count). temperature: 0 = greedy. top_p: 1 = off. top_k: 0 = off.
+    stop: strings that end a turn. stop_token_ids: tokens that do. seed: None = any. continues: what a stopped
+    request has sampled: the completion begins with it.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -227,30 +239,31 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    continues: Completion | None = None
 
 
 class Policy(Protocol):
-    """Something that samples tokens."""
+    """Samples tokens."""
 
     @property
     def version(self) -> int:
         """The version of the weights that serve now."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Sample a continuation of the whole prefix `prompt_ids`.
+        """Sample a continuation of the complete prefix `prompt_ids`.
 
-        Cancelling the call aborts the request and frees its room.
+        Cancelling the call aborts the request and frees its cache.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens can never fit.
         """
 
     async def close_session(self, session: str) -> None:
-        """Forget the cache kept for a session; unknown sessions are fine."""
+        """Free the cache of a session; unknown sessions are fine."""
 
 
 class TensorSpec(NamedTuple):
-    """A tensor by its Hugging Face name. dtype as torch prints it, without `torch.`."""
+    """A tensor by its Hugging Face name. dtype: as torch prints it, without `torch.`."""
 
     name: str
     shape: tuple[int, ...]
@@ -258,14 +271,14 @@ class TensorSpec(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Some whole tensors, laid end to end: data is uint8 [sum of their bytes]."""
+    """Some complete tensors, one after another. data: uint8 [sum of their bytes]."""
 
     tensors: tuple[TensorSpec, ...]
     data: npt.NDArray[np.uint8]
 
 
 class WeightTransaction(Protocol):
-    """Weights on their way in. Leaving without commit keeps the old version serving."""
+    """New weights that arrive. Leaving without commit keeps the old version serving."""
 
     async def put(self, bucket: Bucket) -> None:
         """Stage some tensors."""
@@ -279,16 +292,16 @@ class WeightTransaction(Protocol):
 
 
 class WeightSink(Protocol):
-    """Where new weights go."""
+    """Takes new weights."""
 
     def begin(
         self, manifest: Sequence[TensorSpec], version: int
     ) -> AbstractAsyncContextManager[WeightTransaction]:
-        """Start sending `version`; `manifest` lists every tensor that will come."""
+        """Begin `version`; `manifest` lists every tensor that will be put."""
 
 
 class RunningPolicy(Policy, Protocol):
-    """A policy whose requests can be stopped, and that holds something until it is closed."""
+    """A policy whose requests can be stopped, and which holds resources until it is closed."""
 
     async def abort(self) -> None:
         """End every running request with what it has so far, finish = abort."""
@@ -297,27 +310,45 @@ class RunningPolicy(Policy, Protocol):
         """Abort, then free everything."""
 
 
+MemoryTag: TypeAlias = Literal["weights", "kv_cache"]
+"""A part of an engine's memory: its weights, or the cache of keys and values. The words are SGLang's."""
+
+
 class Engine(RunningPolicy, Protocol):
-    """A policy that can also be fed with weights."""
+    """A running policy that takes new weights."""
 
     @property
     def sink(self) -> WeightSink:
-        """Where this engine takes new weights."""
+        """What takes its new weights."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How often something out of the ordinary happened to requests and servers so far, by name."""
+        """The number of unusual events of requests and servers so far, by name."""
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int | None:
+        """Free this memory until `resume_memory`, and hold all requests meanwhile.
+
+        The result is what the system got back (bytes); None: unknown. Running requests stop between two
+        tokens and go on afterwards, new ones wait, with their clocks. Send weights before resuming the cache.
+        """
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Allocate released memory again; requests go on when all of it is there, and weights have arrived.
+
+        Raises:
+            EngineError: the cache is asked for, and no weights were sent since theirs were released.
+        """
 
 
 class StepReport(NamedTuple):
-    """What one optimizer step did: metrics by name (train/...), and the tokens it went through."""
+    """The report of one optimizer step: metrics by name (train/...), and its tokens (count)."""
 
     metrics: Mapping[str, float]
     num_tokens: int
 
 
 class PublishReport(NamedTuple):
-    """One delivery of weights."""
+    """The report of one delivery of weights: its version, its size (bytes), its wall time (seconds)."""
 
     version: int
     num_bytes: int
@@ -325,14 +356,14 @@ class PublishReport(NamedTuple):
 
 
 class Trainer(Protocol):
-    """Turns samples and credit into better weights.
+    """Updates weights by samples and their credit.
 
     None of its calls blocks the event loop: meanwhile replies arrive, tools run, deadlines hold. A call that
     has begun goes on to its end; a cancellation takes effect after it.
     """
 
     async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
-        """Logprobs of every token in each role, at each sample's temperature, and the critic's values.
+        """Logprobs of every token in each role (nats), at each sample's temperature, and the critic's values.
 
         `old` are those of the current weights; where it is not asked for, those of the engine.
         """
@@ -342,6 +373,15 @@ class Trainer(Protocol):
 
     async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
         """Send the current weights to `target` as `version`."""
+
+    async def onload(self) -> int | None:
+        """Have on the device all that a step needs, until `offload`; other calls onload what they need.
+
+        The result is the device's free memory before, on the rank with least (bytes); None: it is the CPU.
+        """
+
+    async def offload(self) -> int:
+        """Free the memory that is needed by a step only; returns what the device got back (bytes)."""
 
     async def save(self, directory: str) -> None:
         """Write a Hugging Face model directory, atomically."""
@@ -356,4 +396,4 @@ class Trainer(Protocol):
         """Go on from what a trainer with the same settings has saved."""
 
     async def close(self) -> None:
-        """End what it has started; it is of no use any more."""
+        """End all that it has started. Nothing may be called afterwards."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import rich_click as click
 
@@ -16,7 +16,7 @@ from agentrl.cli import run
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.types import JSON
-from benchmarks.config import AlgorithmsBench, QuickstartBench, RefillBench
+from benchmarks.config import AlgorithmsBench, AsyncBench, AsyncPart, QuickstartBench, RefillBench
 
 _JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 
@@ -43,6 +43,7 @@ _PLAIN: Final = {
     "python": "The cost of the sandbox: calls a second of the Python tool, against a process for every call.",
     "security": "The longest hold of the event loop by model text, the price of the bounds, sandboxed calls.",
     "grading": "Seconds to grade 10,000 math answers, of which 1% hang, against math-verify without these.",
+    "tools": "The latency of a synchronous tool during rollouts: SQLite in threads and on the event loop.",
     "worlds": "The cost of each environment: episodes a second of its expert.",
     "search": "The cost of a search: queries a second of the search tools, against bm25s and faiss directly.",
 }
@@ -116,6 +117,37 @@ def refill_command(as_json: bool, **flags: str | bool | None) -> None:
     _print(bench_refill(parse(_Refill, values, source="the flags").bench), as_json)
 
 
+class _Async(Section):
+    bench: AsyncBench = AsyncBench()
+
+
+@config_flags(_Async)
+@cli.command("async")
+@_JSON
+@click.argument("part", type=click.Choice(get_args(AsyncPart)), required=False)
+def async_command(as_json: bool, part: AsyncPart | None, **flags: str | bool | None) -> None:
+    """What it gains to play groups while others are trained (`max_staleness` above 0); one part, or all.
+
+    \b
+    speedup    playing and training take equal time: steps/s against synchronous runs (8 min)
+    table      max_staleness 0, 1, 2, 4 x corrections: steps/s and held-out success (15 min a call)
+    cheap      an adverse case, where playing is cheap: steps/s against synchronous runs (5 min)
+    long-tail  long-tailed lengths: groups/s against waiting for all episodes (8 min)
+    wall       HopSearch to a held-out success of 0.90: wall time against synchronous runs (15 min a call)
+    large      135M parameters: the event loop's longest stall, the work of each side (10 min)
+
+    Times are those of two idle cores. Engine and trainer have one thread each, the run itself a third, unless
+    a side has another number. Ctrl-C ends a call at any time; finished runs of table and wall are read, not
+    repeated, by the next one.
+    """
+    from benchmarks.asynchronous.everything import bench_async
+
+    values = by_section(_Async, flag_values(flags, _Async))
+    bench = parse(_Async, values, source="the flags").bench
+    only = () if part is None else (part,)
+    _print(bench_async(bench, only=only, on_event=partial(click.echo, err=True)), as_json)
+
+
 @cli.command("engines")
 @_JSON
 @click.option(
@@ -138,6 +170,29 @@ def engines_command(as_json: bool, only: str, python: str) -> None:
 
     names = [name.strip() for name in only.split(",") if name.strip()]
     _print(bench_engines(Path(python), only=names, on_event=partial(click.echo, err=True)), as_json)
+
+
+@cli.command("update")
+@_JSON
+@click.argument("load", type=click.Choice(("135M", "tiny")), required=False)
+@click.option(
+    "--sglang-python",
+    "python",
+    envvar="AGENTRL_SGLANG_PYTHON",
+    default=None,
+    metavar="PATH",
+    help="Interpreter that SGLang is installed for; left out, AGENTRL_SGLANG_PYTHON, or no SGLang.",
+)
+def update_command(as_json: bool, load: str | None, python: str | None) -> None:
+    """How long an engine with requests stands still for new weights, as a share of the update.
+
+    The torch trainer publishes 135M parameters, and those of a tiny model (adverse), to the embedded engine
+    and to SGLang on the CPU.
+    """
+    from benchmarks.update import bench_update
+
+    path = None if python is None else Path(python)
+    _print(bench_update(path, only=load, on_event=partial(click.echo, err=True)), as_json)
 
 
 @cli.command("peers")

@@ -50,14 +50,15 @@ class Rates(NamedTuple):
 
 
 async def interleaved(
-    sides: Mapping[str, Callable[[], Awaitable[_Run]]], *, repeats: int
+    sides: Mapping[str, Callable[[], Awaitable[_Run]]], *, repeats: int, warm_up: bool = True
 ) -> dict[str, list[_Run]]:
     """The result of each side in every repeat.
 
-    Each side runs once to warm up; then all take turns, in an order that is reversed in every repeat. The
-    garbage of a side is collected before the next one's run begins.
+    Each side runs once to warm up, unless its runs do so themselves (`warm_up` off); then all take turns, in
+    an order that is reversed in every repeat. The garbage of a side is collected before the next one's run
+    begins.
     """
-    for run in sides.values():
+    for run in sides.values() if warm_up else ():
         await run()
     results: dict[str, list[_Run]] = {side: [] for side in sides}
     for repeat in range(repeats):

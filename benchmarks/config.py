@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -75,3 +75,26 @@ class RefillBench(Section):
     """Where the runs are cached; finished ones are not run again (folder)."""
     jobs: Annotated[int, Field(ge=1)] = 1
     """Runs at once, each on one core (count). Wall times are comparable only for 1 on an idle machine."""
+
+
+AsyncPart = Literal["speedup", "table", "cheap", "long-tail", "wall", "large"]
+"""The parts of the benchmark of asynchronous training."""
+
+
+class AsyncBench(Section):
+    """The runs."""
+
+    repeats: Annotated[int, Field(ge=1)] = 5
+    """Runs of each side of speedup, cheap and long-tail, in turns (count)."""
+    iterations: Annotated[int, Field(ge=8)] = 12
+    """RL iterations of each of these runs (count); the first and the last few are not timed."""
+    seeds: _Seeds = (0, 1, 2)
+    """Seeds of table and wall, separated by commas."""
+    staleness: _Seeds = (0, 1, 2, 4)
+    """Values of max_staleness in the table (versions), separated by commas."""
+    corrections: Annotated[tuple[str, ...], BeforeValidator(_split_at_commas)] = ("none", "tis", "icepop")
+    """Corrections in the table, separated by commas; at max_staleness 0 only the first."""
+    minutes: Annotated[float, Field(gt=0)] = 15.0
+    """When table and wall start no further run (minutes each); the next call goes on with those left out."""
+    output_dir: str = "runs/bench-async"
+    """Where the runs of table and wall are cached; finished ones are not run again (folder)."""

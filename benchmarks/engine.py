@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import cast
 
 import numpy as np
@@ -55,7 +56,21 @@ TURNS = GenerationWorkload("four short turns", new=(10, 10), turns=4)
 SINGLE = GenerationWorkload("one request alone", concurrency=1)
 """An adverse case: with a batch of one, batching gains nothing."""
 
+CONCURRENT = tuple(
+    GenerationWorkload(
+        f"{number} at once{', greedy' if greedy else ''}",
+        concurrency=number,
+        prompt=(24, 24),
+        temperature=float(not greedy),
+        is_target=True,
+    )
+    for greedy in (False, True)
+    for number in (32, 128, 256, 512)
+)
+"""Frozen: 64 new tokens after prompts of 24, up to the quickstart's number of episodes in flight."""
+
 TINY_WORKLOADS = (
+    *CONCURRENT,
     GenerationWorkload("equal", new=(192, 192), is_target=True),
     GenerationWorkload("equal, 64 tokens"),
     RAGGED,
@@ -80,11 +95,11 @@ class ModelUnderTest:
     target: float
 
 
-def tiny_model() -> PreTrainedModel:
+def tiny_model(vocab_size: int = 200) -> PreTrainedModel:
     """The quickstart's shape, 0.66M parameters, random weights."""
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=200,
+            vocab_size=vocab_size,
             hidden_size=128,
             intermediate_size=384,
             num_hidden_layers=3,
@@ -287,7 +302,13 @@ def _settings(models: Sequence[ModelUnderTest], repeats: int, threads: int) -> d
         "warm_up": "one run of each side per row",
         "machine": machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "baseline": "generate() with its dynamic cache and default attention (sdpa), under inference_mode",
+        "baseline": {
+            "call": "generate() under inference_mode, prompts padded on the left, with an attention mask",
+            "version": version("transformers"),
+            "cache": "dynamic",
+            "attention": "sdpa",
+            "sampling": "do_sample, temperature 1, top_k 0, top_p 1; greedy workloads: do_sample off",
+        },
         "workloads": {model.name: [_described(workload) for workload in model.workloads] for model in models},
     }
 

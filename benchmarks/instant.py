@@ -77,12 +77,12 @@ class Player:
     def __init__(self, *, payload: int = 40, calls: int = 3, wait_s: float = 0.0, size: int = 8) -> None:
         self.size = size
         self.texts = texts_of(payload)
-        self._tokenizer = train_tokenizer(
+        self.tokenizer = train_tokenizer(
             [*_WORDS, QUESTION],
             special_tokens=["<look>", "</look>", "<answer>", "</answer>", "<result>", "</result>"],
             vocab_size=512,
         )
-        renderer: Renderer = InlineRenderer(self._tokenizer, Tags())
+        renderer: Renderer = InlineRenderer(self.tokenizer, Tags())
         call, answer = self.encode("<look> tower</look>"), self.encode(f"<answer> {ANSWER}</answer>")
         self.engine = InstantEngine(call, answer, calls)
         self._player = GroupPlayer(
@@ -96,7 +96,7 @@ class Player:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, from the tokenizer only."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     async def play(self, episodes: int) -> list[GroupOutcome]:
         """Play this number of episodes concurrently, and check each of them."""

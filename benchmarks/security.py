@@ -67,18 +67,21 @@ def bench_security(settings: Security | None = None, *, with_python: bool = True
 
     Returns:
         summary: the longest hold (ms) and its text, the median and the greatest price of the bounds (ratio of
-        the times of a turn), calls a second, p99 in milliseconds. holds_ms, ordinary: by format. python: see
-        `bench_python`. settings: the workload and the machine.
+        the times to parse a turn; microseconds), calls a second, p99 in milliseconds. holds_ms, ordinary: by
+        format. python: see `bench_python`. settings: the workload and the machine.
     """
     settings = settings or Security()
     holds, ordinary = asyncio.run(_measured(settings))
     worst = max(holds, key=lambda name: holds[name].hold_ms)
     ratios = [price["ratio"] for price in ordinary.values()]
+    added_us = [price["added_us"] for price in ordinary.values()]
     summary: dict[str, JSON] = {
         "longest_hold_ms": holds[worst].hold_ms,
         "longest_hold": f"{worst}: {holds[worst].text}",
         "ordinary_turn_ratio": statistics.median(ratios),
         "ordinary_turn_ratio_worst": max(ratios),
+        "ordinary_turn_added_us": statistics.median(added_us),
+        "ordinary_turn_added_us_worst": max(added_us),
     }
     result: dict[str, JSON] = {
         "holds_ms": {name: asdict(hold) for name, hold in holds.items()},
@@ -186,7 +189,9 @@ async def _price(subject: Subject, settings: Security) -> dict[str, float]:
 
     runs = await timed({"bounded": bounded, "bare": bare}, repeats=settings.repeats)
     us = {side: 1e6 * min(run.cpu_s for run in runs[side]) / settings.turns for side in runs}
-    return {"bounded_us": us["bounded"], "bare_us": us["bare"], "ratio": us["bounded"] / us["bare"]}
+    added_us = us["bounded"] - us["bare"]
+    ratio = us["bounded"] / us["bare"]
+    return {"bounded_us": us["bounded"], "bare_us": us["bare"], "added_us": added_us, "ratio": ratio}
 
 
 def _tokenizer(markers: tuple[str, ...], template: str | None = None) -> PreTrainedTokenizerFast:

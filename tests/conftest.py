@@ -1,10 +1,11 @@
-"""One thread for every test process, hypothesis profiles, tiers, and a summary of the deselected tests."""
+"""One thread and Ctrl-C for every test process, hypothesis profiles, tiers, a summary of deselected tests."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # Before torch is imported: spinning threads of several processes slow each other down greatly.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -12,6 +13,8 @@ os.environ["MPLBACKEND"] = "Agg"
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 settings.register_profile(
     "quick",
@@ -32,10 +35,35 @@ MANUAL_TIERS = {"faults": "make test-faults", "learning": "make test-learning"}
 """Tiers of their own, run before a release; none of their tests is in any other tier."""
 COMMANDS = {"gpu": "make test-full, on a machine with a GPU", **MANUAL_TIERS, "full": "make test-full"}
 """By tier, the command that runs it; a test with two of these marks belongs to the first."""
+SHARED = ("tests/trainer/megatron/",)
+"""Folders whose files share processes that take many seconds to start."""
+
+
+class SharedScheduling(LoadFileScheduling):
+    """Each file on one worker, and all files of a folder that shares processes on one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        shared = (folder for folder in SHARED if nodeid.startswith(folder))
+        return next(shared, super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return SharedScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NUM_DESELECTED] = Counter()
+    # A process that was started in the background ignores Ctrl-C, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A handler that a test leaves behind would interrupt later tests in another way."""
+    yield
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert handler is signal.default_int_handler, f"{item.nodeid} leaves a handler of SIGINT: {handler}"
 
 
 @pytest.hookimpl(tryfirst=True)

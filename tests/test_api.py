@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
+import tomllib
 
 import pytest
 
 import agentrl
+from tests.house.source import ROOT
 
 
 @pytest.mark.parametrize("name", ["train", "sft", "evaluate"])
@@ -25,3 +28,25 @@ def test_every_public_name_exists():
         assert getattr(agentrl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = agentrl.trian
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert agentrl.__version__ == project["version"]
+
+
+def test_dir_is_complete_and_holds_no_names_of_other_packages():
+    listed = dir(agentrl)
+    assert {*agentrl.__all__, "__version__", "__doc__", "tools"} <= set(listed)
+    assert listed == sorted(listed)
+    assert not {"annotations", "partial", "metadata", "sys", "TYPE_CHECKING"} & set(listed)
+
+
+@pytest.mark.parametrize("name", ["train", "sft", "evaluate", "check_env"])
+def test_every_call_that_runs_an_event_loop_has_a_twin_with_the_same_arguments(name):
+    call, twin = getattr(agentrl, name), getattr(agentrl, f"{name}_async")
+    assert inspect.iscoroutinefunction(twin)
+    assert not inspect.iscoroutinefunction(call)
+    assert inspect.signature(call) == inspect.signature(twin)
+    assert f"{name}_async" in call.__doc__
+    assert f"`{name}`" in twin.__doc__

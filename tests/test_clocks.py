@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agentrl.clocks import clocks_stopped
+from agentrl.clocks import Waits, clocks_stopped
 from agentrl.errors import StageError, stage
 from agentrl.gate import Gate
 from tests.worlds import FOREVER_S
@@ -118,3 +118,40 @@ async def test_several_tasks_of_a_stage_stop_its_clock_together():
     async with running:
         await asyncio.gather(wait(0.1), wait(0.4))
     assert running.seconds < 0.3
+
+
+async def test_what_waits_for_something_that_is_away_is_not_in_its_time():
+    waits, there, running = Waits(), asyncio.Event(), stage("episode", 0.3)
+
+    async def waiting():
+        async with running:
+            with waits.entered():
+                await there.wait()
+
+    task = asyncio.create_task(waiting())
+    await asyncio.sleep(0)
+    waits.leave()
+    # A wait that begins meanwhile is stopped at once.
+    late = stage("step", 0.3)
+
+    async def waiting_late():
+        async with late:
+            with waits.entered():
+                await there.wait()
+
+    late_task = asyncio.create_task(waiting_late())
+    await asyncio.sleep(0.6)
+    waits.come_back()
+    await asyncio.sleep(0.05)
+    there.set()
+    await asyncio.gather(task, late_task)
+    assert 0.04 < running.seconds < 0.3
+    assert 0.04 < late.seconds < 0.3
+
+    async def slow():
+        async with stage("step", 0.1):
+            with waits.entered():
+                await asyncio.sleep(FOREVER_S)
+
+    with pytest.raises(StageError, match="timeout"):
+        await slow()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
+from agentrl.assembly.config import RunConfig
 from agentrl.config import Section, by_section, effective_values, leaves, merge, parse, read_toml, write_toml
 from agentrl.errors import ConfigError
+from agentrl.evaluation.config import EvalConfig
 from agentrl.types import JSON
 
 
@@ -103,6 +106,35 @@ def test_a_wrong_choice_names_the_choices():
     assert "'top' or 'bottom'" in message
 
 
+NOT_FINITE = ("inf", "-inf", "nan", math.inf, -math.inf, math.nan)
+
+
+def is_float(kind):
+    """Whether a setting of this type is a number, or may be."""
+    return kind is float or (get_origin(kind) not in (dict, list) and any(map(is_float, get_args(kind))))
+
+
+@pytest.mark.parametrize(("tree", "least"), [(RunConfig, 40), (EvalConfig, 13)])
+def test_a_number_that_is_not_finite_is_refused_whatever_the_setting(tree, least):
+    numbers = {name: section for name, (section, leaf) in leaves(tree).items() if is_float(leaf.annotation)}
+    numbers = {name: section for name, section in numbers.items() if "prompt_data" not in name}
+    assert len(numbers) >= least
+    for name, section in numbers.items():
+        for value in NOT_FINITE:
+            with pytest.raises(ConfigError) as caught:
+                parse(tree, {section: {name: value}}, source="run.toml")
+            message = str(caught.value)
+            assert message.startswith(f"run.toml: `{section}."), message
+            assert message.endswith(f"` = {value!r} does not fit: input should be a finite number.")
+
+
+def test_such_a_number_in_a_table_of_arguments_is_refused_at_its_place():
+    for value in NOT_FINITE[3:]:
+        message = refusal({"dough": {"extras": {"salt": [1.0, {"grams": value}]}}})
+        assert message.startswith("run.toml: `dough.extras.salt.")
+        assert message.endswith(f".grams` = {value!r} does not fit: input should be a finite number.")
+
+
 def test_a_validators_own_message_is_unchanged():
     assert refusal({"dough": {"label": ""}}) == "run.toml: label is empty; leave it out or write something."
 
@@ -169,7 +201,13 @@ def test_a_folder_or_a_path_below_a_file_is_no_run_file(tmp_path):
         read_toml(tmp_path / "file" / "run.toml")
 
 
-PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 VALUES = st.recursive(
     PLAIN, lambda values: st.lists(values) | st.dictionaries(st.text(), values), max_leaves=6
 )
@@ -180,7 +218,7 @@ BAKERIES = st.builds(
     ),
     dough=st.builds(
         Dough,
-        flour=st.floats(min_value=0, exclude_min=True),
+        flour=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
         label=st.none() | st.text(min_size=1),
         extras=st.dictionaries(st.text(), VALUES),
     ),

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+import sysconfig
 import time
 
 import pytest
 
-from agentrl.errors import StageError, ToolRejected, UserError, did_you_mean, stage
+from agentrl.errors import (
+    EnvCode,
+    EnvCodeError,
+    StageError,
+    ToolRejected,
+    UserError,
+    did_you_mean,
+    place_of,
+    stage,
+)
+from agentrl.types import ToolCall
 from tests.worlds import FOREVER_S
 
 
@@ -22,7 +35,9 @@ async def test_an_exception_is_an_error_of_the_stage_and_keeps_its_cause():
         async with stage("reset", 1.0):
             raise KeyError("x")
 
-    with pytest.raises(StageError, match=r"reset error: KeyError: 'x'") as caught:
+    with pytest.raises(
+        StageError, match=r"reset error: KeyError: 'x' \(test_errors.py, line \d+\)$"
+    ) as caught:
         await broken()
     assert isinstance(caught.value.__cause__, KeyError)
     assert (caught.value.stage, caught.value.kind) == ("reset", "error")
@@ -147,3 +162,60 @@ async def test_a_deadline_that_strikes_in_an_inner_stage_leaves_no_cancellation_
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+async def test_exit_is_an_error_of_the_stage(timeout_s):
+    with pytest.raises(
+        StageError, match="exit\\(\\) was called, SystemExit: 3; raise an exception"
+    ) as caught:
+        async with stage("step", timeout_s):
+            sys.exit(3)
+    assert (caught.value.stage, caught.value.kind) == ("step", "error")
+
+
+async def test_ctrl_c_is_no_error_of_the_stage():
+    with pytest.raises(KeyboardInterrupt):
+        async with stage("step", None):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("raising", [lambda: {}["x"], lambda: json.loads("{"), lambda: ToolCall("f", None)])
+def test_the_place_of_an_error_is_the_authors_line(raising):
+    with pytest.raises((KeyError, ValueError)) as caught:
+        raising()
+    line = raising.__code__.co_firstlineno
+    assert place_of(caught.value) == f"test_errors.py, line {line}"
+
+
+def test_an_error_that_no_author_raised_has_no_place():
+    assert place_of(KeyError("x")) == ""
+    code = compile("{}['x']", sysconfig.get_path("purelib") + "/maze/env.py", "exec")
+    with pytest.raises(KeyError) as caught:
+        exec(code)
+    inner = KeyError("x").with_traceback(caught.value.__traceback__.tb_next)
+    assert place_of(inner) == "env.py, line 1"
+    assert place_of(inner, installed=False) == ""
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), ValueError("two\nlines")])
+def test_code_of_an_environment_fails_with_one_sentence(error):
+    with pytest.raises(EnvCodeError) as caught, EnvCode("Maze-v0", "__init__", stage="make"):
+        raise error
+    sentence = str(caught.value)
+    assert sentence.startswith("Maze-v0: `__init__` failed in test_errors.py, line ")
+    assert type(error).__name__ in sentence
+    assert sentence.endswith("; mend it.")
+    assert "\n" not in sentence
+    assert (caught.value.stage, caught.value.detail) == ("make", sentence)
+    assert isinstance(caught.value, UserError)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("set the key"), ModuleNotFoundError("torch"), KeyboardInterrupt()]
+)
+def test_what_has_a_sentence_of_its_own_passes_through(error):
+    with pytest.raises(type(error)) as caught, EnvCode("Maze-v0", "tasks"):
+        raise error
+    assert caught.value is error

@@ -187,6 +187,12 @@ def test_a_limit_of_zero_or_less_is_refused(name, value):
         Limits(**{name: value})
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_turns", None), ("max_turns", "8"), ("max_tokens", "many")])
+def test_a_limit_that_is_no_number_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be above 0, got {value!r}"):
+        Limits(**{name: value})
+
+
 def test_every_limit_but_the_turns_may_be_off():
     names = [limit.name for limit in dataclasses.fields(Limits)]
     assert dataclasses.astuple(Limits(**dict.fromkeys(names[1:]))) == (8, *[None] * 8)

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 from agentrl.types import Group
 
@@ -15,7 +18,8 @@ class Advantages:
     """How much better each trainable token of a rollout batch was than expected, float64 [N].
 
     They are in the order of `Tokens`. returns_N: a critic's targets before each token; None without a critic.
-    metrics: of the estimation, by name.
+    metrics: of the estimation, by name. clipped_N: the tokens whose ratio was beyond a bound of the
+    correction; None without one.
 
     Raises:
         ValueError: they are not flat arrays of one length.
@@ -24,6 +28,7 @@ class Advantages:
     advantages_N: Floats
     returns_N: Floats | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    clipped_N: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         shapes = {array.shape for array in (self.advantages_N, self.returns_N) if array is not None}

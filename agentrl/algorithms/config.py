@@ -139,12 +139,22 @@ def _check_bounds(name: str, low: float, high: float) -> None:
         )
 
 
+def _needs_correction(off_policy_by: str) -> str:
+    return (
+        f"{off_policy_by} trains on tokens of older weights, and correction = none leaves "
+        "their bias in the gradient; choose correction = tis (bounds the ratio of each token), mis (masks "
+        "sequences beyond bounds), icepop (masks tokens beyond bounds) or opsm (masks bad sequences that the "
+        "policy has left), or experiment without one (--correction none --i-accept-bias)."
+    )
+
+
 class AlgorithmConfig(Section):
     """How rewards become advantages, and advantages a loss."""
 
     spellings: ClassVar[Mapping[str, Spelling]] = {
         **{f"use_{name}": chosen("correction", name, "none") for name in ("tis", "mis", "icepop", "opsm")},
         "tis_threshold": renamed("tis_clip"),
+        "i_accept_bias": Spelling("Same as accept_bias.", lambda on, _: {"accept_bias": on}),
         "use_critic": chosen("advantage_estimator", "ppo", "grpo"),
         "calculate_per_token_loss": Spelling(
             "Same as loss_weighting = token; off: sample.",
@@ -215,12 +225,18 @@ class AlgorithmConfig(Section):
     """Hugging Face directory of the teacher, a model with the policy's vocabulary."""
 
     use_rollout_logprobs: bool | None = None
-    """Use the engine's logprobs as the old ones; off: the trainer recomputes them. Left out, on, unless a
-    correction compares the two."""
+    """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
+    computes these. Left out, on, unless a correction compares the two or max_staleness is above 0."""
     correction: CorrectionName = "none"
     """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
     trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that
-    the policy has moved away from."""
+    the policy has moved away from. Above max_staleness 0 one is required."""
+    accept_bias: bool = False
+    """Train above max_staleness 0 with correction = none, for experiments: the gradient is that of older
+    weights, unless a loss of your own corrects it."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Where an episode goes on across updates of the weights, leave its tokens before the last of them out of
+    the loss; they still count in its denominators."""
     tis: TisConfig = TisConfig()
     mis: MisConfig = MisConfig()
     icepop: IcePopConfig = IcePopConfig()
@@ -242,12 +258,29 @@ class AlgorithmConfig(Section):
             normalize=recipe.normalize if self.normalize_advantages is None else self.normalize_advantages,
         )
 
-    @property
-    def rescores(self) -> bool:
-        """Whether the trainer computes the old logprobs."""
+    def rescores(self, *, is_async: bool) -> bool:
+        """Whether the trainer computes the proximal logprobs; by default where tokens may be older."""
         if self.use_rollout_logprobs is not None:
             return not self.use_rollout_logprobs
-        return self.correction in _COMPARING
+        return self.correction in _COMPARING or is_async
+
+    def check_rollouts(self, group_size: int | None, *, off_policy_by: str) -> None:
+        """Check that the algorithm can be applied to groups of this size, and to tokens of this age.
+
+        group_size: None = the groups are those of a journal. off_policy_by: the setting by which tokens may
+        be older than the weights; "" = they are not.
+
+        Raises:
+            ValueError: an estimator that compares siblings has none, or older weights have no correction.
+        """
+        name = self.advantage_estimator
+        if RECIPES[name].compares and group_size is not None and group_size < 2:
+            raise ValueError(
+                f"n_samples_per_prompt = {group_size}: advantage_estimator `{name}` compares siblings and "
+                "needs groups of at least 2; raise n_samples_per_prompt."
+            )
+        if off_policy_by and self.correction == "none" and not self.accept_bias:
+            raise ValueError(_needs_correction(off_policy_by))
 
     @property
     def has_reference(self) -> bool:
@@ -288,6 +321,8 @@ class AlgorithmConfig(Section):
         for name in get_args(CorrectionName):
             if name not in ("none", self.correction):
                 yield name, f"without use_{name} (correction = {name}); add it"
+        if self.correction != "none":
+            yield "accept_bias", f"with correction = {self.correction}, which corrects the bias; drop that"
         if self.mis.mode == "truncate":
             yield "mis_lower", "without mis_mode = clip or mask; choose one"
 

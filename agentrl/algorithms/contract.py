@@ -86,7 +86,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
             "or keep state"
         )
     optional = (scores.ref, scores.teacher, scores.values)
-    reversed_scores = Scores(scores.old[::-1], *(arrays and arrays[::-1] for arrays in optional))
+    reversed_scores = Scores(scores.proximal[::-1], *(arrays and arrays[::-1] for arrays in optional))
     reversed_batch = _EstimatorBatch.of(groups[::-1], samples[::-1], reversed_scores)
     reordered = [arrays[::-1] for arrays in _by_sample(reversed_batch.tokens, reversed_batch(estimator))]
     if not _are_close(first, reordered):

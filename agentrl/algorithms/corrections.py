@@ -1,9 +1,15 @@
 """Factors that correct for differences between the engine's sampling probabilities and the trainer's.
 
-ratio[t] = exp(old logprob - rollout logprob): the trainer's probability of a token over the engine's, when
-it was sampled. A correction maps ratios to factors for the advantages, [N]. Weights do not depend on them, so
-a factor of 0 changes no denominator. All trainable tokens of an episode, over all its samples, are one
-sequence here: splitting an episode changes nothing.
+ratio[t] = exp(proximal logprob - behaviour logprob): the trainer's probability of a token, before the first
+update of the batch, over the engine's, when it was sampled. A correction maps ratios to factors for the
+advantages, [N]. Weights do not depend on them, so a factor of 0 changes no denominator. All trainable tokens
+of an episode, over all its samples, are one sequence here: splitting an episode changes nothing.
+
+The loss clips another ratio, r = current over proximal (`agentrl.losses.PolicyLoss`). Since a factor is never
+negative, factor x max(-A r, -A clip(r)) is the loss of a token whose advantage is factor x A. So below its
+bound `Tis` makes of the clipped loss the decoupled objective, whose factor is the ratio itself (J. Hilton et
+al., Batch size-invariance for policy optimization, https://arxiv.org/abs/2110.00641). `IcePop` with `low` = 0
+leaves out what is beyond the bound, as https://arxiv.org/abs/2505.24298 does in asynchronous training.
 
 Log-ratios are clipped to -20 .. 20 before they are exponentiated, so that nothing overflows.
 """
@@ -23,10 +29,14 @@ MAX_LOG_RATIO = 20.0
 
 
 class Corrected(NamedTuple):
-    """Factors on the advantages, [N], and metrics (means over trainable tokens, unless stated otherwise)."""
+    """Factors on the advantages, [N], and metrics (means over trainable tokens, unless stated otherwise).
+
+    clipped_N: the tokens whose ratio was beyond a bound.
+    """
 
     factors_N: Floats
     metrics: Mapping[str, float]
+    clipped_N: npt.NDArray[np.bool_]
 
 
 Correction = Callable[[Tokens, TokenScores], Corrected]
@@ -56,7 +66,7 @@ class Tis:
         """Factors for `tokens`."""
         ratio_N = _ratio(log_ratios(scores))
         factor_N = np.clip(ratio_N, self.tis_clip_low, self.tis_clip)
-        return Corrected(factor_N, _metrics("tis", tokens, ratio_N, factor_N))
+        return _corrected("tis", tokens, ratio_N, factor_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class IcePop:
         """Factors for `tokens`."""
         ratio_N = _ratio(log_ratios(scores))
         factor_N = np.where(_within(ratio_N, self.low, self.high), ratio_N, 0.0)
-        return Corrected(factor_N, _metrics("icepop", tokens, ratio_N, factor_N))
+        return _corrected("icepop", tokens, ratio_N, factor_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +133,16 @@ class Mis:
         factor_N = np.clip(ratio_N, lowest, self.upper)
         if self.mode == "mask":
             factor_N = np.where(_within(ratio_N, self.lower, self.upper), ratio_N, 0.0)
-        metrics = _metrics("mis", tokens, ratio_N, factor_N)
+        bounded = _corrected("mis", tokens, ratio_N, factor_N)
         dropped_E = self._dropped(log_ratio_N, tokens)
         factor_N = np.where(dropped_E[tokens.rollout_index_N], 0.0, factor_N)
-        metrics |= {
+        metrics = {
+            **bounded.metrics,
             "mis": tokens.mean(factor_N),
             "mis_masked": tokens.mean((factor_N == 0.0).astype(np.float64)),
             "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.rollout_index_N)), 1),
         }
-        return Corrected(factor_N, metrics)
+        return bounded._replace(factors_N=factor_N, metrics=metrics)
 
     def _levelled(self, log_ratio_N: Floats, tokens: Tokens) -> Floats:
         if self.level == "token":
@@ -188,8 +199,8 @@ class CorrectionWatch:
 
 
 def log_ratios(scores: TokenScores) -> Floats:
-    """Old logprobs of the trainer minus those of the engine, [N], in nats."""
-    return scores.old_N - scores.rollout_N
+    """Proximal logprobs minus those of the behaviour policy, [N], in nats."""
+    return scores.proximal_N - scores.behaviour_N
 
 
 def _ratio(log_ratio_N: Floats) -> Floats:
@@ -201,12 +212,14 @@ def _within(ratio_N: Floats, low: float, high: float) -> npt.NDArray[np.bool_]:
     return (ratio_N >= low) & (ratio_N <= high)
 
 
-def _metrics(name: str, tokens: Tokens, ratio_N: Floats, factor_N: Floats) -> dict[str, float]:
-    return {
+def _corrected(name: str, tokens: Tokens, ratio_N: Floats, factor_N: Floats) -> Corrected:
+    clipped_N = factor_N != ratio_N
+    metrics = {
         name: tokens.mean(factor_N),
         f"{name}_abs": tokens.mean(np.abs(ratio_N - 1.0)),
-        f"{name}_clipfrac": tokens.mean((factor_N != ratio_N).astype(np.float64)),
+        f"{name}_clipfrac": tokens.mean(clipped_N.astype(np.float64)),
     }
+    return Corrected(factor_N, metrics, clipped_N)
 
 
 def _check_bounds(low: float, high: float) -> None:

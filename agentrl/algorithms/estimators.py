@@ -165,7 +165,7 @@ class Gae:
 class Adjusted:
     """An estimator, and adjustments of its advantages, in this order.
 
-    opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (old logprob - teacher logprob); the
+    opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (proximal - teacher logprob); the
         expectation of that difference is KL(policy, teacher). Source: https://arxiv.org/abs/2306.13649;
         the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
     normalize_advantages: whiten advantages over the rollout batch; a critic's returns keep their units.
@@ -185,7 +185,7 @@ class Adjusted:
             ValueError: raised by the estimator; or logprobs of a teacher are missing.
         """
         estimated = self.estimator(groups, tokens, scores)
-        advantages_N, metrics = estimated.advantages_N, dict(estimated.metrics)
+        advantages_N, metrics, clipped_N = estimated.advantages_N, dict(estimated.metrics), None
         if self.opd_kl_coef:
             gap_N = _teacher_gap(scores)
             advantages_N = advantages_N - self.opd_kl_coef * gap_N
@@ -193,10 +193,10 @@ class Adjusted:
         if self.normalize_advantages:
             advantages_N = whiten(advantages_N)
         if self.correction is not None:
-            factors_N, correction_metrics = self.correction(tokens, scores)
+            factors_N, correction_metrics, clipped_N = self.correction(tokens, scores)
             advantages_N = advantages_N * factors_N
             metrics |= correction_metrics
-        return Advantages(advantages_N, estimated.returns_N, metrics)
+        return Advantages(advantages_N, estimated.returns_N, metrics, clipped_N)
 
 
 def siblings_of(groups: Sequence[Group]) -> list[tuple[Rollout, ...]]:
@@ -226,4 +226,4 @@ def _teacher_gap(scores: TokenScores) -> Floats:
             "on-policy distillation needs the logprobs of a teacher; load one (opd_teacher_load), or set "
             "opd_kl_coef to 0"
         )
-    return scores.old_N - scores.teacher_N
+    return scores.proximal_N - scores.teacher_N

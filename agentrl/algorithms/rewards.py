@@ -102,4 +102,4 @@ class KlPenalty:
                 "a KL penalty needs the logprobs of a reference model; load one (ref_load), "
                 "or set kl_coef to 0"
             )
-        return kl_estimate(scores.old_N, scores.ref_N, "k1")
+        return kl_estimate(scores.proximal_N, scores.ref_N, "k1")

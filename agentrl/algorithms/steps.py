@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.filters import has_signal
@@ -34,6 +36,7 @@ class RolloutBatch:
     samples: of each group, by its id. idle: ids of the groups that cannot have a gradient, whatever their
     scores. tokens: of all other groups, in their order. removed: rollouts that a filter takes out of the
     loss: they have scores and advantages and count as any other, and no term of the loss is computed on them.
+    masks_older: the same for single tokens: those that are older than the newest version of their rollout.
     """
 
     groups: tuple[Group, ...]
@@ -41,6 +44,7 @@ class RolloutBatch:
     idle: frozenset[str]
     tokens: Tokens
     removed: frozenset[RolloutId] = frozenset()
+    masks_older: bool = False
 
     @classmethod
     def of(
@@ -49,12 +53,15 @@ class RolloutBatch:
         *,
         is_idle: Callable[[Group], bool],
         removed: Collection[RolloutId] = (),
+        masks_older: bool = False,
+        version: int | None = None,
     ) -> RolloutBatch:
-        """Extract the tokens of `groups`; idle groups are left out of `tokens`."""
+        """Extract the tokens of `groups`; idle groups are left out of `tokens`. version: as for `Tokens`."""
         samples = {group.id: tuple(s for e in group.episodes for s in samples_of(e)) for group in groups}
         idle = frozenset(group.id for group in groups if is_idle(group))
         scored = [sample for group in groups if group.id not in idle for sample in samples[group.id]]
-        return cls(tuple(groups), samples, idle, Tokens.of(scored), frozenset(removed))
+        tokens = Tokens.of(scored, version)
+        return cls(tuple(groups), samples, idle, tokens, frozenset(removed), masks_older)
 
     def steps(
         self,
@@ -73,10 +80,11 @@ class RolloutBatch:
             policy_term_only: whether a token whose advantage is 0 has no gradient. If so, groups without any
                 other token are left out, after they have been counted.
         """
+        all_samples, loss_samples, returns_N = self._masked_samples, self._loss_samples, advantages.returns_N
         values = self.tokens.scatter(advantages.advantages_N)
-        returns_N = advantages.returns_N
+        values = tuple(array * s.loss_mask for array, s in zip(values, all_samples, strict=True))
         returns = None if returns_N is None else self.tokens.scatter(returns_N)
-        steps, loss_samples = [], self._loss_samples
+        steps = []
 
         def has_gradient(group: Group) -> bool:
             indices = [i for _, i in loss_samples.get(group.id, ())]
@@ -87,18 +95,30 @@ class RolloutBatch:
             own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
             trained = [group for group in groups if has_gradient(group)]
             indices = [i for group in trained for _, i in loss_samples[group.id]]
-            samples = _at(self.tokens.samples, indices)
+            samples = _at(all_samples, indices)
             if not any(sample.loss_mask.any() for sample in samples):
                 continue
             credit = Credit(
                 _at(values, indices),
-                tuple(own[group.id][place] for group in trained for place, _ in loss_samples[group.id]),
+                tuple(
+                    own[group.id][place] * all_samples[i].loss_mask
+                    for group in trained
+                    for place, i in loss_samples[group.id]
+                ),
                 None if returns is None else _at(returns, indices),
             )
-            steps.append(
-                OptimizerStep(tuple(trained), TrainBatch(samples, _scores_at(scores, indices), credit))
-            )
+            batch = TrainBatch(samples, _scores_at(scores, indices), credit, self.tokens.version)
+            steps.append(OptimizerStep(tuple(trained), batch))
         return steps
+
+    @property
+    def _masked_samples(self) -> tuple[Sample, ...]:
+        """The samples of `tokens`; where older tokens are masked, without them under the loss mask."""
+        samples = self.tokens.samples
+        if not self.masks_older:
+            return samples
+        kept = self.tokens.scatter(self.tokens.is_newest().astype(np.float64))
+        return tuple(replace(s, loss_mask=array > 0) for s, array in zip(samples, kept, strict=True))
 
     @property
     def _loss_samples(self) -> dict[str, list[tuple[int, int]]]:
@@ -136,6 +156,6 @@ def _at(arrays: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
 def _scores_at(scores: Scores, indices: Sequence[int]) -> Scores:
     optional = (scores.ref, scores.teacher, scores.values)
     return Scores(
-        _at(scores.old, indices),
+        _at(scores.proximal, indices),
         *(None if arrays is None else _at(arrays, indices) for arrays in optional),
     )

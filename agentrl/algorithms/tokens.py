@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import FloatArray, Group, RolloutId, Sample, Scores, Verdict
+from agentrl.types import FloatArray, Group, RolloutId, Sample, Scores, Verdict, newest_version, staleness_of
 
 Floats = npt.NDArray[np.float64]
 """The precision of formulas; float32 is for inputs and results."""
@@ -22,13 +22,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 class TokenScores(NamedTuple):
     """The outputs of models at N trainable tokens, float64 [N] each.
 
-    old_N: logprobs of the policy that ratios are relative to. rollout_N: those of the engine, when it
-    sampled. ref_N, teacher_N: logprobs of two other models. values_N: the critic's prediction before each
-    token. None: not computed.
+    proximal_N: logprobs of the policy before the first update of the batch, which the loss's ratios are
+    relative to. behaviour_N: those of the engine, when it sampled. The current ones, inside the loss, change
+    from one optimizer step to the next. ref_N, teacher_N: logprobs of two other models. values_N: the
+    critic's prediction before each token. None: not computed.
     """
 
-    old_N: Floats
-    rollout_N: Floats
+    proximal_N: Floats
+    behaviour_N: Floats
     ref_N: Floats | None = None
     teacher_N: Floats | None = None
     values_N: Floats | None = None
@@ -44,6 +45,8 @@ class Tokens:
 
     rollout_ids: the E rollouts of the samples, also those without a trainable token.
     rollout_index_N: the index of a token's rollout, non-decreasing. turn_N: the turn in that rollout.
+    staleness_N: how many versions a token is older than the weights that are served when it is trained on.
+    version: of these weights; None = that of the newest token.
     order: the indices of the samples, in the order of their tokens here.
     """
 
@@ -52,10 +55,12 @@ class Tokens:
     order: tuple[int, ...]
     rollout_index_N: Indices
     turn_N: Indices
+    staleness_N: Indices
+    version: int | None = None
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Tokens:
-        """Concatenate the trainable tokens of `samples`."""
+    def of(cls, samples: Sequence[Sample], version: int | None = None) -> Tokens:
+        """Concatenate the trainable tokens of `samples`. version: None = that of their newest token."""
         rollout_ids = tuple(dict.fromkeys(sample.rollout_id for sample in samples))
         rank = {id: k for k, id in enumerate(rollout_ids)}
         order = tuple(
@@ -65,7 +70,11 @@ class Tokens:
         ranks = np.array([rank[samples[i].rollout_id] for i in order], dtype=np.intp)
         turns = [samples[i].turns[samples[i].loss_mask] for i in order]
         turn_N = np.concatenate([np.zeros(0, dtype=np.intp), *turns]).astype(np.intp)
-        return cls(tuple(samples), rollout_ids, order, np.repeat(ranks, counts), turn_N)
+        versions = [samples[i].versions[samples[i].loss_mask] for i in order]
+        versions_N = np.concatenate([np.zeros(0, dtype=np.int32), *versions])
+        served = newest_version(samples) if version is None else version
+        staleness_N = staleness_of(versions_N, served).astype(np.intp)
+        return cls(tuple(samples), rollout_ids, order, np.repeat(ranks, counts), turn_N, staleness_N, version)
 
     def __len__(self) -> int:
         return len(self.rollout_index_N)
@@ -75,6 +84,13 @@ class Tokens:
         """[E + 1]: the tokens of rollout e are bounds[e] to bounds[e + 1], exclusive."""
         return np.searchsorted(self.rollout_index_N, np.arange(len(self.rollout_ids) + 1)).astype(np.intp)
 
+    def is_newest(self) -> npt.NDArray[np.bool_]:
+        """Whether a token is of its rollout's newest version, [N]: false before an update that it spans."""
+        least_E = np.full(len(self.rollout_ids), np.iinfo(np.intp).max)
+        np.minimum.at(least_E, self.rollout_index_N, self.staleness_N)
+        is_newest_N: npt.NDArray[np.bool_] = self.staleness_N == least_E[self.rollout_index_N]
+        return is_newest_N
+
     def scores(self, scores: Scores) -> TokenScores:
         """The values of the trainable tokens in `scores`, and in the engine's own logprobs.
 
@@ -83,8 +99,8 @@ class Tokens:
         """
         optional = {"reference": scores.ref, "teacher": scores.teacher, "values": scores.values}
         return TokenScores(
-            self.gather(scores.old, "old logprobs"),
-            self.gather([sample.logprobs for sample in self.samples], "rollout logprobs"),
+            self.gather(scores.proximal, "proximal logprobs"),
+            self.gather([sample.logprobs for sample in self.samples], "behaviour logprobs"),
             *(None if arrays is None else self.gather(arrays, name) for name, arrays in optional.items()),
         )
 

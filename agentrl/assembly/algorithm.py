@@ -34,10 +34,12 @@ class Algorithm(NamedTuple):
     """A run's algorithm.
 
     estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: those that
-    the trainer scores before advantages are estimated; without `old`, the old logprobs are the engine's.
+    the trainer scores before advantages are estimated; without `old`, the proximal logprobs are the engine's.
     policy_term_only: whether a token whose advantage is 0 has no gradient.
     is_idle: whether all advantages of a group are 0, whatever its scores, and no other term of the loss
     applies to it.
+    max_staleness: of the run, in versions; None = no token is older than the weights. masks_older: see
+    `RolloutBatch`.
     """
 
     estimator: AdvantageEstimator
@@ -46,10 +48,17 @@ class Algorithm(NamedTuple):
     roles: tuple[ScoreRole, ...] = ()
     policy_term_only: bool = False
     is_idle: Callable[[Group], bool] = _never
+    max_staleness: int | None = None
+    masks_older: bool = False
 
 
-def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
-    """Build all parts. max_length: most tokens of an episode, which constant weights divide by.
+def build_algorithm(
+    config: AlgorithmConfig, *, max_length: int, max_staleness: int | None = None
+) -> Algorithm:
+    """Build all parts.
+
+    max_length: most tokens of an episode, which constant weights divide by. max_staleness: of an asynchronous
+    run, in versions; None = no token is older than the weights that it is trained from.
 
     Raises:
         ConfigError: a custom estimator or loss cannot be imported, or violates its contract.
@@ -58,9 +67,11 @@ def build_algorithm(config: AlgorithmConfig, *, max_length: int) -> Algorithm:
         build_estimator(config),
         build_weights(config, max_length),
         build_loss(config),
-        roles_of(config),
+        roles_of(config, is_async=max_staleness is not None),
         policy_term_only(config),
         build_is_idle(config),
+        max_staleness,
+        config.mask_offpolicy_in_partial_rollout and max_staleness is not None,
     )
 
 
@@ -99,10 +110,11 @@ def build_loss(config: AlgorithmConfig) -> Loss:
     )
 
 
-def roles_of(config: AlgorithmConfig) -> tuple[ScoreRole, ...]:
-    """The roles that the trainer scores before advantages are estimated."""
+def roles_of(config: AlgorithmConfig, *, is_async: bool = False) -> tuple[ScoreRole, ...]:
+    """The roles that the trainer scores before advantages are estimated. is_async: tokens may be older than
+    the weights."""
     is_scored: dict[ScoreRole, bool] = {
-        "old": config.rescores,
+        "old": config.rescores(is_async=is_async),
         "ref": config.has_reference,
         "teacher": config.use_opd,
         "values": config.advantage_estimator == "ppo",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.algorithms.config import RECIPES, AlgorithmConfig
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.config import Section, leaves
-from agentrl.data.config import COLUMNS, DataConfig, EvalPaths, PathList
+from agentrl.data.config import COLUMNS, DataConfig, PathList
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
+from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.observe.config import ObserveConfig
 from agentrl.rendering.config import RenderingConfig
-from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, Count, EvalSampling, RolloutConfig
+from agentrl.rollout.config import PLAYS_ONLY, REPLAYS, Count, EvalSection, RolloutConfig
 from agentrl.tools.config import ToolChoice
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.config import COLOCATION, EVERY_VERSION, TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
-from agentrl.types import JSON
 
 Command = Literal["train", "sft"]
 
@@ -47,8 +45,9 @@ class EnvSection(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Limit
 
     env: str = "HopSearch-v0"
     """Id of the environment (`agentrl envs list`), or package.module:Class."""
-    env_kwargs: dict[str, JSON] = Field(default_factory=dict)
-    """Arguments of the environment's constructor (a table; as a flag: JSON)."""
+    env_kwargs: EnvArguments = Field(default_factory=dict)
+    """Arguments of the environment's constructor (a table; as a flag: JSON). A secret is the name of an
+    environment variable: "$NAME"."""
     train_split: str = "train"
     """Split whose tasks RL plays; of a folder of prompt_data, the split whose files it plays."""
 
@@ -142,29 +141,6 @@ class SftSection(Section):
     """Held-out conversations or episodes, in the form of sft_data; left out, no loss is measured."""
 
 
-class EvalSection(EvalSampling):
-    """Held-out episodes before, during and after training."""
-
-    eval_interval: Count = 10
-    """RL iterations, or optimizer steps of SFT, between evaluations (count)."""
-    eval_prompt_data: EvalPaths = None
-    """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data; or
-    several sets, each with metrics of its own: a table of name and path (as a flag: NAME PATH NAME PATH)."""
-    eval_split: str = "test"
-    """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
-    eval_episodes: Count = 256
-    """Prompts in each evaluation, or at most of each named set (count): each is played once greedily, and
-    n_samples_per_eval_prompt times sampled."""
-    eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
-    """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
-
-    @property
-    def without_effect(self) -> Mapping[str, str]:
-        """The cut of a distribution, where the likeliest token is taken."""
-        greedy = "with eval_temperature = 0, which takes the likeliest token; raise it"
-        return {"eval_top_p": greedy} if self.eval_temperature == 0.0 else {}
-
-
 class CheckpointSection(Section):
     """What a run goes on from after an interruption (`agentrl train RUN --resume`; sft likewise)."""
 
@@ -210,27 +186,17 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        rollout, warnings = self.rollout, []
-        plays = rollout.replay is None
-        cuts = rollout.rollout_top_p < 1.0 or rollout.rollout_top_k > 0
-        if cuts and plays and not rollout.debug_rollout_only:
-            warnings.append(
-                f"rollout_top_p = {rollout.rollout_top_p:g} and rollout_top_k = {rollout.rollout_top_k} cut "
-                "the distribution that is sampled, while logprobs and gradients are the whole policy's: the "
-                "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off."
-            )
-        if rollout.over_sampling_batch_size is not None and rollout.buffer_filter_path is None and plays:
-            warnings.append(
-                "over_sampling_batch_size takes the groups that end first, so two runs of one seed differ, "
-                "and a run that resumes is not bit-equal to one that was never interrupted; "
-                "buffer_filter_path chooses among all groups instead."
-            )
-        return tuple(warnings)
+        return self.rollout.warnings
 
     @property
     def inactive(self) -> dict[str, str]:
         """Those of all sections, and settings without effect with this command, data, trainer and engine."""
-        own = self._inactive_data | self._inactive_layout | self._inactive_recordings
+        own = self._inactive_data | self._inactive_layout | self._inactive_recordings | self._inactive_engine
+        plays = self.rollout.replay is None
+        if plays and not self.rollout.off_policy_by:
+            own["accept_bias"] = "without max_staleness above 0; raise it"
+        if plays and not self.rollout.spans_updates:
+            own["mask_offpolicy_in_partial_rollout"] = "without partial_rollout and max_staleness; set both"
         return super().inactive | own | self._of_other_command | self._of_other_half
 
     @property
@@ -257,9 +223,20 @@ class RunConfig(Section):
         return self.rollout.replay is None and not self.rollout.debug_rollout_only
 
     @property
+    def evaluates_beside(self) -> bool:
+        """Whether training goes on while an evaluation plays."""
+        chosen = self.eval.async_eval
+        return self.evaluates and (self.rollout.is_async if chosen is None else chosen)
+
+    @property
+    def has_eval_engine(self) -> bool:
+        """Whether evaluations have an engine of their own."""
+        return self.evaluates_beside and self.eval.eval_engine == "own" and not self._inactive_engine
+
+    @property
     def _playing(self) -> set[str]:
         """The settings of other sections that have no effect on a replay."""
-        names = {*EvalSection.model_fields, "metric_for_best_model", "rollout_max_prompt_len"}
+        names = {*EvalSection.model_fields, *COLOCATION, "metric_for_best_model", "rollout_max_prompt_len"}
         # The length of an episode divides its loss, and arguments of the environment name models.
         names |= set(EngineConfig.model_fields) - {"max_context_len", "sglang_models"}
         names |= {"opponents", *RewardChoice.model_fields, *GenerateChoice.model_fields}
@@ -304,6 +281,15 @@ class RunConfig(Section):
         return {"inline": processes} if self.engine.engine == "sglang" else {}
 
     @property
+    def _inactive_engine(self) -> dict[str, str]:
+        """An engine of evaluations alone, where the weights of the other stay, or none can start."""
+        if not self.evaluates_beside:
+            return {"eval_engine": "without async_eval or max_staleness above 0; set one"}
+        if self.engine.sglang_url is not None:
+            return {"eval_engine": "with sglang_url, whose servers are the only engine; drop that"}
+        return {}
+
+    @property
     def _inactive_recordings(self) -> dict[str, str]:
         """Recordings of steps that the run does not have."""
         steps, observe = self.rollout.num_rollout, self.observe
@@ -318,28 +304,26 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_group_needs_siblings(self) -> RunConfig:
-        size, rollout = self.rollout.n_samples_per_prompt, self.rollout
-        name = self.algorithm.advantage_estimator
-        if rollout.replay is not None or rollout.debug_rollout_only:
-            return self
-        if RECIPES[name].compares and size < 2 and rollout.num_rollout > 0:
-            raise ValueError(
-                f"n_samples_per_prompt = {size}: advantage_estimator `{name}` compares siblings and needs "
-                "groups of at least 2; raise n_samples_per_prompt."
-            )
+    def _an_engine_without_weights_gets_every_version(self) -> RunConfig:
+        if self.trainer.offloads_rollout and self.rollout.update_weights_interval > 1:
+            raise ValueError(EVERY_VERSION)
+        return self
+
+    @model_validator(mode="after")
+    def _the_algorithm_suits_the_rollouts(self) -> RunConfig:
+        rollout = self.rollout
+        # A journal is checked when it is opened.
+        if rollout.num_rollout > 0 and rollout.replay is None and not rollout.debug_rollout_only:
+            self.algorithm.check_rollouts(rollout.n_samples_per_prompt, off_policy_by=rollout.off_policy_by)
         return self
 
 
 _WITH_ENV = ("env_kwargs", "tools", "tool_kwargs")
 SFT_SETTINGS = frozenset(
     {
-        *(
-            name
-            for kind in (RunSection, ModelSection, SftSection, RenderingConfig)
-            for name in kind.model_fields
-        ),
-        *(name for kind in (TrainerConfig, MegatronConfig) for name in kind.model_fields),
+        *(*RunSection.model_fields, *ModelSection.model_fields),
+        *(*SftSection.model_fields, *RenderingConfig.model_fields),
+        *({*TrainerConfig.model_fields, *MegatronConfig.model_fields} - {*COLOCATION}),
         *("env", *_WITH_ENV, "rollout_max_context_len"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode", "log_model_config"),
         *("eval_interval", "save_interval", "save_total_limit"),

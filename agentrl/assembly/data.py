@@ -18,6 +18,7 @@ from agentrl.data import (
 )
 from agentrl.data.config import ColumnChoice, Paths, sets_of, weights_of
 from agentrl.envs import AnyEnv, SingleTurnEnv, tasks_of
+from agentrl.envs.base import corpus_of
 from agentrl.errors import ConfigError
 from agentrl.protocols import Renderer
 from agentrl.tools.names import Names
@@ -70,7 +71,7 @@ class RunData(NamedTuple):
 
     def corpus(self, env: AnyEnv) -> Iterator[str]:
         """Text to train a fresh model's tokenizer: of the environment, and the first prompts of the data."""
-        yield from env.corpus()
+        yield from corpus_of(env)
         if self.source is not None and self.gives_prompts:
             for task in first_tasks(self.source, _CORPUS):
                 yield from (message.text for message in task.prompt)

@@ -17,6 +17,7 @@ from agentrl.envs.scoring import AnswerReward
 from agentrl.errors import UserError
 from agentrl.tools.config import ToolChoice
 from agentrl.tools.registry import make_tool
+from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON, Limits
 
 EnvFactory = Callable[[], AnyEnv]
@@ -42,10 +43,12 @@ def env_factory(
         UnknownEnvError: no environment has that name.
         UnknownToolError: no tool has one of those names.
         UserError: the environment or a tool does not take these arguments, or it is no ToolEnv; no model has
-            that name.
+            that name; an environment variable that a secret names is not set.
     """
     resolve = partial(with_addresses, addresses=addresses or {})
-    new_env = find(env_id).factory(**resolve(kwargs), **_reward_argument(env_id, reward, addresses or {}))
+    new_env = find(env_id).factory(
+        **with_secrets(resolve(kwargs)), **_reward_argument(env_id, reward, addresses or {})
+    )
     if tools is not None and tools.tools:
         arguments = {name: resolve(tools.tool_kwargs.get(name, {})) for name in tools.tools}
         new_env = _with_tools(env_id, new_env, arguments)

@@ -43,7 +43,8 @@ class FleetPlan:
     model: the folder of the model that is served first. folder: for logs, and for weights in transfer.
     vocab_size, decode: of its tokenizer. on_event: called with a sentence whenever a server starts or ends.
     trained: whether it receives new weights. dtype: of the servers' computation, by torch's name; None =
-    SGLang's choice. first_gpu: index among this process's GPUs; those before it are in other use.
+    SGLang's choice. releases: whether their memory is released between two batches. first_gpu: index among
+    this process's GPUs; those before it are in other use.
     """
 
     model: Path
@@ -54,6 +55,7 @@ class FleetPlan:
     decode: Decode | None = None
     trained: bool = True
     dtype: str | None = None
+    releases: bool = False
     first_gpu: int = 0
 
     async def start(self) -> Fleet:
@@ -120,6 +122,8 @@ class FleetPlan:
             own["dtype"] = self.dtype
         if gpus > 1:
             own["tp_size"] = gpus
+        if gpus and self.releases:
+            own["enable_memory_saver"] = True
         if config.max_context_len is not None:
             own["context_length"] = config.max_context_len
         return ServerSettings(
@@ -137,6 +141,7 @@ class FleetPlan:
         return SGLangPolicy(
             url,
             max_concurrency=self.config.max_slots,
+            adaptive=self.config.adaptive_concurrency,
             attempts=_ATTEMPTS,
             vocab_size=self.vocab_size,
             decode=self.decode,
@@ -204,10 +209,9 @@ async def served_models(
             argument, or does not start.
     """
     addresses: dict[str, str] = {}
-    first = sum(group.num_engines * config.gpus_of(group) for group in config.groups)
-    models = config.sglang_models.values()
+    first = config.num_policy_gpus
     # Too few GPUs are reported before the first model is started.
-    own_gpus(first, sum(model.num_engines * model.num_gpus_per_engine for model in models))
+    own_gpus(first, config.num_gpus - first)
     async with AsyncExitStack() as stack:
         for name, model in config.sglang_models.items():
             fleet = await model_plan(config, name, folder, on_event, first_gpu=first).start()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
 from agentrl.config import Section, by_section, merge, parse, read_toml, refuse_inactive
+from agentrl.envs import env_ids
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -43,6 +44,11 @@ def load_run(
         ConfigError: a setting is wrong; the folder holds no run.
     """
     path = None if run is None else Path(run)
+    if path is not None and not path.exists() and str(run) in env_ids():
+        raise ConfigError(
+            f"there is no run file {run}; an environment is a setting, --env {run} (in Python, "
+            f"env={str(run)!r})."
+        )
     if path is None or not path.is_dir():
         return load_config(path, settings, kind)
     read_run(path, kind)

@@ -13,6 +13,7 @@ means, is divided by the ranks that share it (arXiv:1910.02054).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,12 +21,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.checkpoints.tensors import meta_model, num_parameters, tensor_shapes
+from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.megatron.config import MegatronConfig
 from agentrl.trainer.megatron.model.families import VALUE_HEAD, Placed
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.torch.critic import critic_over
 from agentrl.trainer.torch.optimizers import hidden_matrices
+from agentrl.view.scores import size_text
 
 FP32, BF16 = 4, 2
 """Bytes of a number."""
@@ -133,6 +136,32 @@ def embedded_memory(config: PreTrainedConfig, max_slots: int, context_len: int) 
     # One column more, which padding is written to.
     cache = Sizes.of(config).cache_bytes(FP32) * max_slots * (context_len + 1)
     return Memory(weights=FP32 * num_parameters(config), kv_cache=cache)
+
+
+def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> Memory:
+    """The policy in the torch trainer, without its activations."""
+    return _learned(meta_model(config), trainer)
+
+
+def machine_memory() -> int:
+    """The memory of this machine (bytes)."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_machine(what: str, memory: Memory, remedy: str) -> None:
+    """Check that one process asks for no more memory than this machine has; activations do not count.
+
+    what: the process, with its sizes. remedy: what to change.
+
+    Raises:
+        ConfigError: it asks for more.
+    """
+    available = machine_memory()
+    if memory.exact <= available:
+        return
+    sizes = {name.replace("_", " "): size for name, size in memory._replace(activations=0)._asdict().items()}
+    parts = " and ".join(f"{size_text(size)} of {name}" for name, size in sizes.items() if size)
+    raise ConfigError(f"{what} asks for {parts}, and this machine has {size_text(available)}; {remedy}.")
 
 
 def _learned(model: PreTrainedModel, trainer: TrainerConfig) -> Memory:

@@ -11,10 +11,12 @@ import torch
 from transformers import PreTrainedConfig, Qwen3Config
 
 from agentrl.assembly.config import ModelSection
+from agentrl.assembly.memory import FP32, Memory, check_machine
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights, write_untrained
 from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.envs import BaseEnv
+from agentrl.envs.base import corpus_of
 from agentrl.envs.dialect import Dialect, Tags, closing, opening
 from agentrl.errors import ConfigError
 from agentrl.rendering.fresh_tokenizer import CALL_MARKERS, train_tokenizer
@@ -59,17 +61,18 @@ def fresh_source(
     The dialect's markup becomes single tokens, so that a turn ends with one token.
 
     Raises:
-        ConfigError: vocab_size is too small for all bytes and tags.
+        ConfigError: vocab_size is too small for all bytes and tags, or this machine for the weights.
     """
     special: Sequence[str] = CALL_MARKERS
     if isinstance(dialect, Tags):
         tags = dialect.names(schema.name for schema in (() if env is None else env.tool_schemas))
         special = [form(tag) for tag in tags for form in (opening, closing)]
     try:
-        text = env.corpus() if corpus is None and env is not None else corpus or ()
+        text = corpus_of(env) if corpus is None and env is not None else corpus or ()
         tokenizer = train_tokenizer(text, special_tokens=special, vocab_size=section.vocab_size)
     except ValueError as error:
         raise ConfigError(f"{error}.") from error
+    _check_weights(section, len(tokenizer))
     config = Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
         vocab_size=len(tokenizer),
@@ -88,6 +91,27 @@ def fresh_source(
     )
     write_untrained(folder, config, tokenizer)
     return ModelSource(folder, config, tokenizer, seed)
+
+
+def _check_weights(section: ModelSection, vocab_size: int) -> None:
+    """Check that this machine can hold the weights, before anything of that size is made: transformers makes
+    a list of the layers."""
+    parameters = fresh_parameters(section, vocab_size)
+    check_machine(
+        f"a fresh model of {parameters:,} parameters (num_layers = {section.num_layers}, hidden_size = "
+        f"{section.hidden_size}, ffn_hidden_size = {section.ffn_hidden_size})",
+        Memory(weights=FP32 * parameters),
+        "lower the largest of these",
+    )
+
+
+def fresh_parameters(section: ModelSection, vocab_size: int) -> int:
+    """The parameters of a fresh model (count): a tied embedding, attention with norms of queries and keys,
+    gated feed-forward blocks, and two norms for each layer."""
+    hidden, head = section.hidden_size, section.kv_channels
+    projections = 2 * hidden * head * (section.num_attention_heads + section.num_query_groups)
+    layer = projections + 2 * head + 3 * hidden * section.ffn_hidden_size + 2 * hidden
+    return vocab_size * hidden + section.num_layers * layer + hidden
 
 
 def drawn(source: ModelSource, *, inline: bool) -> ModelSource:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedConfig
 
 from agentrl.assembly.fleet import FleetPlan
+from agentrl.assembly.memory import check_machine, embedded_memory
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.engine.embedded.engine import DEFAULT_CONTEXT
 from agentrl.engine.embedded.hosted import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
@@ -34,17 +38,20 @@ class EngineSetup(NamedTuple):
 
     on_event: called with a sentence when a server starts or ends.
 
-    trains: whether the run sends its engine new weights. dtype: of the computation of started servers, by
-    torch's name; None = by their model's config. process, threads: the embedded engine's process, and its
-    threads (count); without a process it decodes in this one.
+    trains: whether the run sends its engine new weights. releases: whether its memory is released between two
+    batches. dtype: of the computation of started servers, by torch's name; None = by their model's config.
+    process, threads: the embedded engine's process, and its threads (count); without a process it decodes in
+    this one. first_gpu: see `FleetPlan`.
     """
 
     folder: Path
     on_event: Callable[[str], None]
     trains: bool = True
+    releases: bool = False
     dtype: str | None = None
     process: EngineProcess | None = None
     threads: int = 1
+    first_gpu: int = 0
 
 
 async def build_engine(
@@ -60,27 +67,28 @@ async def build_engine(
         ModelLoadError: the engine does not support this architecture.
         EngineDiedError: the engine's process has ended.
         ConfigError: no server answers at sglang_url, or it does not accept weights; SGLang is not installed,
-            has no such argument, or does not start.
+            has no such argument, or does not start; the slots take more memory than this machine has.
     """
     if config.engine == "sglang":
         await asyncio.to_thread(draw_in_subprocess, source)
-        url, vocab_size = config.sglang_url, source.vocab_size
+        url, vocab_size, decode = config.sglang_url, source.vocab_size, source.decode
         if url is not None and not setup.trains:
-            return SGLangPolicy(
-                url, max_concurrency=config.max_slots, vocab_size=vocab_size, decode=source.decode
-            )
+            return _policy_at(url, source, config)
         plan = FleetPlan(
             # Servers have other working directories.
             model=source.directory.absolute(),
             config=config,
             folder=setup.folder,
             vocab_size=vocab_size,
-            decode=source.decode,
+            decode=decode,
             on_event=setup.on_event,
             dtype=setup.dtype,
+            releases=setup.releases,
+            first_gpu=setup.first_gpu,
         )
         return await (plan.start() if url is None else plan.join(url))
     length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
+    check_cache(source.config, config.max_slots, length)
     if setup.process is not None:
         directory = str(source.directory.resolve())
         model = Open(directory, config.max_slots, length, deterministic, setup.threads, source.seed)
@@ -94,6 +102,34 @@ async def build_engine(
         max_context_len=length,
         decode=source.decode,
         deterministic=deterministic,
+    )
+
+
+def _policy_at(url: str, source: ModelSource, config: EngineConfig) -> SGLangPolicy:
+    """The policy of servers that run already, and serve weights of their own."""
+    return SGLangPolicy(
+        url,
+        max_concurrency=config.max_slots,
+        adaptive=config.adaptive_concurrency,
+        vocab_size=source.vocab_size,
+        decode=source.decode,
+    )
+
+
+def check_cache(model: PreTrainedConfig, max_slots: int, context_len: int | None) -> None:
+    """Check that the embedded engine's weights and cache are no more than this machine has.
+
+    context_len: tokens of a slot; None = the engine's own number.
+
+    Raises:
+        ModelLoadError: the engine does not support this architecture.
+        ConfigError: they are more.
+    """
+    length = min(context_len or DEFAULT_CONTEXT, read_architecture(model).max_position_embeddings)
+    check_machine(
+        f"the embedded engine with max_slots = {max_slots:,}, each of {length:,} tokens,",
+        embedded_memory(model, max_slots, length),
+        "lower max_slots or max_context_len, or take a smaller model",
     )
 
 

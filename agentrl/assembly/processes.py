@@ -14,12 +14,19 @@ from agentrl.assembly.trainer import TrainerFactory
 from agentrl.engine.embedded.process import EngineProcess
 from agentrl.trainer.launch.launched import LaunchedRanks
 
+EVAL_ENGINE = "evaluation"
+"""The folder of an engine of evaluations alone, in that of the engine."""
+
 
 class RunProcesses(NamedTuple):
-    """trainers: starts the trainer's ranks. engine: the embedded engine's process; None = it has none."""
+    """trainers: starts the trainer's ranks. engine: the embedded engine's process; None = it has none.
+
+    eval_engine: that of an engine of evaluations alone; None likewise.
+    """
 
     trainers: TrainerFactory
     engine: EngineProcess | None
+    eval_engine: EngineProcess | None = None
 
 
 Start: TypeAlias = Callable[[Path, Path], AbstractAsyncContextManager[RunProcesses]]
@@ -44,16 +51,19 @@ async def run_processes(
 ) -> AsyncIterator[RunProcesses]:
     """The processes of a run; all of them have ended when the block has.
 
-    The engine's process starts at once, and imports torch while the world is built. The folders are for their
+    The engines' processes start at once, and import torch while the world is built. The folders are for their
     output. launched: Megatron's ranks that a launcher started.
     """
     embedded = config.engine.engine == "embedded" and config.rollout.replay is None
     hosted = embedded and not config.run.inline
     engine = EngineProcess(engine_folder) if hosted else None
+    is_second = hosted and config.has_eval_engine
+    eval_engine = EngineProcess(engine_folder / EVAL_ENGINE) if is_second else None
     trainers = TrainerFactory(config, trainer_folder, launched)
     try:
-        yield RunProcesses(trainers, engine)
+        yield RunProcesses(trainers, engine, eval_engine)
     finally:
-        if engine is not None:
-            engine.end()
+        for process in (engine, eval_engine):
+            if process is not None:
+                process.end()
         await trainers.close()

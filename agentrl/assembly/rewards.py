@@ -18,6 +18,7 @@ from agentrl.envs.scoring import AnswerReward
 from agentrl.errors import ConfigError
 from agentrl.graders import make_grader, make_group_grader
 from agentrl.tools.names import Names
+from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON, Episode, Task
 
 _NO_SETTINGS: Mapping[str, JSON] = MappingProxyType({})
@@ -50,7 +51,7 @@ def reward_function(
 @lru_cache(maxsize=64)
 def _made(name: str, settings: str) -> AnswerReward:
     # The one that is tried out is the one that grades: it has opened its processes or connections by then.
-    return make_grader(name, **json.loads(settings))
+    return make_grader(name, **with_secrets(json.loads(settings)))
 
 
 def group_reward(
@@ -68,7 +69,7 @@ def group_reward(
         weight = chosen.pop("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ConfigError(f"group_reward_kwargs: the weight is {weight!r}; give a number.")
-        return make_group_grader(name, weight=weight, **chosen)
+        return make_group_grader(name, weight=weight, **with_secrets(chosen))
     imported = _NAMES.imported(name)
     if isinstance(imported, GroupReward):
         return imported

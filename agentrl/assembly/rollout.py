@@ -15,7 +15,8 @@ from agentrl.envs.generate import Generate, generating
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
-from agentrl.rollout.producer import Producer
+from agentrl.rollout.producer import Producer, ProducerSettings
+from agentrl.rollout.staleness import Places, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 
 F = TypeVar("F")
@@ -62,16 +63,46 @@ async def build_play(path: str | None, make_env: Callable[[], AnyEnv], task: Tas
 
 
 def build_producer(
-    config: RolloutConfig, next_prompt: Callable[[], Prompt], player: GroupPlayer, choose: BufferFilter | None
+    config: RolloutConfig,
+    next_prompt: Callable[[], Prompt],
+    player: GroupPlayer,
+    choose: BufferFilter | None,
+    *,
+    num_batches: int,
 ) -> Producer:
-    """The producer of a run's batches. choose: the buffer filter of an over-sampled batch."""
-    size, batch_size, most = config.over_sampling_batch_size, config.prompts, config.max_num_gen_batches
-    if size is None:
-        return Producer(next_prompt, player.play, batch_size=batch_size, max_num_gen_batches=most)
-    over_sampling = OverSampling(size, player.cancelled, choose)
-    return OverSamplingProducer(
-        next_prompt, player.play, over_sampling, batch_size=batch_size, max_num_gen_batches=most
+    """The producer of a run's batches.
+
+    choose: the buffer filter of an over-sampled batch. num_batches: until the run ends (count).
+    """
+    settings = producer_settings(config, num_batches=num_batches)
+    size = config.over_sampling_batch_size
+    if size is not None and not config.is_async:
+        over_sampling = OverSampling(size, player.cancelled, choose)
+        return OverSamplingProducer(next_prompt, player.play, settings, over_sampling)
+    policy = staleness_policy(config)
+    return Producer(next_prompt, player.play, settings, policy, cancelled=player.cancelled)
+
+
+def producer_settings(config: RolloutConfig, *, num_batches: int) -> ProducerSettings:
+    """How many groups are played. num_batches: until the run ends (count)."""
+    return ProducerSettings(
+        config.prompts,
+        num_batches,
+        config.async_buffer_size,
+        max_num_gen_batches=config.max_num_gen_batches,
     )
+
+
+def staleness_policy(config: RolloutConfig) -> StalenessPolicy:
+    """The policy of the configuration; at max_staleness 0 the synchronous one."""
+    size = config.over_sampling_batch_size or config.prompts
+    surplus = size - config.prompts if config.is_async else 0
+    places = Places(config.max_staleness, config.prompts, config.update_weights_interval, surplus)
+    if not config.is_async or config.staleness_policy == "strict":
+        return Window(places)
+    if config.staleness_policy == "ready_first":
+        return ReadyFirst(places)
+    return Window(places, config.staleness_window or size)
 
 
 def _filter_at(path: str | None, check: Callable[[F], None]) -> F | None:

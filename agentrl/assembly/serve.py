@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.assembly.model import use_threads
+from agentrl.assembly.policy import check_cache
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.served.app import EngineApp
@@ -24,13 +25,14 @@ def serve_model(directory: str, settings: ServeSettings, *, ready: Callable[[str
     ready: called with the address and the most tokens of a request when the server accepts requests.
 
     Raises:
-        ConfigError: the key is unfit.
+        ConfigError: the key is unfit; the slots take more memory than this machine has.
         ModelLoadError: the directory is missing or broken, or its architecture is not supported.
         UserError: the address cannot be used.
     """
     checks = RequestChecks(host_names(settings.host, settings.allowed_hosts), control_key())
     with bound(settings.host, settings.port) as listener:
         source = open_source(directory)
+        check_cache(source.config, settings.max_slots, settings.max_context_len)
         use_threads(source.config, settings.num_threads)
         engine = EmbeddedEngine.from_pretrained(
             directory,

@@ -61,7 +61,10 @@ def _plans(config: RunConfig, model: Path) -> Iterator[tuple[str, FleetPlan]]:
     engine, folder = config.engine, Path()
     if engine.engine == "sglang" and engine.sglang_url is None:
         dtype = None if config.trainer.bf16 else "float32"
-        yield "policy", FleetPlan(model=model, config=engine, folder=folder, on_event=_ignore, dtype=dtype)
+        policy = FleetPlan(model=model, config=engine, folder=folder, on_event=_ignore, dtype=dtype)
+        yield "policy", policy
+        if config.has_eval_engine:
+            yield "evaluations", policy
     for name in engine.sglang_models:
         yield name, model_plan(engine, name, folder, _ignore)
 

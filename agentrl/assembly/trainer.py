@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
 from agentrl.assembly.ranks import launcher_env_of
 from agentrl.checkpoints.source import ModelSource, open_source, open_tokenizer
@@ -179,10 +180,16 @@ def check_trainable(source: ModelSource, config: RunConfig) -> None:
 
     Raises:
         MissingExtraError: trainer = megatron, and it is not installed.
-        ConfigError: its layout does not divide the model, or needs more GPUs than there are.
+        ConfigError: its layout does not divide the model, or needs more GPUs than there are; or the torch
+            trainer asks for more memory than this machine has.
         ModelLoadError: Megatron does not train such a model.
     """
     if config.trainer.trainer != "megatron":
+        check_machine(
+            "the torch trainer",
+            learned_memory(source.config, config.trainer),
+            "take a smaller model, or trainer = megatron on GPUs",
+        )
         return
     require("trainer = megatron", "megatron")
     if launcher_env_of(config) is None:

@@ -79,14 +79,11 @@ def _cast(player: Player, opponents: Opponents) -> AgentsOf:
 
 
 def expert(env: AnyEnv, task: Task, agent: str, seed: int) -> Agent:
-    """The environment's own expert.
-
-    Raises:
-        UserError: it has none.
-    """
+    """The environment's own expert; where it has none, acting raises a UserError."""
     del seed
     if not isinstance(env, MultiAgentEnv):
-        return YieldingAgent(env.expert(task))
+        single = env
+        return YieldingAgent(lambda _: single.expert(task))
     several = env
     return YieldingAgent(lambda prompt: several.expert(task, agent, prompt))
 

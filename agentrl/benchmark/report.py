@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,8 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import ConfigError
+from agentrl.files import write_text
 from agentrl.types import JSON
-from agentrl.view.report import render_page, save_page
+from agentrl.view.episodes.journals import INDEX, PAGES, JournalFile, find_journals, link_to
+from agentrl.view.report import render_page
 from agentrl.view.scores import figure_text, score_text
 from agentrl.view.transcript import visible
 
@@ -62,19 +65,26 @@ class Benchmark:
 
     def write(self) -> None:
         """Write the table and the page, each whole or not at all."""
-        save_page(json.dumps(self.as_json(), indent=1) + "\n", self.folder / TABLE)
-        save_page(self.page(), self.folder / PAGE)
+        write_text(self.folder / TABLE, json.dumps(self.as_json(), indent=1) + "\n")
+        self.write_page()
+
+    def write_page(self) -> None:
+        """Write the page alone."""
+        write_text(self.folder / PAGE, self.page(), errors="replace")
 
     def page(self) -> str:
-        """The table as HTML."""
+        """The table as HTML, with links to the pages of `agentrl view` where they are in the folder."""
+        links = self._links()
         return render_page(
             "benchmark.html",
-            title=self.folder.name,
+            title=self.folder.resolve().name,
+            episodes=f"{PAGES}/{INDEX}" if links else None,
             columns=list(_COLUMNS),
             rows=[
                 {
                     "env": row["env"],
                     "policy": row["policy"],
+                    "episodes": links.get(str(row.get("folder"))),
                     "note": _note(row),
                     "cells": [text(row) for text in _COLUMNS.values()],
                     "details": list(_details(row)),
@@ -83,6 +93,16 @@ class Benchmark:
             ],
             legend=LEGEND,
         )
+
+    def _links(self) -> Mapping[str, str]:
+        """The address of the episodes of a cell, by the folder of the cell."""
+        if not (self.folder / PAGES / INDEX).exists():
+            return {}
+        by_cell: dict[str, list[JournalFile]] = {}
+        with suppress(ConfigError):
+            for journal in find_journals(self.folder):
+                by_cell.setdefault(journal.home.relative_to(self.folder).as_posix(), []).append(journal)
+        return {cell: f"{PAGES}/{link_to(journals)}" for cell, journals in by_cell.items()}
 
     def table(self) -> Table:
         """The table for a terminal."""
@@ -104,6 +124,12 @@ class Benchmark:
         for row in self.rows:
             if note := _note(row):
                 yield visible(f"{row['env']}, {row['policy']}: {note}")
+
+
+def link_episodes(folder: Path) -> None:
+    """Write the page of a benchmark again, whose links lead to its episodes; nothing in another folder."""
+    with suppress(ConfigError):
+        Benchmark.read(folder).write_page()
 
 
 def estimate_text(value: JSON) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +9,14 @@ from typing import Literal, cast
 
 from pydantic import ValidationError
 
-from agentrl.benchmark.identity import CellIdentity, task_digest
 from agentrl.config import Section
 from agentrl.envs.scoring import UNUSABLE
 from agentrl.errors import ConfigError
 from agentrl.evaluation.episodes import Evaluation, PlannedEpisode
+from agentrl.evaluation.identity import EvalIdentity, task_digest
 from agentrl.evaluation.report import policy_tokens_of, scores_of
 from agentrl.evaluation.statistics import Estimate, ks_of, mean_of, pass_of
+from agentrl.files import write_text
 from agentrl.rollout.chat.settings import Prices
 from agentrl.types import JSON, Ending, Episode, Usage
 
@@ -65,7 +64,7 @@ class CellResult(Section):
     def of(
         cls,
         cell: tuple[str, str],
-        identity: CellIdentity,
+        identity: EvalIdentity,
         plan: Sequence[PlannedEpisode],
         evaluation: Evaluation,
     ) -> CellResult:
@@ -76,7 +75,7 @@ class CellResult(Section):
         return cls(
             env=cell[0],
             policy=cell[1],
-            identity=cast(dict[str, JSON], json.loads(json.dumps(identity._asdict(), default=str))),
+            identity=identity.as_json(),
             planned=len(plan),
             samples=1 + max((planned.sample for planned in plan), default=0),
             episodes=tuple(_episode(episode, scores.get(episode.id)) for episode in episodes),
@@ -201,13 +200,6 @@ def _episode(episode: Episode, score: float | None) -> EpisodeResult:
         ending=str(episode.ending),
         failure=failure if episode.ending in UNUSABLE else None,
     )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def rows_by_env(rows: Sequence[Mapping[str, JSON]]) -> dict[str, list[Mapping[str, JSON]]]:

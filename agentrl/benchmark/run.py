@@ -11,23 +11,25 @@ from pathlib import Path
 from agentrl.assembly.data import num_prompts
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.benchmark.cell import Cell
-from agentrl.benchmark.identity import (
-    CellIdentity,
-    code_version,
-    data_fingerprint,
-    model_version,
-    settings_of,
-)
 from agentrl.benchmark.policies import PlayingOf, opened
 from agentrl.benchmark.report import Benchmark
 from agentrl.benchmark.results import CellResult, rows_by_env, unplayed_row
 from agentrl.benchmark.suite import SUITE, EnvChoice, PolicyChoice, Suite
 from agentrl.collector import rare_collections
 from agentrl.envs import find
-from agentrl.errors import ConfigError, StageError, UserError, stage
+from agentrl.errors import DiskError, StageError, UserError, stage
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import planned
+from agentrl.evaluation.identity import (
+    EvalIdentity,
+    code_version,
+    data_fingerprint,
+    model_version,
+    settings_of,
+)
 from agentrl.evaluation.world import EvalWorld
+from agentrl.files import disk_errors
+from agentrl.interrupts import run_until_signal
 from agentrl.observe.history import locked
 from agentrl.types import JSON, Limits
 from agentrl.view.console import RunConsole
@@ -43,15 +45,18 @@ def run_benchmark(
     retry_failed: play episodes again that have failed.
 
     Raises:
-        UserError: the folder cannot be made, or another process works on it.
+        ConfigError: the folder cannot be made.
+        RunBusyError: another process works on it; nothing is written.
+        DiskError: the disk is full, or the folder is read-only: now, or in mid-play.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made ({error.strerror}); choose another output_dir.") from None
-    with locked(folder), rare_collections():
+    with locked(folder), disk_errors(folder, _remedy(folder)):
         suite.write(folder / SUITE)
-        return asyncio.run(_Run(suite, folder, console, retry_failed).play())
+        try:
+            with rare_collections():
+                return run_until_signal(_Run(suite, folder, console, retry_failed).play())
+        except (KeyboardInterrupt, SystemExit):
+            console.line(f"Stopped. Go on with `agentrl benchmark {folder} --resume`.")
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,13 @@ class _Run:
 
     async def _pairs(self, policy: PolicyChoice) -> list[_Pair]:
         """The pairs of a policy with every environment, and the cells of each."""
-        model = model_version(policy)
-        return [await self._pair(env, policy, model) for env in self.suite.envs]
+        model = model_version(policy.target) if policy.kind == "directory" else policy.target
+        pairs = []
+        for env in self.suite.envs:
+            # A long list of tasks takes a second, after which a cancellation takes effect.
+            await asyncio.sleep(0)
+            pairs.append(await self._pair(env, policy, model))
+        return pairs
 
     async def _pair(self, env: EnvChoice, policy: PolicyChoice, model: str) -> _Pair:
         config = self.suite.config(env, policy)
@@ -112,8 +122,8 @@ class _Run:
             plan = planned(
                 tasks, n, samples=section.n_samples_per_eval_prompt, seed=section.seed, prompts=name
             )
-            data = data_fingerprint([tasks[index % len(tasks)] for index in range(min(n, len(tasks)))])
-            identity = CellIdentity(env.id, name, policy.kind, settings, code, data, model)
+            data = data_fingerprint([tasks[index] for index in range(min(n, len(tasks)))])
+            identity = EvalIdentity(env.id, name, policy.kind, settings, code, data, model)
             row = f"{env.name}/{name}" if name else env.name
             cell = Cell.of(row, policy.name, identity, plan, self.folder / "cells")
             if self.retry_failed:
@@ -172,9 +182,14 @@ class _Run:
                         config,
                         prompts=cell.identity.prompts,
                         concurrency=playing.concurrency,
+                        progress=bar.advance,
                     )
                     directory = pair.policy.target if pair.policy.kind == "directory" else None
-                    self._add(cell, await cell.play(evaluator, config, directory, bar.advance))
+                    with disk_errors(cell.path, _remedy(self.folder)):
+                        self._add(cell, await cell.play(evaluator, config, directory))
+        except DiskError:
+            # The other cells need the disk, too.
+            raise
         except (UserError, StageError) as error:
             self._fail(cell, str(error))
 
@@ -195,6 +210,10 @@ class _Run:
         benchmark = Benchmark(self.folder, tuple(row for rows in by_env.values() for row in rows))
         benchmark.write()
         return benchmark
+
+
+def _remedy(folder: Path) -> str:
+    return f"make room there, then go on with `agentrl benchmark {folder} --resume`"
 
 
 async def _built(env: EnvChoice, config: EvalConfig, *, counts_tokens: bool) -> EvalWorld | str:

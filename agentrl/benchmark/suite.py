@@ -40,6 +40,7 @@ from agentrl.config import Section, by_section, leaves, parse, read_toml, spelli
 from agentrl.envs import env_ids, find, matching
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.evaluation.config import EvalConfig
+from agentrl.files import write_text
 from agentrl.rollout.chat.config import Price
 from agentrl.rollout.chat.settings import Prices
 from agentrl.types import JSON
@@ -211,7 +212,7 @@ class Suite:
             "override": dict(self.override),
         }
         try:
-            path.write_text(tomli_w.dumps(tables), encoding="utf-8")
+            write_text(path, tomli_w.dumps(tables))
         except TypeError as error:
             raise ConfigError(f"a setting of the suite cannot be written ({error}); leave it out.") from None
 

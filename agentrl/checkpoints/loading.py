@@ -11,7 +11,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentrl.checkpoints.tensors import check_finite
 from agentrl.errors import ModelLoadError
+from agentrl.weights.codec import named_weights
 from agentrl.weights.quiet import quiet_transformers
 
 _LONGEST_REASON = 300
@@ -21,7 +23,7 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
     """Load all weights of a model directory, from this machine only.
 
     Raises:
-        ModelLoadError: the directory is missing, incomplete or broken.
+        ModelLoadError: the directory is missing, incomplete or broken, or a weight is not a finite number.
     """
     path = Path(directory)
     if not (path / "config.json").is_file():
@@ -51,4 +53,5 @@ def open_directory(directory: str | Path, dtype: torch.dtype) -> PreTrainedModel
         raise ModelLoadError(
             f"the model in {path} lacks {len(missing)} tensors, {missing[0]} among them; copy it again."
         )
+    check_finite(path, named_weights(model))
     return model

@@ -74,6 +74,9 @@ def open_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ModelLoadError: it holds none.
     """
+    # transformers would look for a model of that name on the network.
+    if not Path(directory).is_dir():
+        raise ModelLoadError(f"there is no folder {directory}; name a Hugging Face model directory.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
+from agentrl.weights.codec import NamedTensors, non_finite
 from agentrl.weights.quiet import quiet_transformers
 from agentrl.weights.streamed import dtype_of_code
 
@@ -89,9 +90,11 @@ class TensorFiles:
         """A tensor.
 
         Raises:
-            ModelLoadError: there is none of that name.
+            ModelLoadError: there is none of that name, or it holds a number that is not finite.
         """
-        tensor: Tensor = self._lookup(name).opened.get_tensor(name)
+        path, opened, _ = self._lookup(name)
+        tensor: Tensor = opened.get_tensor(name)
+        check_finite(path, [(name, tensor)])
         return tensor
 
     def spec(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> TensorSpec:
@@ -171,6 +174,20 @@ def config_errors(directory: Path) -> Iterator[None]:
     except _CONFIG_ERRORS as error:
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise ModelLoadError(f"{directory / _CONFIG} makes no sense ({reason}); copy it again.") from error
+
+
+def check_finite(path: Path, tensors: NamedTensors) -> None:
+    """Check that all weights of the model at `path` are finite: sampling from any other is meaningless.
+
+    Raises:
+        ModelLoadError: one is NaN or infinite.
+    """
+    name = non_finite(tensors)
+    if name is not None:
+        raise ModelLoadError(
+            f"{path} holds weights that are not finite numbers, in {name}: the training that wrote it has "
+            "diverged, or the copy is damaged; take an earlier checkpoint, or copy it again."
+        )
 
 
 def open_tensors(path: Path) -> safe_open:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import rich_click as click
 from click import exceptions
 
 from agentrl.cli.benchmark import benchmark
+from agentrl.cli.commands import CommandGroup
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate_command
@@ -25,14 +28,17 @@ from agentrl.cli.train import rollout_command, train_command
 from agentrl.cli.view import view_command
 from agentrl.errors import AgentRLError, UserError
 from agentrl.extras import missing_extra
+from agentrl.files import is_refused_write
+from agentrl.interrupts import INTERRUPTED, exits_on_sigterm
 
 __all__ = ["main", "run"]
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+_STDOUT = 1
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="agentrl", prog_name="agentrl", message="%(prog)s %(version)s")
 def cli() -> None:
     """An agent gym on top of an RL engine.
 
@@ -75,10 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -> None:
     """Run a command line under a name; end the process with its exit code.
 
-    Bad input is one sentence on stderr and exit code 2, any other error of agentrl exit code 1.
+    Bad input, and a disk that is full or read-only, is one sentence on stderr and exit code 2, any other
+    error of agentrl exit code 1; after Ctrl-C it is 130, after SIGTERM 143.
     """
     try:
-        command.main(args=arguments, prog_name=name, standalone_mode=False)
+        with exits_on_sigterm():
+            command.main(args=arguments, prog_name=name, standalone_mode=False)
     except (exceptions.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except exceptions.NoArgsIsHelpError as error:
@@ -94,9 +102,23 @@ def run(command: click.Command, arguments: Sequence[str] | None, *, name: str) -
         if missing is None:
             raise
         _exit_with_error(str(missing))
+    except OSError as error:
+        if not is_refused_write(error):
+            raise
+        _discard_output()
+        place = error.filename or "the output"
+        _exit_with_error(
+            f"{place} cannot be written ({error.strerror}); make room there, or make it writable."
+        )
     except AgentRLError as error:
         click.echo(f"agentrl: {error}", err=True)
         sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Discard what standard output still holds: a full disk would refuse it again when the process ends."""
+    with suppress(OSError), open(os.devnull, "wb") as discarding:
+        os.dup2(discarding.fileno(), _STDOUT)
 
 
 def _exit_with_error(sentence: str) -> None:

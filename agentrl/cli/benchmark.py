@@ -12,6 +12,7 @@ import rich_click as click
 from rich.console import Console
 
 from agentrl.benchmark.suite import NO_SETTINGS, SUITE, Suite, SuiteFile, envs_of, with_flags
+from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import EngineFlags, config_flags, flag_values, read_json_object
 from agentrl.config import read_toml
 from agentrl.errors import ConfigError
@@ -22,7 +23,7 @@ INCOMPLETE = 1
 _RUN = "run"
 
 
-class DefaultGroup(click.RichGroup):
+class DefaultGroup(CommandGroup):
     """A group whose command `run` needs no name."""
 
     def resolve_command(

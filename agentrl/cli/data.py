@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.data.config import ColumnChoice
@@ -25,7 +26,7 @@ class _Flags(Section):
     data: ColumnChoice = ColumnChoice()
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Commands for files of prompts, as in `agentrl train --prompt-data FILE`."""
 

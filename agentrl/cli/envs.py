@@ -8,23 +8,28 @@ from dataclasses import asdict
 from itertools import groupby
 
 import rich_click as click
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from agentrl.cli.envs_check import check_command
+from agentrl.cli.commands import CommandGroup
+from agentrl.cli.envs_check import check_command, env_kwargs_option
 from agentrl.cli.envs_new import new_command
+from agentrl.cli.flags import read_json_object
 from agentrl.envs import AnyEnv, find, tasks_of
 from agentrl.envs.base import GROUPS
 from agentrl.envs.catalog import CatalogEntry, by_family, catalog, markdown, needs_of, summary
 from agentrl.envs.registry import gymnasium_id, matching
+from agentrl.tools.secrets import with_secrets
 from agentrl.types import JSON
 
 _PLAIN = (str, int, float, bool)
+_MAX_TOOLS = 5
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def envs() -> None:
     """The environments that are installed."""
 
@@ -48,18 +53,13 @@ def list_command(pattern: str, as_json: bool, each: bool) -> None:
         click.echo(json.dumps([asdict(entry) for entry in entries]))
         return
     shown = entries if each or pattern != "*" else by_family(entries)
-    table = Table(box=SIMPLE, pad_edge=False)
-    for name in ("id", "expert", "chance", "needs"):
-        table.add_column(name, no_wrap=name != "needs")
-    for name in ("tools", "description"):
-        table.add_column(name)
+    console = Console(highlight=False)
     for group, rows in groupby(shown, key=lambda entry: entry.group):
-        table.add_section()
-        table.add_row(f"[bold]{GROUPS.get(group, group)}[/bold]")
+        console.print(Text(f"\n{GROUPS.get(group, group)}", style="bold"))
         for row in rows:
-            table.add_row(*_cells(row))
-    Console().print(table)
-    Console().print("None that ships needs the network. Extras in red are not installed.")
+            console.print(Padding(_line(row), (0, 0, 0, 2), expand=False))
+            console.print(Padding(Text(row.error or row.description), (0, 0, 0, 6), expand=False))
+    console.print("\nNone that ships needs the network. Extras in red are not installed.")
 
 
 @envs.command("table")
@@ -72,27 +72,39 @@ def table_command(pattern: str) -> None:
 
 @envs.command("show")
 @click.argument("env_id")
+@env_kwargs_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
-def show_command(env_id: str, as_json: bool) -> None:
+def show_command(env_id: str, env_kwargs: str, as_json: bool) -> None:
     """Show one environment: its splits, scores, tools, limits, dialect and a first task."""
-    spec = find(env_id)
-    facts = _facts(spec.make(), spec.kwargs)
+    spec, kwargs = find(env_id), read_json_object("--env-kwargs", env_kwargs)
+    facts = _facts(spec.make(**with_secrets(kwargs)), {**spec.kwargs, **kwargs})
     if as_json:
         click.echo(json.dumps(facts))
         return
-    table = Table(title=env_id, show_header=False)
+    table = Table(title=escape(env_id), show_header=False)
     for name, value in facts.items():
-        table.add_row(name, value if isinstance(value, str) else json.dumps(value, indent=1))
+        table.add_row(name, escape(value if isinstance(value, str) else json.dumps(value, indent=1)))
     Console().print(table)
 
 
-def _cells(entry: CatalogEntry) -> tuple[str, ...]:
-    number = "" if entry.members == 1 else f" ({entry.members})"
-    expert = f"{entry.expert_score:.3g}" if entry.has_expert and entry.expert_score is not None else "-"
-    chance = "" if entry.chance_score is None else f"{entry.chance_score:.3g}"
-    needs = [f"[red]{name}[/red]" if name in entry.missing else name for name in entry.needs]
-    text = escape(entry.error or entry.description)
-    return f"{entry.id}{number}", expert, chance, ", ".join(needs), ", ".join(entry.tools), text
+def _line(entry: CatalogEntry) -> Text:
+    """The id of an environment, or of a family with the number of its members, and its facts."""
+    line = Text(entry.id, style="cyan")
+    if entry.members > 1:
+        line.append(f" ({entry.members})", style="default")
+    facts: list[Text] = []
+    if entry.has_expert and entry.expert_score is not None:
+        facts.append(Text(f"expert {entry.expert_score:.3g}"))
+    if entry.chance_score is not None:
+        facts.append(Text(f"chance {entry.chance_score:.3g}"))
+    if entry.needs:
+        needs = (Text(name, style="red" if name in entry.missing else "") for name in entry.needs)
+        facts.append(Text("needs ").append_text(Text(", ").join(needs)))
+    if entry.tools:
+        more = len(entry.tools) - _MAX_TOOLS
+        names = ", ".join(entry.tools[:_MAX_TOOLS])
+        facts.append(Text(f"tools {names}" + (f" and {more} more" if more > 0 else "")))
+    return Text("  ").join([line, *facts])
 
 
 def _facts(env: AnyEnv, kwargs: Mapping[str, object]) -> dict[str, JSON]:

@@ -4,39 +4,53 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import rich_click as click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentrl.cli.commands import Command
+from agentrl.cli.flags import read_json_object
 from agentrl.envs.check import CheckReport, Severity, check_env
 
 FAILED = 1
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 
-@click.command("check")
+env_kwargs_option = click.option(
+    "--env-kwargs",
+    default="{}",
+    metavar="JSON",
+    help="Arguments of the environment's constructor (a JSON object) [default: {}]",
+)
+
+
+@click.command("check", cls=Command)
 @click.argument("env_id")
+@env_kwargs_option
 @click.option(
     "--n", default=32, show_default=True, help="Tasks that the expert and random play are measured on."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices of the check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for machines.")
-def check_command(env_id: str, n: int, seed: int, as_json: bool) -> None:
+def check_command(env_id: str, env_kwargs: str, n: int, seed: int, as_json: bool) -> None:
     """Check whether an environment is worth training on.
 
-    The expert must reach its score; silence, chance and cheats must not. Exit code 1: there are errors.
+    The expert must reach its score; silence, chance and cheats must not. Leaving an episode must not pay more
+    than losing it. Exit code 1: there are errors.
     """
     console = Console(stderr=True)
+    check = partial(
+        check_env, env_id, env_kwargs=read_json_object("--env-kwargs", env_kwargs), n=n, seed=seed
+    )
     if as_json:
-        report = check_env(env_id, n=n, seed=seed)
+        report = check()
         click.echo(json.dumps(report.to_json()))
     else:
         with console.status("") as status:
-            report = check_env(
-                env_id, n=n, seed=seed, progress=lambda what: status.update(f"checking: {what}")
-            )
+            report = check(progress=lambda what: status.update(f"checking: {what}"))
         _show(report, Console())
     if not report.ok:
         sys.exit(FAILED)

@@ -12,6 +12,7 @@ import rich_click as click
 from pydantic.fields import FieldInfo
 from rich_click.utils import OptionGroupDict
 
+from agentrl.cli.commands import Command
 from agentrl.config import Section, Spelling, leaves, spellings
 from agentrl.engine.sglang.launch.arguments import FLAG, from_flags
 from agentrl.errors import ConfigError
@@ -71,7 +72,7 @@ _SETS = "--eval-prompt-data"
 _PATH = re.compile(r".*[/\\].*|.*@\[.*|[\[{].*|.*\.(?:jsonl|json|parquet|arrow|toml)", re.DOTALL)
 
 
-class EngineFlags(click.RichCommand):
+class EngineFlags(Command):
     """A command that takes SGLang's own arguments, too: --sglang-NAME WORD, one flag for each.
 
     --eval-prompt-data takes NAME PATH pairs, several at once or one after each flag, as well as one path.
@@ -146,7 +147,7 @@ def _option(name: str, leaf: FieldInfo) -> click.Option:
     default = leaf.get_default(call_default_factory=True)
     default_text = "none" if default is None else json.dumps(default)
     help_text = f"{text} [default: {default_text}]"
-    if leaf.annotation is bool:
+    if {*(get_args(leaf.annotation) or (leaf.annotation,))} <= {bool, NoneType}:
         declaration = f"{_flag(name)}/--no-{_flag(name)[2:]}"
         return click.Option([declaration, name], default=None, help=help_text)
     return click.Option([_flag(name), name], default=None, type=str, metavar=_metavar(leaf), help=help_text)

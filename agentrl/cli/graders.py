@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import sys
@@ -16,17 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.assembly.rewards import reward_function
+from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import read_json_object
 from agentrl.cli.tools import arguments_of
 from agentrl.envs.scoring import graded
 from agentrl.graders import grader_names, group_grader_names
 from agentrl.graders.registry import find_grader
+from agentrl.interrupts import run_until_signal
 from agentrl.types import JSON, RewardParts, Task
 
 _STDIN = "-"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def graders() -> None:
     """The graders that a run can name: `agentrl train --env SingleTurn-v0 --reward math`."""
 
@@ -79,7 +80,7 @@ def grade_command(
     facts = read_json_object("--metadata", metadata)
     task = Task.ask("command-line", question, label, **facts)
     text = sys.stdin.read() if answer == _STDIN else answer
-    reward = asyncio.run(graded(function, task, text, None))
+    reward = run_until_signal(graded(function, task, text, None))
     parts = dict(reward.parts) if isinstance(reward, RewardParts) else {}
     click.echo(json.dumps({"reward": float(reward), "parts": parts}))
 

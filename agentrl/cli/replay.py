@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import sys
@@ -12,11 +11,13 @@ from pathlib import Path
 import rich_click as click
 
 from agentrl.assembly.rollout import build_play
+from agentrl.cli.commands import Command
 from agentrl.cli.flags import read_json_object
 from agentrl.cli.runs import run_folder
 from agentrl.envs.replay import Difference, replay_episode
 from agentrl.errors import ConfigError
 from agentrl.evaluation.recorded import recorded_env
+from agentrl.interrupts import run_until_signal
 from agentrl.observe import Entry, find_entries
 from agentrl.observe.history import JOURNAL
 from agentrl.observe.journal import SUFFIX
@@ -26,7 +27,7 @@ from agentrl.view.transcript import visible
 DIFFERS = 1
 
 
-@click.command("replay")
+@click.command("replay", cls=Command)
 @click.argument("episode")
 @click.option("--env", "env_id", metavar="ID", help="Environment to play in; left out, that of the run.")
 @click.option(
@@ -47,7 +48,7 @@ def replay_command(
     """
     path, entry = _entry_of(episode, output_dir)
     kwargs = None if env_kwargs is None else read_json_object("--env-kwargs", env_kwargs)
-    differences = asyncio.run(_differences(path.parent.parent, entry, env_id, kwargs))
+    differences = run_until_signal(_differences(path.parent.parent, entry, env_id, kwargs))
     if as_json:
         click.echo(json.dumps(_as_json(path, entry.episode, differences)))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.commands import Command
 from agentrl.cli.runs import run_folder
+from agentrl.interrupts import run_until_signal
 from agentrl.observe import read_journal
 from agentrl.observe.history import JOURNAL
 from agentrl.types import JSON
@@ -27,7 +28,7 @@ _NUM_LISTED = 10
 """The largest changes that are listed (count)."""
 
 
-@click.command("rescore")
+@click.command("rescore", cls=Command)
 @click.argument("run")
 @click.option(
     "--reward",
@@ -72,7 +73,7 @@ def rescore_command(
     from agentrl.evaluation.rescore import NewRewards
 
     folder = _folder(run, output_dir)
-    rescoring = asyncio.run(_rescorer(folder, NewRewards.of(names, steps), files).run(files))
+    rescoring = run_until_signal(_rescorer(folder, NewRewards.of(names, steps), files).run(files))
     if as_json:
         click.echo(json.dumps(rescoring.as_json(_NUM_LISTED)))
     else:
@@ -93,7 +94,7 @@ def _rescorer(folder: Path, rewards: NewRewards, files: str) -> Rescorer:
         return Rescorer(folder, rewards)
     first = next((entry.episode for path in files_of(folder, files) for entry in read_journal(path)), None)
     make_env, generate = recorded_env(folder, "" if first is None else first.env_id, None, None)
-    play_episode = asyncio.run(build_play(generate, make_env, None))
+    play_episode = run_until_signal(build_play(generate, make_env, None))
     return Rescorer(folder, rewards, make_env, play_episode)
 
 

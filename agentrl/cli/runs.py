@@ -14,13 +14,17 @@ import rich_click as click
 import agentrl
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
+from agentrl.cli.commands import CommandGroup
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAINING, require
 from agentrl.observe import read_metrics
+from agentrl.observe.diagnoses import read_diagnoses
 from agentrl.observe.history import METRICS, attempts, command_of, is_locked
+from agentrl.observe.status import read_status
 from agentrl.types import JSON
 from agentrl.view.comparison import ComparedRun, Comparison
 from agentrl.view.scores import size_text
+from agentrl.view.status import status_lines
 
 if TYPE_CHECKING:
     from agentrl.run.audit import Audit
@@ -29,9 +33,9 @@ _FOLDER = click.option("--output-dir", default="runs", show_default=True, help="
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("runs")
+@click.group("runs", cls=CommandGroup)
 def runs() -> None:
-    """List the runs of a folder; show, audit, resume, compare and clean them."""
+    """List the runs of a folder; show, watch, audit, resume, compare and clean them."""
 
 
 @runs.command("list")
@@ -43,6 +47,8 @@ def list_command(output_dir: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
+    if not facts:
+        click.echo(f"{output_dir} holds no runs; --output-dir names another folder.", err=True)
     for row in facts:
         click.echo(
             f"{row['name']:<32} {row['state']:<12} step {row['step']:>6}  attempts {row['attempts']}  "
@@ -55,13 +61,32 @@ def list_command(output_dir: str, as_json: bool) -> None:
 @_FOLDER
 @_JSON
 def show_command(name: str, output_dir: str, as_json: bool) -> None:
-    """Show a run: state, attempts, checkpoints, the metrics of its last step."""
+    """Show a run: state, attempts, checkpoints, diagnoses, the metrics of its last step and evaluation."""
     facts = facts_of(run_folder(name, output_dir))
     if as_json:
         click.echo(json.dumps(facts))
         return
     for key, value in facts.items():
         click.echo(f"{key:<12} {value}")
+
+
+@runs.command("status")
+@click.argument("name")
+@_FOLDER
+@_JSON
+def status_command(name: str, output_dir: str, as_json: bool) -> None:
+    """Show what a run does at this moment: who waits for whom, versions, staleness, places, utilisation.
+
+    A run writes that each second, and once more when it ends. `oldest` names the group in play that began
+    first, its episode, the stage that this is in, and since when: in a run that hangs, what it waits for.
+    """
+    folder = run_folder(name, output_dir)
+    state, status = state_of(folder), read_status(folder)
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "state": state, **status.as_json()}))
+        return
+    for line in status_lines(status, state):
+        click.echo(line)
 
 
 @runs.command("audit")
@@ -203,20 +228,32 @@ def facts_of(folder: Path) -> dict[str, JSON]:
     Raises:
         ConfigError: its config.toml is of another version.
     """
-    config, tries, command = read_run(folder), attempts(folder), command_of(folder)
+    config, command = read_run(folder), command_of(folder)
     rows = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
-    ended = tries[-1].ended if tries else "not begun"
+    step = max((int(row["step"] or 0) for row in rows), default=0)
+    # The record of an evaluation beside training comes after those of later steps.
+    newest = [row for row in rows if row["step"] == step][-1:]
+    evaluated = [row for row in rows if any(name.startswith("eval/") for name in row)][-1:]
     return {
         "name": folder.name,
         "command": command,
         "env": config.env.env if command == "train" or "env" in config.env.model_fields_set else None,
-        "state": "running" if is_locked(folder) else ended or "killed",
-        "step": max((int(row["step"] or 0) for row in rows), default=0),
+        "state": state_of(folder),
+        "step": step,
         "of": config.rollout.num_rollout if command == "train" else None,
-        "attempts": len(tries),
+        "attempts": len(attempts(folder)),
         "checkpoints": [path.name for path in sorted((folder / "checkpoints").glob("step_*"))],
-        "metrics": {name: value for name, value in (rows[-1] if rows else {}).items() if name != "step"},
+        "diagnoses": [str(diagnosis) for diagnosis in read_diagnoses(folder)],
+        "metrics": {name: value for row in newest for name, value in row.items() if name != "step"},
+        "evaluation": {name: value for row in evaluated for name, value in row.items()},
     }
+
+
+def state_of(folder: Path) -> str:
+    """Whether a run is running, and how it ended otherwise."""
+    tries = attempts(folder)
+    ended = tries[-1].ended if tries else "not begun"
+    return "running" if is_locked(folder) else ended or "killed"
 
 
 def _compared(folder: Path) -> ComparedRun:
@@ -249,6 +286,7 @@ def _text(found: Audit) -> str:
         **({"recorded": f"{found.recorded}"} if found.recorded else {}),
         **{f"dropped, {reason}": f"{number}" for reason, number in sorted(found.dropped.items())},
         "skipped": f"{found.skipped}",
+        **({"saved, to be played again": f"{found.saved}"} if found.saved else {}),
         "ahead of the last checkpoint": f"{found.ahead}",
         **{f"rolled back, {name}": f"{number} episodes" for name, number in found.rolled_back.items()},
     }

@@ -6,6 +6,7 @@ import json
 
 import rich_click as click
 
+from agentrl.cli.commands import Command
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.engine.served.config import CONTROL_KEY, ServeSettings, control_key
@@ -17,7 +18,7 @@ class _Flags(Section):
 
 
 @config_flags(_Flags)
-@click.command("serve")
+@click.command("serve", cls=Command)
 @click.argument("model", metavar="MODEL_FOLDER")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON line.")
 def serve_command(model: str, as_json: bool, **flags: str | bool | None) -> None:

@@ -10,6 +10,7 @@ import rich_click as click
 from rich.console import Console
 from rich.progress import track
 
+from agentrl.cli.commands import Command
 from agentrl.cli.flags import config_flags, flag_values
 from agentrl.config import Section, by_section, parse
 from agentrl.tools.search.config import ServeSearch
@@ -22,7 +23,7 @@ class _Flags(Section):
 
 
 @config_flags(_Flags)
-@click.command("serve-search")
+@click.command("serve-search", cls=Command)
 @click.argument("corpus", metavar="CORPUS.jsonl|INDEX_FOLDER")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON line.")
 def serve_search_command(corpus: str, as_json: bool, **flags: str | bool | None) -> None:

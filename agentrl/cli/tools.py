@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -14,8 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentrl.cli.commands import CommandGroup
 from agentrl.cli.flags import read_json_object
 from agentrl.errors import ToolError, UserError
+from agentrl.interrupts import run_until_signal
 from agentrl.tools import Tool, Toolkit, make_tool, tool_names
 from agentrl.tools.registry import find_tool, is_function
 from agentrl.types import JSON
@@ -23,7 +24,7 @@ from agentrl.types import JSON
 _TOOL, _TOOLKIT = "function", "toolkit"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def tools() -> None:
     """The tools that a run can offer by name: `agentrl train --tools python,calculator`."""
 
@@ -105,7 +106,7 @@ def arguments_of(factory: Callable[..., object]) -> dict[str, JSON]:
 def _schemas(name: str, kwargs: Mapping[str, JSON]) -> dict[str, JSON]:
     """The schemas that the model receives, or the reason why they are unknown without arguments."""
     try:
-        offered = asyncio.run(_opened(make_tool(name, **kwargs)))
+        offered = run_until_signal(_opened(make_tool(name, **kwargs)))
     except (UserError, ToolError) as error:
         if kwargs:
             raise

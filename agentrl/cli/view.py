@@ -8,14 +8,13 @@ from pathlib import Path
 
 import rich_click as click
 
+from agentrl.cli.commands import Command
 from agentrl.errors import ConfigError
 from agentrl.view.console import RunConsole
 from agentrl.view.scores import size_text
 
-_PAGES = "view"
 
-
-@click.command("view")
+@click.command("view", cls=Command)
 @click.argument("folder")
 @click.option(
     "--out", metavar="DIR", help="Folder to write; left out, `view` in FOLDER. Pages in it are replaced."
@@ -37,8 +36,9 @@ def view_command(folder: str, out: str | None, tokenizer: str | None, output_dir
     lead to the episodes behind them. What is chosen stands in the page's address, so every view is a link.
     """
     from agentrl.assembly.token_texts import token_texts
+    from agentrl.benchmark.report import link_episodes
     from agentrl.view.episodes import write_site
-    from agentrl.view.episodes.journals import find_journals
+    from agentrl.view.episodes.journals import PAGES, find_journals
 
     path = next((path for path in (Path(output_dir) / folder, Path(folder)) if path.exists()), None)
     if path is None:
@@ -48,11 +48,13 @@ def view_command(folder: str, out: str | None, tokenizer: str | None, output_dir
     with console.stage(f"reading {path}", len(find_journals(path))) as bar:
         site = write_site(
             path,
-            home / _PAGES if out is None else Path(out),
+            home / PAGES if out is None else Path(out),
             title=title,
             decoder_of=partial(token_texts, tokenizer=tokenizer),
             progress=lambda _: bar.advance(),
         )
+    if out is None:
+        link_episodes(home)
     if as_json:
         click.echo(json.dumps({**site._asdict(), "page": str(site.page)}))
     else:

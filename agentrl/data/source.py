@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from agentrl.errors import ConfigError
@@ -100,13 +101,20 @@ def world_seed(seed: int, ordinal: int) -> int:
 class PromptStream:
     """Iterates over the prompts of a source; counts the skipped numbers and leaves them out.
 
-    next_ordinal: the next number to draw, and the complete state of the stream.
+    next_ordinal: the next number that was never drawn. pending: numbers before it that come first, in this
+    order: they were drawn before a restart, and their groups were not trained. skipped: the numbers that were
+    left out since `take_skipped` (count), by reason. These three are the complete state.
     """
 
     def __init__(self, source: DataSource, next_ordinal: int = 0) -> None:
         self.source = source
         self.next_ordinal = next_ordinal
-        self._skipped: Counter[str] = Counter()
+        self.pending: deque[int] = deque()
+        self.skipped: Counter[str] = Counter()
+
+    def resume(self, pending: Iterable[int], skipped: Mapping[str, int]) -> None:
+        """Go on with this state; see the class. Before the first `next`."""
+        self.pending, self.skipped = deque(pending), Counter(skipped)
 
     @property
     def fingerprint(self) -> str:
@@ -121,11 +129,14 @@ class PromptStream:
             DataError: a row of a file is no prompt.
         """
         for _ in range(_MAX_SKIPPED_IN_A_ROW):
-            prompt = self.source.prompt(self.next_ordinal)
-            self.next_ordinal += 1
+            if self.pending:
+                prompt = self.source.prompt(self.pending.popleft())
+            else:
+                prompt = self.source.prompt(self.next_ordinal)
+                self.next_ordinal += 1
             if isinstance(prompt, Prompt):
                 return prompt
-            self._skipped[prompt.reason] += 1
+            self.skipped[prompt.reason] += 1
             last = prompt
         raise ConfigError(
             f"{_MAX_SKIPPED_IN_A_ROW:,} prompts in a row were skipped (last: {last.reason}, {last.detail}); "
@@ -134,5 +145,5 @@ class PromptStream:
 
     def take_skipped(self) -> dict[str, int]:
         """The number of prompts skipped since the last call, by reason; resets the counters."""
-        counts, self._skipped = self._skipped, Counter()
+        counts, self.skipped = self.skipped, Counter()
         return dict(counts)

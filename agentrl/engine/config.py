@@ -70,6 +70,10 @@ class EngineConfig(Section):
     max_slots: int = Field(default=256, ge=1)
     """Requests decoded at once, or sent to servers at once; more of them wait in a queue (count)."""
 
+    adaptive_concurrency: bool = False
+    """Whether fewer than max_slots requests are sent to SGLang servers where these have a queue, or where a
+    cache is full: the youngest requests then stop, and go on when others have ended."""
+
     max_context_len: int | None = Field(default=None, ge=2)
     """Tokens one request may have, prompt and completion together; none = the episode's limit, or what a
     server's model has."""
@@ -124,7 +128,7 @@ class EngineConfig(Section):
             remedy = "set sglang_enable_deterministic_inference for the servers that a run starts"
             reasons["enable_deterministic_inference"] = f"with engine = sglang; {remedy}"
         if self.engine != "sglang":
-            names = ("sglang_url", "update_weights_transport", *_OF_POLICY_SERVERS)
+            names = ("sglang_url", "update_weights_transport", "adaptive_concurrency", *_OF_POLICY_SERVERS)
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")
         elif not starts_servers:
             reasons |= dict.fromkeys(
@@ -174,6 +178,17 @@ class EngineConfig(Section):
     def groups(self) -> Sequence[ServerGroup]:
         """The groups of the policy's servers, derived where they were left out."""
         return self.sglang_groups or [ServerGroup(num_engines=self.rollout_num_engines)]
+
+    @property
+    def num_policy_gpus(self) -> int:
+        """GPUs of the policy's servers (count)."""
+        return sum(group.num_engines * self.gpus_of(group) for group in self.groups)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all servers: the policy's first, then those of further models (count)."""
+        models = self.sglang_models.values()
+        return self.num_policy_gpus + sum(model.num_engines * model.num_gpus_per_engine for model in models)
 
     def gpus_of(self, group: ServerGroup) -> int:
         """GPUs of each server of a group (count)."""

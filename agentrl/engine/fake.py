@@ -10,7 +10,7 @@ Importing this is free of torch; only a weight update needs it, for the checksum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Bucket, Sampling, TensorSpec
+from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
 from agentrl.types import Completion, Extra, Finish, FloatArray
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class FakeEngine:
         self._cached: dict[str, list[int]] = {}
         self._unseeded = 0
         self._closed = False
+        self._released: set[MemoryTag] = set()
+        self._lacks_weights = False
 
     @property
     def version(self) -> int:
@@ -151,6 +153,25 @@ class FakeEngine:
         for request in self._running:
             request.aborted = True
 
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int:
+        """Hold all requests, and drop caches and weights; the bytes are those of the table."""
+        self._released |= set(tags)
+        self._cached.clear()
+        if "weights" not in tags:
+            return 0
+        self._lacks_weights = True
+        return self._table.nbytes
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Go on, where nothing is missing any more.
+
+        Raises:
+            EngineError: the cache is asked for, and the weights that were released have not been sent again.
+        """
+        if "kv_cache" in tags and self._lacks_weights:
+            raise EngineError("the engine's weights were released; send some, then resume its kv_cache.")
+        self._released -= set(tags)
+
     async def close(self) -> None:
         """Abort, then refuse all requests."""
         self._closed = True
@@ -172,7 +193,7 @@ class FakeEngine:
         yield Transaction(manifest, version, _StagedTable(lambda table: self._install(table, version)))
 
     def _install(self, table: FloatArray, version: int) -> None:
-        self._table, self._version = table, version
+        self._table, self._version, self._lacks_weights = table, version, False
         self._cached.clear()
 
     def _accept(self, prompt: list[int], sampling: Sampling, session: str) -> _Running:
@@ -194,7 +215,12 @@ class FakeEngine:
         cached = self._cached.get(session, [])
         num_cached = min(_shared_prefix(cached, prompt), len(prompt) - 1)
         script = list(self._answer(prompt)) if self._answer else None
-        return _Running(prompt, sampling, session, num_cached, script, seed % 2**64, extras=self.extras)
+        running = _Running(prompt, sampling, session, num_cached, script, seed % 2**64, extras=self.extras)
+        if sampling.continues is not None:
+            running.tokens += sampling.continues.token_ids.tolist()
+            running.logprobs += sampling.continues.logprobs.tolist()
+            running.versions += sampling.continues.versions.tolist()
+        return running
 
     async def _sample(self, request: _Running) -> Completion:
         sampling = request.sampling
@@ -203,6 +229,8 @@ class FakeEngine:
             await asyncio.sleep(0)
             if request.aborted:
                 return request.completion(Finish.ABORT)
+            if self._released or self._lacks_weights:
+                continue
             if request.script is not None and len(request.tokens) == len(request.script):
                 return request.completion(Finish.STOP)
             token, logprob = self._next(request)
@@ -245,7 +273,7 @@ class _StagedTable:
         for _, self._table in unpack(bucket):
             pass
 
-    def checksum(self) -> int:
+    async def checksum(self) -> int:
         from agentrl.weights import checksum
 
         return checksum([] if self._table is None else [("table", self._table)])

@@ -2,40 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias
 
-from agentrl.envs.base import Script
+from agentrl.envs.base import Action, AnyScript
+from agentrl.errors import StageError
 from agentrl.protocols import Act, Session, ToolSchema
-from agentrl.types import Message, Observation
+from agentrl.types import Message, Observation, quoted, say
+
+_Running: TypeAlias = Generator[Action, str, object] | AsyncGenerator[Action, str]
 
 
 class ScriptedAgent:
     """Plays a script: its yields become actions, and it is sent the text of the world's answers.
 
-    script: the script, or a function from the text of the first observation to a script.
+    script: the script in any form, or a function from the text of the first observation to one.
     """
 
-    def __init__(self, script: Script | Callable[[str], Script]) -> None:
-        self._make = script if callable(script) else None
-        self._script = None if callable(script) else script
-        self._started = False
+    def __init__(self, script: AnyScript | Callable[[str], AnyScript]) -> None:
+        self._script = script
+        self._running: _Running | None = None
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
-        """The script's next action; after the end of the script an empty answer."""
+        """The script's next action; after the end of the script an empty answer.
+
+        Raises:
+            StageError: it is no script, or yields something else than actions.
+        """
         del tools, session
         text = "\n".join(message.text for message in observation)
-        if self._script is None and self._make is not None:
-            self._script = self._make(text)
-        assert self._script is not None
+        is_first = self._running is None
+        if self._running is None:
+            self._running = await _started(self._script(text) if callable(self._script) else self._script)
+        running = self._running
+        action: Action = ""
         try:
-            action = self._script.send(text) if self._started else next(self._script)
-        except StopIteration:
-            action = Message("assistant", "")
-        self._started = True
-        return Act(action, None)
+            if isinstance(running, AsyncGenerator):
+                action = await (anext(running) if is_first else running.asend(text))
+            else:
+                action = next(running) if is_first else running.send(text)
+        except (StopIteration, StopAsyncIteration):
+            pass
+        return Act(_message(action), None)
 
     async def close(self, session_id: str) -> None:
-        """Close the generator."""
+        """Close the script."""
         del session_id
-        if self._script is not None:
-            self._script.close()
+        if isinstance(self._running, AsyncGenerator):
+            await self._running.aclose()
+        else:
+            discard(self._script if self._running is None else self._running)
+
+
+def discard(script: object) -> None:
+    """Close a script that has not started, or one that is no async generator."""
+    if isinstance(script, Generator) or inspect.iscoroutine(script):
+        script.close()
+
+
+async def _started(script: object) -> _Running:
+    while inspect.isawaitable(script):
+        script = await script
+    if isinstance(script, Generator | AsyncGenerator):
+        return script
+    if isinstance(script, str | Message):
+        script = [script]
+    if isinstance(script, Iterable) and not isinstance(script, Mapping | AbstractSet):
+        return _listed(script)
+    form = "yield its actions, or return a list of them, such as [call(...), say(...)]"
+    raise StageError("act", "invalid", f"the script is {quoted(script)}; {form}")
+
+
+async def _listed(actions: Iterable[Action]) -> AsyncGenerator[Action, str]:
+    for action in actions:
+        yield action
+
+
+def _message(action: object) -> Message:
+    if isinstance(action, str):
+        return say(action)
+    if isinstance(action, Message) and action.role == "assistant":
+        return action
+    problem = f"the script's action is {quoted(action)}; an action is call(...), say(...) or text"
+    raise StageError("act", "invalid", problem)

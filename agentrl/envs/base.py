@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+from typing import ClassVar, TypeAlias, cast
 
+from agentrl.envs.declarations import (
+    Conversions,
+    as_dialect,
+    as_limits,
+    as_names,
+    check_methods,
+    convert,
+)
 from agentrl.envs.dialect import Dialect, Tags
 from agentrl.envs.scoring import GroupReward, Reward
-from agentrl.errors import UserError, did_you_mean
+from agentrl.errors import EnvCode, UserError, did_you_mean
 from agentrl.protocols import ToolSchema
-from agentrl.types import AGENT, JSON, Limits, Message, Observation, Step, Task, ToolStats
+from agentrl.types import AGENT, JSON, Limits, Message, Observation, Step, Task, ToolStats, quoted
 
 Script: TypeAlias = Generator[Message, str, None]
-"""A scripted agent: it yields actions, and receives the text of the world's answers.
+"""A scripted agent: it yields actions (`call`, `say`), and receives the text of the world's answers."""
 
-    def expert(self, task):
-        city = yield call("lookup", person=task.metadata["person"])
-        yield say(city)
-"""
+Action: TypeAlias = Message | str
+"""An action of a script; text is a final answer."""
+
+AnyScript: TypeAlias = Iterable[Action] | Message | AsyncGenerator[Action, str] | Awaitable["AnyScript"]
+"""All that is played as a script: also a list of actions, one action, and what an async function yields or
+returns."""
 
 
 GROUPS: Mapping[str, str] = {
@@ -48,16 +61,19 @@ FACILITIES: Mapping[str, str] = {
 class BaseEnv(ABC):
     """The common part of environments of one agent (`Env`) and of several (`MultiAgentEnv`).
 
-    Set in every subclass: `tasks`, `reset`, `step`. Set in some: `limits`, `dialect`, `corpus`, `close`, and
+    A subclass writes `tasks`, `reset` and `step`; where it needs them, `corpus` and `close`; and sets, where
+    the defaults do not fit:
 
+    limits: of an episode. dialect: the form of the model's turns.
     rewards: rewards of an episode in addition to those of its steps, see `Reward` and `GroupReward`.
-    breakdown: the key of Task.metadata by which reports split the mean.
+    breakdown: the key of `Task.metadata` by which reports split the mean: `breakdown = "hops"` gives
+        `hops=1`, `hops=2`. None = they do not.
     splits: the names that `tasks` accepts.
     group: the heading under which lists show it: a key of `GROUPS`, or another word.
     needs: what it needs besides the core: names of extras, and keys of `FACILITIES`.
-    expert_score, chance_score: the mean score of the expert, and of a policy without any knowledge of the
-        task: in a game of chance the expert's is below 1, in multiple choice the other is above 0. Checks
-        compare measured scores with both.
+    expert_score: the mean score of the expert; below 1 in a game of chance. Checks compare it with what they
+        measure.
+    chance_score: the mean score of a policy without any knowledge of the task; above 0 in multiple choice.
 
     All randomness comes from `self.rng`, which reset() seeds: siblings of a group share task and
     seed, and therefore the same world. Data that is expensive to build belongs to the module
@@ -75,10 +91,33 @@ class BaseEnv(ABC):
     dialect: Dialect = Tags()
     rewards: Sequence[Reward | GroupReward] = ()
 
-    def __init__(self) -> None:
-        self._rng: random.Random | None = None
-        self._rng_seed = 0
-        self.counts: Counter[str] = Counter()
+    # Class attributes and cached properties, so that an `__init__` without `super().__init__()` works, too.
+    _rng: random.Random | None = None
+    _rng_seed: int = 0
+    _conversions: ClassVar[Conversions] = {
+        "limits": as_limits,
+        "splits": as_names,
+        "needs": as_names,
+        "dialect": as_dialect,
+    }
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        convert(cls, cls._conversions)
+        check_methods(cls)
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How often things happened in this episode, by name."""
+        return Counter()
+
+    def convert_attributes(self) -> None:
+        """Convert what `__init__` has set, as the class's own attributes are: `self.limits = {...}`.
+
+        Raises:
+            UserError: an attribute has no form that could be read.
+        """
+        convert(self, self._conversions)
 
     @property
     def rng(self) -> random.Random:
@@ -93,7 +132,10 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split ("train", "test", and others of your own), always in one order."""
+        """All tasks of a split ("train", "test", and others of your own), always in one order.
+
+        split: one of `splits`. The tasks may be yielded.
+        """
 
     @property
     def possible_agents(self) -> Sequence[str]:
@@ -111,11 +153,49 @@ class BaseEnv(ABC):
         return {}
 
     async def close(self) -> None:  # noqa: B027 - most worlds hold no resources
-        """Release all resources of the episode."""
+        """Release all resources of the episode. Called once, however it ended."""
+
+    def save_state(self) -> Mapping[str, JSON] | None:
+        """What the steps so far have changed, as a dict of JSON, for `load_state` of another instance.
+
+        It may be called between two steps. What follows from task, seed and arguments is left out: reset()
+        makes it again. `self.rng`, `counts` and the statistics of tools are saved without it. `{}`: steps
+        change nothing else. None (the default): the state cannot be saved, so an episode that is stopped
+        begins again.
+        """
+        return None
+
+    def load_state(self, state: Mapping[str, JSON]) -> Awaitable[None] | None:
+        """Be in a state that `save_state` returned, after a reset() to the same task and seed; sync or async.
+
+        By default each key is an attribute, which is set to its value.
+        """
+        for name, value in state.items():
+            setattr(self, name, value)
+        return None
+
+    def save_records(self) -> dict[str, JSON] | None:
+        """What the package records of an episode, as JSON; None = what it holds cannot be saved."""
+        drawn: JSON = None if self._rng is None else json.loads(json.dumps(self._rng.getstate()))
+        return {"rng": drawn, "counts": dict(self.counts)}
+
+    def load_records(self, records: Mapping[str, JSON]) -> None:
+        """The inverse of `save_records`."""
+        if isinstance(drawn := records["rng"], list):
+            kind, keys, normal = drawn
+            self.rng.setstate((kind, tuple(cast(list[int], keys)), normal))
+        else:
+            self._rng = None
+        self.counts.clear()
+        self.counts.update(cast(dict[str, int], records["counts"]))
 
     def corpus(self) -> Iterable[str]:
-        """Text with the vocabulary of this world, to train the tokenizer of a fresh model on."""
-        for task in self.tasks("train"):
+        """Text with the vocabulary of this world, to train the tokenizer of a fresh model on.
+
+        By default the prompts and answers of the training tasks. Override it where results of tools, or
+        words of the expert, are written differently: what the tokenizer has never seen takes more tokens.
+        """
+        for task in _tasks(self, "train"):
             yield from (message.text for message in task.prompt)
             yield task.answer or ""
 
@@ -127,16 +207,28 @@ class BaseEnv(ABC):
 class Env(BaseEnv):
     """One episode of an environment with one agent; `BaseEnv` lists what a subclass sets.
 
-    expert, demonstrator: scripts that checks and a warm start play.
+    Checks play `expert`, a warm start imitates `demonstrator`; both are optional.
+
+    `reset` and `step` may be plain functions: each call then runs in a thread of its own, unless the function
+    is marked with `agentrl.tools.inline`. They may return what Gymnasium's do: a pair of text and info, and
+    five values whose first is text.
     """
 
     @abstractmethod
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
-        """Begin `task`. The observation is the complete first prompt. Call seed_rng(seed) here."""
+        """Begin `task`: return the complete first prompt, and a mapping for programs (`{}`).
+
+        The episode loop has called seed_rng(seed) before. What it raises fails the episode, in the stage
+        `reset`; the episode is then played again.
+        """
 
     @abstractmethod
     async def step(self, action: Message) -> Step:
-        """Answer one assistant message; the observation holds only new messages."""
+        """Answer one assistant message; the observation holds only new messages.
+
+        The model may have written anything: answer it with a message. What it raises fails the episode, in
+        the stage `step`; the episode is then played again.
+        """
 
     @property
     def has_expert(self) -> bool:
@@ -146,6 +238,8 @@ class Env(BaseEnv):
     def expert(self, task: Task) -> Script:
         """A script that solves `task`: the gold policy of checks and demonstrations.
 
+        Other forms of a script are played, too: see `AnyScript`.
+
         Raises:
             UserError: this environment has none.
         """
@@ -153,7 +247,11 @@ class Env(BaseEnv):
         raise UserError(f"{self.id or type(self).__name__} has no expert; write its `expert(task)` method.")
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
-        """A script whose episodes a warm start imitates: the expert; a subclass may add noise from `rng`."""
+        """A script whose episodes a warm start imitates: by default the expert.
+
+        A subclass may make mistakes, drawn from `rng`: imitating a flawless script leaves little for RL to
+        find, and shows no way back from a mistake.
+        """
         del rng
         return self.expert(task)
 
@@ -163,12 +261,49 @@ def tasks_of(env: BaseEnv, split: str) -> Sequence[Task]:
 
     Raises:
         UserError: it declares no such split.
+        EnvCodeError: its `tasks` failed, or returned something else than tasks.
     """
-    name = env.id or type(env).__name__
+    name = name_of(env)
     if not env.splits:
         raise UserError(f"{name} has no tasks of its own; give it some with prompt_data.")
     if split not in env.splits:
         raise UserError(
             f"{name} has no split `{split}`.{did_you_mean(split, env.splits)} It has {', '.join(env.splits)}."
         )
-    return env.tasks(split)
+    return _tasks(env, split)
+
+
+def corpus_of(env: BaseEnv) -> Iterator[str]:
+    """The texts of the environment's `corpus`, one after another.
+
+    Raises:
+        EnvCodeError: its `corpus` failed, or returned something else than texts.
+    """
+    with EnvCode(name_of(env), "corpus") as code:
+        texts: object = env.corpus()
+        # A string is iterable, too: a tokenizer would be trained on its letters.
+        if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping):
+            raise code.error("invalid", f"returned {quoted(texts)}; return a list of texts, or yield them")
+        for text in texts:
+            if not isinstance(text, str):
+                raise code.error("invalid", f"holds {quoted(text)}, which is no text; write strings")
+            yield text
+
+
+def name_of(env: BaseEnv) -> str:
+    """Its id, or the name of its class where it has none."""
+    return env.id or type(env).__name__
+
+
+def _tasks(env: BaseEnv, split: str) -> Sequence[Task]:
+    with EnvCode(name_of(env), "tasks") as code:
+        tasks: object = env.tasks(split)
+        if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping | AbstractSet):
+            raise code.error("invalid", f"returned {quoted(tasks)}; return a list of Tasks, or yield them")
+        # A sequence of another type may make each task when it is read: only its first is checked.
+        listed = tasks if isinstance(tasks, Sequence) else list(tasks)
+        checked = listed if isinstance(listed, list | tuple) else [listed[0]] if listed else []
+        if wrong := [task for task in checked if not isinstance(task, Task)]:
+            form = 'Task.ask("1", "What is 1 + 1?", answer="2")'
+            raise code.error("invalid", f"holds {quoted(wrong[0])}, which is no Task; write {form}")
+        return listed

@@ -8,9 +8,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from agentrl.config import ImportPath, Section, Spelling, renamed
+from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
 Seconds = Annotated[float, Field(ge=0.0)]
+
+EnvArguments = Annotated[dict[str, JSON], by_reference("env_kwargs")]
+"""Arguments of an environment's constructor."""
 
 SCRIPT = "script"
 
@@ -48,13 +52,15 @@ class RewardChoice(Section):
     """Grader of an answer, for environments that take one (SingleTurn-v0), by name: exact_match, f1, number,
     choice, gpqa, dapo, math, deepscaler, ifeval, code, remote, judge (`agentrl graders list`); or
     package.module:function of a task and an answer; left out, the environment's own."""
-    reward_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    reward_kwargs: Annotated[dict[str, JSON], by_reference("reward_kwargs")] = Field(default_factory=dict)
     """Settings of the grader in reward, such as the url of remote and judge (a table; as a flag: JSON)."""
     group_reward: str | None = None
     """Reward that compares siblings, in addition to the environment's own, by name: pairwise, diversity; or
     package.module:function from the episodes of a group to one number for each, or a GroupReward, which has a
     weight."""
-    group_reward_kwargs: dict[str, JSON] = Field(default_factory=dict)
+    group_reward_kwargs: Annotated[dict[str, JSON], by_reference("group_reward_kwargs")] = Field(
+        default_factory=dict
+    )
     """Settings of the grader in group_reward, and its weight (a table; as a flag: JSON)."""
 
     @property

@@ -6,10 +6,12 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 from agentrl.envs.agents import ScriptedAgent
-from agentrl.envs.base import BaseEnv, Env, Script
+from agentrl.envs.base import AnyScript, BaseEnv, Env, Script, corpus_of
+from agentrl.envs.boundary import acting_in, call_close, call_joint_reset, call_joint_step
+from agentrl.envs.declarations import Conversions, as_names
 from agentrl.errors import StageError, UserError, did_you_mean
 from agentrl.protocols import Session, ToolSchema
 from agentrl.types import (
@@ -47,6 +49,8 @@ class MultiAgentEnv(BaseEnv):
                 return JointStep.finished({"thinker": right, "guesser": right})
     """
 
+    _conversions: ClassVar[Conversions] = {**BaseEnv._conversions, "possible_agents": as_names}
+
     group = "agents"
     acting: Collection[str] = ()
 
@@ -68,9 +72,9 @@ class MultiAgentEnv(BaseEnv):
 
     @abstractmethod
     async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
-        """Begin `task`; return the complete first prompt of every agent that acts now.
+        """Begin `task`; return the complete first prompt of every agent that acts now. Set `acting`.
 
-        Call seed_rng(seed) and set `acting`.
+        The episode loop has called seed_rng(seed) before.
         """
 
     @abstractmethod
@@ -79,6 +83,16 @@ class MultiAgentEnv(BaseEnv):
 
         An observation of an agent whose turn it is not is delivered with its next turn.
         """
+
+    def save_records(self) -> dict[str, JSON] | None:
+        """Also whose turn it is."""
+        records = super().save_records()
+        return None if records is None else {**records, "acting": list(acting_in(self))}
+
+    def load_records(self, records: Mapping[str, JSON]) -> None:
+        """Also whose turn it is."""
+        super().load_records(records)
+        self.acting = tuple(cast(list[str], records["acting"]))
 
     def expert_score_of(self, agent: str) -> float:
         """The mean score of an agent's expert against the `opponent` scripts of the others."""
@@ -122,6 +136,7 @@ class MultiAgentEnv(BaseEnv):
 
 
 AnyEnv: TypeAlias = Env | MultiAgentEnv
+"""An environment of one agent, or of several."""
 
 
 class AgentView(Env):
@@ -135,6 +150,7 @@ class AgentView(Env):
 
     def __init__(self, env: MultiAgentEnv, agent: str) -> None:
         super().__init__()
+        env.convert_attributes()
         check_agent(env, agent)
         self._env, self._agent = env, agent
         self._others: dict[str, ScriptedAgent] = {}
@@ -167,7 +183,7 @@ class AgentView(Env):
         Raises:
             StageError: the others end the episode before that.
         """
-        observations, info = await self._env.reset(task, seed=seed)
+        observations, info = await call_joint_reset(self._env, task, seed=seed)
         self._others = {
             name: self._env.scripted(task, name, random.Random(f"{seed}/{name}"))
             for name in self._env.possible_agents
@@ -191,7 +207,7 @@ class AgentView(Env):
         """Close the environment and the scripts of the others."""
         for name, other in self._others.items():
             await other.close(name)
-        await self._env.close()
+        await call_close(self._env)
 
     @property
     def has_expert(self) -> bool:
@@ -204,22 +220,27 @@ class AgentView(Env):
         Raises:
             UserError: the environment has none.
         """
-        self._env.expert(task, self._agent, "").close()
+        if not self._env.has_expert:
+            return self._env.expert(task, self._agent, "")
         return self._with_prompt(lambda prompt: self._env.expert(task, self._agent, prompt))
 
     def demonstrator(self, task: Task, rng: random.Random) -> Script:
         """The demonstrator of the agent; start it after reset()."""
         return self._with_prompt(lambda prompt: self._env.demonstrator(task, self._agent, prompt, rng))
 
-    def _with_prompt(self, script: Callable[[str], Script]) -> Script:
-        yield from script(self._prompt)
+    def _with_prompt(self, script: Callable[[str], AnyScript]) -> Script:
+        async def begun() -> AnyScript:
+            return script(self._prompt)
+
+        # It is played as any other form of a script.
+        return cast(Script, begun())
 
     def corpus(self) -> Sequence[str]:
         """Those of the environment."""
-        return list(self._env.corpus())
+        return list(corpus_of(self._env))
 
     async def _joint(self, actions: dict[str, Message]) -> JointStep:
-        for name in self._env.acting:
+        for name in acting_in(self._env):
             if name != self._agent:
                 session = Session(name, 0, None)
                 observation = tuple(self._unseen.pop(name, []))
@@ -227,7 +248,7 @@ class AgentView(Env):
                     observation, tools=self._env.tools_of(name), session=session
                 )
                 actions[name] = act.message
-        return await self._env.step(actions)
+        return await call_joint_step(self._env, actions)
 
     async def _until_turn(self, step: JointStep, info: Mapping[str, JSON]) -> Step:
         rewards: list[float | None] = []
@@ -235,7 +256,7 @@ class AgentView(Env):
             for name, observation in step.observations.items():
                 self._unseen.setdefault(name, []).extend(observation)
             rewards.append(step.reward.get(self._agent) if isinstance(step.reward, Mapping) else step.reward)
-            if step.terminated or step.truncated or self._agent in self._env.acting:
+            if step.terminated or step.truncated or self._agent in acting_in(self._env):
                 observed = tuple(self._unseen.pop(self._agent, []))
                 return Step(observed, added(rewards), step.terminated, step.truncated, step.info or info)
             step = await self._joint({})

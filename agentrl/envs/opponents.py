@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from agentrl.envs.boundary import has_several_agents
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv, check_agent
-from agentrl.envs.play import Frozen, has_several_agents
+from agentrl.envs.play import Frozen
 from agentrl.errors import UserError
 from agentrl.protocols import Agent
 from agentrl.types import AGENT, Task

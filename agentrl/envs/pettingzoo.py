@@ -73,9 +73,9 @@ class PettingZooEnv(MultiAgentEnv):
     as its answer, is counted as `invalid_moves`, and may be corrected in the agent's next turn. The
     `opponent` plays a random legal action.
 
-    Raises (from `possible_agents` and reset()):
-        MissingExtraError: PettingZoo is not installed.
-        UserError: there is no such game, or its actions are not discrete.
+    Raises:
+        MissingExtraError: PettingZoo is not installed (raised when the game is opened).
+        UserError: there is no such game, or its actions are not discrete (likewise).
     """
 
     needs = ("pettingzoo",)
@@ -96,6 +96,7 @@ class PettingZooEnv(MultiAgentEnv):
         self._describe = describe or (lambda observation, _: str(observation))
         self._game_kwargs = game_kwargs
         self._sums: dict[str, float] = {}
+        self._taken: list[int] = []
         if type(self).limits is MultiAgentEnv.limits:
             self.limits = Limits(max_turns=_TURNS, max_tokens=None)
 
@@ -130,7 +131,7 @@ class PettingZooEnv(MultiAgentEnv):
         """Begin at the task's seed; `seed` is only for scripts."""
         self.seed_rng(seed)
         self._aec.reset(seed=int(str(task.metadata["seed"])))
-        self._sums = dict.fromkeys(self.possible_agents, 0.0)
+        self._sums, self._taken = dict.fromkeys(self.possible_agents, 0.0), []
         self._unseen = dict.fromkeys(self.possible_agents, task.prompt)
         self.acting = (self._aec.agent_selection,)
         return self._observations(), {}
@@ -143,12 +144,7 @@ class PettingZooEnv(MultiAgentEnv):
             self.counts["invalid_moves"] += 1
             sentence = f"That is no legal action. Answer with one of: {self._names(self.legal(agent))}."
             return JointStep.going({agent: (Message("user", sentence),)})
-        self._aec.step(action)
-        rewards: dict[str, float | None] = {
-            name: float(self._aec.rewards[name]) for name in self._aec.rewards
-        }
-        for name, reward in rewards.items():
-            self._sums[name] += reward or 0.0
+        rewards = self._take(action)
         ended = self._skip_finished_agents()
         if self._returns is not None:
             rewards = {name: self._share(total) for name, total in self._sums.items()} if ended else {}
@@ -158,10 +154,33 @@ class PettingZooEnv(MultiAgentEnv):
         self.acting = (self._aec.agent_selection,)
         return JointStep.going(self._observations(), rewards)
 
+    def save_state(self) -> Mapping[str, JSON]:
+        """The actions so far: the task's seed fixes all else."""
+        return {"actions": list(self._taken)}
+
+    async def load_state(self, state: Mapping[str, JSON]) -> None:
+        """Take the same actions again."""
+        for action in cast(list[int], state["actions"]):
+            self._take(action)
+            self._skip_finished_agents()
+            # Its agent has seen this.
+            self._observations()
+
     async def close(self) -> None:
         """Close the game."""
         if "_aec" in vars(self):
             self._aec.close()
+
+    def _take(self, action: int) -> dict[str, float | None]:
+        """The rewards of an action, by agent."""
+        self._aec.step(action)
+        self._taken.append(action)
+        rewards: dict[str, float | None] = {
+            name: float(self._aec.rewards[name]) for name in self._aec.rewards
+        }
+        for name, reward in rewards.items():
+            self._sums[name] += reward or 0.0
+        return rewards
 
     def legal(self, agent: str) -> list[int]:
         """The actions that an agent may take now."""

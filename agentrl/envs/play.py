@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 import zlib
@@ -11,13 +10,19 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeGuard, cast
+from typing import Protocol
 
-from agentrl.errors import StageError, UserError, all_of, stage
+from agentrl.envs.boundary import (
+    acting_in,
+    as_multi_agent,
+    call_close,
+    call_joint_reset,
+    call_joint_step,
+)
+from agentrl.errors import Stage, StageError, UserError, all_of, stage
 from agentrl.protocols import Act, Agent, MultiAgentEnvironment, Session, SingleAgentEnvironment, ToolSchema
 from agentrl.types import (
     AGENT,
-    JSON,
     Ending,
     Episode,
     Failure,
@@ -29,7 +34,6 @@ from agentrl.types import (
     Restart,
     StepReward,
     Task,
-    ToolStats,
     Trajectory,
     Turn,
     Usage,
@@ -98,10 +102,12 @@ async def play(
     """Play one episode of `task` and return it, however it ended.
 
     agents: one, or one for each of `env.possible_agents` by name; those wrapped in `Frozen` are not trained.
-    seed: of the world; siblings of a group share it. sampling_seed: of the agents.
-    Limits and deadlines are `env.limits`. A failure of the world or of the engine is an
-    Episode whose ending is `failed`, never an exception; UserErrors and cancellation do
-    propagate. The environment and the agents are closed in every case.
+    seed: of the world; siblings of a group share it. sampling_seed: of the agents. episode_id: "" = made of
+    task and seeds.
+
+    Limits and deadlines are `env.limits`. A failure of the world or of the engine is an `Episode` whose
+    ending is `failed`, never an exception; UserErrors and cancellation do propagate. The environment and the
+    agents are closed in every case.
 
     Where several agents act in one step, they do so at the same time. An unfinished turn of any agent ends
     the episode: the world never receives an unfinished message.
@@ -128,23 +134,33 @@ class Frozen:
         await self._agent.close(session_id)
 
 
-def has_several_agents(
-    env: SingleAgentEnvironment | MultiAgentEnvironment,
-) -> TypeGuard[MultiAgentEnvironment]:
-    """Whether an environment has several agents: it then has an attribute `acting`."""
-    return hasattr(env, "acting")
+class Flow:
+    """How an episode begins, and how an agent takes a turn; what happens between turns. By default nothing:
+    `resuming` has another one."""
 
+    async def begin(self, game: Game) -> Mapping[str, Observation]:
+        """The first observations."""
+        return await game.reset()
 
-def as_multi_agent(env: SingleAgentEnvironment | MultiAgentEnvironment) -> MultiAgentEnvironment:
-    """The environment as one of several agents; one of a single agent is wrapped."""
-    if has_several_agents(env):
-        return env
-    return SingleAgent(cast(SingleAgentEnvironment, env))
+    async def turn(self, game: Game, name: str, observation: Observation) -> Act:
+        """An agent's turn."""
+        return await game.act(name, observation)
+
+    def before_turns(self, game: Game) -> None:
+        """Called before the turns of a step."""
+
+    def after_turns(
+        self, game: Game, observations: Mapping[str, Observation], acts: Mapping[str, Act]
+    ) -> None:
+        """Called after the turns of a step, and before they are recorded."""
 
 
 @dataclass(slots=True)
 class Game:
-    """A running episode. unseen: observations that an agent has not acted on yet, by name."""
+    """A running episode. unseen: observations that an agent has not acted on yet, by name.
+
+    spent_s: what the clock of its deadline has counted before (seconds). running: that deadline.
+    """
 
     world: MultiAgentEnvironment
     players: Mapping[str, Agent]
@@ -155,6 +171,9 @@ class Game:
     record: _Record = field(default_factory=_Record)
     unseen: dict[str, Observation] = field(default_factory=dict)
     turns: Counter[str] = field(default_factory=Counter)
+    flow: Flow = field(default_factory=Flow)
+    spent_s: float = 0.0
+    running: Stage = field(default_factory=lambda: stage("episode", None))
 
     @classmethod
     def of(
@@ -177,11 +196,12 @@ class Game:
 
     async def played(self, run: Callable[[], Awaitable[Ending]]) -> Episode:
         """Play by `run`, close everything, and return the episode."""
-        started = time.perf_counter()
+        started, limit_s = time.perf_counter(), self.world.limits.episode_timeout_s
         failure: Failure | None = None
         ending = Ending.FAILED
+        self.running = stage("episode", None if limit_s is None else max(limit_s - self.spent_s, 0.0))
         try:
-            async with stage("episode", self.world.limits.episode_timeout_s):
+            async with self.running:
                 ending = await run()
         except StageError as error:
             failure = _failure(error)
@@ -195,10 +215,11 @@ class Game:
     async def run(self) -> Ending:
         """Play turns until the world, a limit or an unfinished message ends the episode."""
         limits = self.world.limits
-        observations = await self.reset()
-        for number in range(limits.max_turns * len(self.players)):
+        observations = await self.flow.begin(self)
+        for number in range(len(self.record.rewards), limits.max_turns * len(self.players)):
             self.deliver(observations)
-            acting = [name for name in self.world.possible_agents if name in self.world.acting]
+            self.flow.before_turns(self)
+            acting = acting_in(self.world)
             if not acting:
                 raise StageError("step", "invalid", "no agent's turn it is, and the episode has not ended")
             if any(self.turns[name] == limits.max_turns for name in acting):
@@ -218,14 +239,14 @@ class Game:
     async def reset(self) -> Mapping[str, Observation]:
         """Begin the task; the first observations."""
         async with stage("reset", self.world.limits.reset_timeout_s):
-            observations, _ = await self.world.reset(self.task, seed=self.seed)
+            observations, _ = await call_joint_reset(self.world, self.task, seed=self.seed)
         return observations
 
     async def step(self, actions: Mapping[str, Message]) -> JointStep:
         """Pass the actions to the world, and record its rewards."""
         async with stage("step", self.world.limits.step_timeout_s):
-            step = await self.world.step(actions)
-            _check_reward(step.reward, self.players)
+            step = await call_joint_step(self.world, actions)
+            _check_names(step.reward, self.players)
         self.record.rewards.append(step.reward)
         return step
 
@@ -256,10 +277,10 @@ class Game:
         broken: list[Failure] = []
         async with AsyncExitStack() as stack:
             # The last one pushed is closed first; a failure does not stop the others.
-            stack.push_async_callback(_closed, self.world.close, broken)
+            stack.push_async_callback(_closed, partial(call_close, self.world), broken)
             for name, agent in reversed(list(self.players.items())):
                 stack.push_async_callback(
-                    _closed, partial(agent.close, _session_id(self.episode_id, name)), broken
+                    _closed, partial(agent.close, session_id_of(self.episode_id, name)), broken
                 )
         return broken[0] if broken else None
 
@@ -275,67 +296,26 @@ class Game:
         observations = {name: self.unseen.pop(name, ()) for name in acting}
         if len(acting) == 1:
             # Without a task of its own, cancellation and deadlines reach the agent's own await.
-            acts = [await self._act(acting[0], observations[acting[0]])]
+            acts = [await self.flow.turn(self, acting[0], observations[acting[0]])]
         else:
-            acts = await all_of([self._act(name, observations[name]) for name in acting])
+            acts = await all_of([self.flow.turn(self, name, observations[name]) for name in acting])
+        self.flow.after_turns(self, observations, dict(zip(acting, acts, strict=True)))
         for name, act in zip(acting, acts, strict=True):
             self.record.add(name, Turn(observations[name], act.message, act.tokens, number), act)
             self.turns[name] += 1
         return dict(zip(acting, acts, strict=True))
 
-    async def _act(self, name: str, observation: Observation) -> Act:
-        session = Session(_session_id(self.episode_id, name), self._seed(name), self.world.limits.max_tokens)
-        async with stage("act", None):
+    async def act(self, name: str, observation: Observation) -> Act:
+        """One turn of an agent, which is not recorded."""
+        session = Session(
+            session_id_of(self.episode_id, name), self._seed(name), self.world.limits.max_tokens
+        )
+        async with stage("act", None, "" if name == AGENT else name):
             return await self.players[name].act(observation, tools=self.world.tools_of(name), session=session)
 
     def _seed(self, name: str) -> int:
         prefix = "" if name == AGENT else f"{name}/"
         return zlib.crc32(f"{self.sampling_seed}/{prefix}{self.turns[name]}".encode())
-
-
-class SingleAgent:
-    """An environment of one agent with the interface of several."""
-
-    def __init__(self, env: SingleAgentEnvironment) -> None:
-        self._env = env
-        self.id, self.limits = env.id, env.limits
-        self.possible_agents = self.acting = tuple(env.possible_agents)
-        (self._name,) = self.possible_agents
-
-    @property
-    def tool_schemas(self) -> Sequence[ToolSchema]:
-        """That of the environment."""
-        return self._env.tool_schemas
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """That of the environment."""
-        return self._env.counts
-
-    @property
-    def tool_stats(self) -> Mapping[str, ToolStats]:
-        """That of the environment."""
-        return self._env.tool_stats
-
-    def tools_of(self, agent: str) -> Sequence[ToolSchema]:
-        """The environment's tools."""
-        del agent
-        return self._env.tool_schemas
-
-    async def reset(self, task: Task, *, seed: int) -> tuple[Mapping[str, Observation], Mapping[str, JSON]]:
-        """Begin `task`."""
-        observation, info = await self._env.reset(task, seed=seed)
-        return {self._name: observation}, info
-
-    async def step(self, actions: Mapping[str, Message]) -> JointStep:
-        """Answer the agent."""
-        step = await self._env.step(actions[self._name])
-        observations = {self._name: step.observation}
-        return JointStep(observations, step.reward, step.terminated, step.truncated, step.info)
-
-    async def close(self) -> None:
-        """Close the environment."""
-        await self._env.close()
 
 
 def _players(world: MultiAgentEnvironment, agents: Agent | Mapping[str, Agent]) -> dict[str, Agent]:
@@ -370,17 +350,16 @@ def _finish(act: Act) -> Finish:
     return act.finish if act.tokens is None else act.tokens.completion.finish
 
 
-def _session_id(episode_id: str, agent: str) -> str:
+def session_id_of(episode_id: str, agent: str) -> str:
+    """The name of an agent's part of an episode, for the engine."""
     return episode_id if agent == AGENT else f"{episode_id}/{agent}"
 
 
-def _check_reward(reward: StepReward, players: Collection[str]) -> None:
-    rewards = reward if isinstance(reward, Mapping) else {"": reward}
-    if unknown := [name for name in rewards if name and name not in players]:
+def _check_names(reward: StepReward, players: Collection[str]) -> None:
+    if reward is None or isinstance(reward, float):
+        return
+    if unknown := [name for name in reward if name not in players]:
         raise StageError("reward", "invalid", f"there is no agent {unknown[0]!r} to reward")
-    for value in rewards.values():
-        if value is not None and not math.isfinite(value):
-            raise StageError("reward", "invalid", f"the reward is {value}, return a finite number")
 
 
 async def _closed(close: Callable[[], Awaitable[None]], broken: list[Failure]) -> None:

@@ -24,18 +24,19 @@ the slash of a namespace. Since Gymnasium 1.0 packages are not loaded automatica
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeGuard, cast
 
 import gymnasium
 
 from agentrl.envs.base import Env
 from agentrl.envs.multi_agent import AnyEnv, MultiAgentEnv
-from agentrl.errors import UnknownEnvError, UserError
+from agentrl.errors import EnvCode, UnknownEnvError, UserError
 from agentrl.tools.names import Names, check_arguments
 
 _ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+-v\d+")
@@ -62,6 +63,7 @@ class EnvSpec:
 
         Raises:
             UserError: the class does not take these arguments, or lacks a method.
+            EnvCodeError (when it is called): the class's `__init__` failed.
         """
         if missing := sorted(self.env_class.__abstractmethods__):
             raise UserError(f"{self.id}: {self.env_class.__name__} lacks `{missing[0]}`; write that method.")
@@ -69,8 +71,10 @@ class EnvSpec:
         check_arguments(self.id, self.env_class, arguments)
 
         def make() -> AnyEnv:
-            env = self.env_class(**arguments)
+            with EnvCode(self.id, "__init__", stage="make"):
+                env = self.env_class(**arguments)
             env.id = self.id
+            env.convert_attributes()
             return env
 
         return make
@@ -80,22 +84,27 @@ class EnvSpec:
 
         Raises:
             UserError: the class does not take these arguments, or lacks a method.
+            EnvCodeError: its `__init__` failed.
         """
         return self.factory(**kwargs)()
 
 
 _registered: dict[str, EnvSpec] = {}
+_unimportable: dict[str, type[AnyEnv]] = {}
+"""By path: classes that no module has under their name, such as one of a function. See `path_of`."""
 
 
 def register(id: str, env_class: type[AnyEnv], **kwargs: object) -> EnvSpec:
-    """Register an environment class under an id. Registering the same id again replaces it.
+    """Register an environment class under an id, for this process. Registering it again replaces it.
+
+    id: NAME-vN, e.g. `Maze-v0`. kwargs: arguments of the class.
 
     Raises:
         UserError: the id is not of the form NAME-vN, or the class is not an Env.
     """
     if not _ID.fullmatch(id):
         raise UserError(f"an environment's id looks like `Name-v0`, got {id!r}; add a version.")
-    if not (isinstance(env_class, type) and issubclass(env_class, Env | MultiAgentEnv)):
+    if not _is_env_class(env_class):
         raise UserError(
             f"{id}: register a subclass of agentrl.Env or agentrl.MultiAgentEnv, got {env_class!r}."
         )
@@ -112,6 +121,8 @@ def find(id: str) -> EnvSpec:
     """
     if id in _registered:
         return _registered[id]
+    if id in _unimportable:
+        return EnvSpec(id, _unimportable[id])
     points = _points()
     if id in points:
         return _register_offered(points[id])
@@ -124,8 +135,30 @@ def find(id: str) -> EnvSpec:
     raise _unknown(id)
 
 
+def path_of(env_class: type[AnyEnv]) -> str:
+    """The name `module:Class` of a class, under which `find` finds that very class in this process.
+
+    Raises:
+        UserError: it is no class of an environment.
+    """
+    if not _is_env_class(env_class):
+        raise UserError(
+            f"{env_class.__qualname__} is not a subclass of agentrl.Env or agentrl.MultiAgentEnv; derive it "
+            "from one of them."
+        )
+    path = f"{env_class.__module__}:{env_class.__qualname__}"
+    if getattr(sys.modules.get(env_class.__module__), env_class.__qualname__, None) is env_class:
+        _unimportable.pop(path, None)
+    else:
+        _unimportable[path] = env_class
+    return path
+
+
 def make(id: str, **kwargs: object) -> AnyEnv:
     """A new instance of a registered environment, for one episode.
+
+    id: of an environment (`env_ids` lists them), or `package.module:Class`. kwargs: arguments of the class,
+    in addition to those that it was registered with.
 
     Raises:
         UnknownEnvError: no environment has that id.
@@ -206,8 +239,12 @@ def _register_with_gymnasium(id: str) -> None:
 
 def _by_path(path: str) -> EnvSpec:
     target = _NAMES.imported(path)
-    if not (isinstance(target, type) and issubclass(target, Env | MultiAgentEnv)):
+    if not _is_env_class(target):
         raise UnknownEnvError(
             f"`{path}` is not a subclass of agentrl.Env or agentrl.MultiAgentEnv; name the class itself."
         )
     return EnvSpec(path, target)
+
+
+def _is_env_class(target: object) -> TypeGuard[type[AnyEnv]]:
+    return isinstance(target, type) and issubclass(target, Env | MultiAgentEnv)

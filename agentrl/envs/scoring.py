@@ -30,6 +30,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 
+import numpy as np
+
 from agentrl.errors import StageError, UserError, stage
 from agentrl.tools import is_inline, run
 from agentrl.types import AGENT, Ending, Episode, Failure, Limits, RewardParts, Task, Verdict
@@ -41,6 +43,7 @@ ENV = "env"
 """The part of a verdict that is the sum of the step rewards."""
 
 _MAX_CONCURRENT_SCORES = 64
+_JUDGED_AT_ONCE = 256
 _NAME = re.compile(r"\w[\w.-]*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -57,6 +60,7 @@ class Reward:
     Where an episode has several agents, all of them get the number; a mapping by name has a number for each,
     and agents that it leaves out get none.
 
+    function: from an episode to the number, or to named numbers.
     weight: its factor in the total; 0 = only measured and journalled.
     name: the name of the part; left out: that of the function.
 
@@ -192,7 +196,10 @@ class Scorer:
             if marked[index].is_usable:
                 groups[episode.env_id, episode.task.id, episode.seed].append(index)
         verdicts: defaultdict[str, list[Verdict]] = defaultdict(list)
-        for indices in groups.values():
+        for number, indices in enumerate(groups.values()):
+            if number % _JUDGED_AT_ONCE == 0:
+                # Many thousand groups take seconds, in which a cancellation takes effect.
+                await asyncio.sleep(0)
             try:
                 for verdict in await self.judge([marked[k] for k in indices]):
                     verdicts[verdict.episode_id].append(verdict)
@@ -263,6 +270,15 @@ async def graded(function: AnswerReward, task: Task, answer: str, timeout_s: flo
     """
     async with stage("reward", timeout_s):
         grade = await run(partial(function, task, answer), thread=None if is_inline(function) else "reward")
+    return reward_of(grade)
+
+
+def reward_of(grade: object) -> float:
+    """A grade as a reward: a number, or RewardParts where it is a mapping of named parts.
+
+    Raises:
+        StageError: it holds anything but finite numbers.
+    """
     named = grade.parts if isinstance(grade, RewardParts) else grade
     if not isinstance(named, Mapping):
         return _finite(grade, "the reward")
@@ -296,7 +312,7 @@ def _checked_name(reward: Reward | GroupReward) -> str:
 async def _returned(reward: Reward | GroupReward, work: Callable[[], object], limits: Limits) -> object:
     thread = None if is_inline(reward.function) else f"reward {reward.name}"
     try:
-        async with stage("reward", limits.reward_timeout_s):
+        async with stage("reward", limits.reward_timeout_s, reward.name):
             return await run(work, thread=thread)
     except StageError as error:
         raise StageError("reward", error.kind, f"`{reward.name}` failed: {error.detail}") from error
@@ -323,7 +339,7 @@ def _per_sibling(measures: object, reward: GroupReward, n: int) -> list[object]:
 
 def _finite(value: object, what: str) -> float:
     try:
-        number = float(value) if isinstance(value, Real) else math.nan
+        number = float(value) if isinstance(value, Real | np.bool_) else math.nan
     except OverflowError:  # an int beyond every float
         number = math.inf
     if not math.isfinite(number):
@@ -337,5 +353,5 @@ def squad_normalize(text: str) -> str:
 
 
 def exact_match(answer: str, gold: str | None) -> float:
-    """1.0 where both are the same after `squad_normalize`, else 0.0."""
+    """1.0 where answer and label are the same after `squad_normalize`, else 0.0; without a label 0.0."""
     return float(gold is not None and squad_normalize(answer) == squad_normalize(gold))

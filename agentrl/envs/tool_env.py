@@ -5,15 +5,32 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import get_args
+from functools import cached_property
+from typing import ClassVar, TypeAlias, cast, get_args
 
 from agentrl.envs.base import Env
+from agentrl.envs.declarations import Conversions
 from agentrl.envs.scoring import Grade, graded
 from agentrl.envs.toolbox import Toolbox
 from agentrl.errors import StageError, ToolDefinitionError
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Tool, ToolFunction, Toolkit
-from agentrl.types import JSON, Message, Observation, Step, Task, ToolStats
+from agentrl.types import JSON, Message, Observation, Step, Task, ToolStats, quoted
+
+AnyTool: TypeAlias = ToolFunction | Tool | Toolkit
+
+
+def as_tools(value: object) -> Sequence[object]:
+    """A sequence of tools, or one tool.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, list | tuple):
+        return value
+    if callable(value) or isinstance(value, Tool | Toolkit):
+        return (value,)
+    raise ValueError(f"is {quoted(value)}; write a tuple of functions, such as `tools = (look, count)`")
 
 
 class ToolEnv(Env):
@@ -35,29 +52,38 @@ class ToolEnv(Env):
     deadline, and calls beyond the number or the time that a turn may have are answered with one sentence, and
     a huge answer of a tool is truncated.
 
+    tools: what the model may call; `offer` adds tools in one episode.
     arguments: `strict`, or `coerce` to convert arguments that are right in meaning and wrong in type ("5" for
         5; `agentrl.tools.arguments.coerced` lists all conversions).
 
-    counts: tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts, surplus_calls, of all
-        tools together.
-    tool_stats: statistics of the calls of each tool, see `ToolStats`.
+    `counts` has tool_calls, rejected_calls, malformed_calls, unknown_tools, tool_timeouts and surplus_calls
+    of all tools together; `tool_stats` the statistics of each, see `ToolStats`.
+
+    Raises:
+        ToolDefinitionError: a tool cannot be described to a model, or `arguments` is another word.
     """
 
+    _conversions: ClassVar[Conversions] = {**Env._conversions, "tools": as_tools}
+
     group = "tools"
-    tools: Sequence[ToolFunction | Tool | Toolkit] = ()
+    tools: Sequence[AnyTool] = ()
     arguments: ArgumentPolicy = "strict"
+    task: Task | None = None
+    _is_open = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.task: Task | None = None
-        if self.arguments not in get_args(ArgumentPolicy):
-            raise ToolDefinitionError(
-                f"{type(self).__name__}: `arguments` is {self.arguments!r}; write `strict` or `coerce`."
-            )
-        self._toolbox = Toolbox(self.arguments, self.counts)
-        self._toolkits: list[Toolkit] = []
-        self._is_open = False
-        self.offer(*self.tools)
+        # Only described: a mistake in a tool shows when the environment is made.
+        self._new_toolbox()
+
+    # Made at first use: an `__init__` may set `tools`, and may leave out `super().__init__()`.
+    @cached_property
+    def _toolbox(self) -> Toolbox:
+        return self._new_toolbox()
+
+    @cached_property
+    def _toolkits(self) -> list[Toolkit]:
+        return [tool for tool in self.tools if isinstance(tool, Toolkit)]
 
     @abstractmethod
     def reward(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
@@ -88,7 +114,7 @@ class ToolEnv(Env):
         self.task = task
         await self._toolbox.open(self._toolkits)
         self._is_open = True
-        self._check_names()
+        self._check_names(self._toolbox)
         return task.prompt, {}
 
     async def step(self, action: Message) -> Step:
@@ -104,22 +130,45 @@ class ToolEnv(Env):
         timeout_s = self.limits.reward_timeout_s
         return Step.finished(reward=await graded(self.reward, self.task, action.text, timeout_s))
 
+    def save_records(self) -> dict[str, JSON] | None:
+        """Also the statistics of tools; None with toolkits, which hold more than an environment can save."""
+        records = super().save_records()
+        return None if records is None or self._toolkits else {**records, "tools": self._toolbox.save()}
+
+    def load_records(self, records: Mapping[str, JSON]) -> None:
+        """Also the statistics of tools."""
+        super().load_records(records)
+        self._toolbox.load(cast(dict[str, JSON], records["tools"]))
+
     async def close(self) -> None:
         """Close the toolkits of this episode."""
         await self._toolbox.close()
 
-    def offer(self, *tools: ToolFunction | Tool | Toolkit) -> None:
+    def offer(self, *tools: AnyTool) -> None:
         """Offer more tools in this episode; before reset().
 
         Raises:
             ToolDefinitionError: one of them cannot be described to a model, or its name is not unique.
         """
-        self._toolkits += [tool for tool in tools if isinstance(tool, Toolkit)]
-        self._toolbox.add(self._bound(tool) for tool in tools if not isinstance(tool, Toolkit))
-        self._check_names()
+        self._toolkits.extend(tool for tool in tools if isinstance(tool, Toolkit))
+        self._add(self._toolbox, tools)
 
-    def _check_names(self) -> None:
-        names = Counter(self.dialect.names(schema.name for schema in self._toolbox.schemas))
+    def _new_toolbox(self) -> Toolbox:
+        if self.arguments not in get_args(ArgumentPolicy):
+            raise ToolDefinitionError(
+                f"{type(self).__name__}: `arguments` is {self.arguments!r}; write `strict` or `coerce`."
+            )
+        self.convert_attributes()
+        toolbox = Toolbox(self.arguments, self.counts)
+        self._add(toolbox, self.tools)
+        return toolbox
+
+    def _add(self, toolbox: Toolbox, tools: Sequence[AnyTool]) -> None:
+        toolbox.add(self._bound(tool) for tool in tools if not isinstance(tool, Toolkit))
+        self._check_names(toolbox)
+
+    def _check_names(self, toolbox: Toolbox) -> None:
+        names = Counter(self.dialect.names(schema.name for schema in toolbox.schemas))
         if clashes := [name for name, times in names.items() if times > 1]:
             raise ToolDefinitionError(
                 f"{type(self).__name__}: `{clashes[0]}` names two things, among tools and tags of the "

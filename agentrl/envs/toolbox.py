@@ -10,12 +10,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Self, cast
 
 from agentrl.clocks import clocks_stopped
 from agentrl.errors import Stage, StageError, ToolRejected, stage
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentPolicy, Held, Tool, Toolkit
+from agentrl.tools.arguments import Reading
 from agentrl.types import JSON, Limits, Message, ToolCall, ToolStats, latency_bin
 
 _LEAST_S = 0.002
@@ -41,6 +43,19 @@ class _Tally:
         tables = (dict(self.rejected), dict(self.failed), dict(self.took))
         counts = (self.calls, self.malformed, self.coerced, self.timeouts, self.truncated)
         return ToolStats(*counts, *tables, self.seconds, self.queue_seconds)
+
+    def save(self) -> dict[str, JSON]:
+        """The counts as JSON."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, JSON]) -> Self:
+        """The inverse of `save`."""
+        tally = cls()
+        for name, value in saved.items():
+            setattr(tally, name, Counter(value) if isinstance(value, dict) else value)
+        return tally
 
 
 class Toolbox:
@@ -95,6 +110,18 @@ class Toolbox:
             for held in toolkits:
                 stack.push_async_callback(held.close)
 
+    def save(self) -> dict[str, JSON]:
+        """The statistics, and the time of calls, as JSON."""
+        tallies: dict[str, JSON] = {name: tally.save() for name, tally in self._tallies.items()}
+        return {"tallies": tallies, "episode_s": self._episode_s}
+
+    def load(self, saved: Mapping[str, JSON]) -> None:
+        """The inverse of `save`."""
+        tallies = cast(dict[str, dict[str, JSON]], saved["tallies"])
+        self._tallies.clear()
+        self._tallies.update({name: _Tally.of(tally) for name, tally in tallies.items()})
+        self._episode_s = cast(float, saved["episode_s"])
+
     async def answers(self, tool_calls: Sequence[ToolCall], limits: Limits) -> list[Message]:
         """The world's answers to the calls of a turn, in their order.
 
@@ -128,40 +155,36 @@ class Toolbox:
             self._counts["unknown_tools"] += 1
             names = ", ".join(tool.name for tool in self._tools) or "none"
             return f"There is no tool {tool_call.name[:40]!r}; there are {names}."
-        seconds, overrun = self._time_left(tool, limits)
+        seconds, most_s, what = self._time_left(tool, limits)
         if seconds is not None and seconds < _LEAST_S:
-            return self._surplus(overrun)
+            return self._surplus(f"{what} took longer than {most_s:g} s")
         self._tallies[tool.name].calls += 1
-        text = await self._admitted(tool, stage("tool", seconds), tool_call.arguments)
+        text = await self._admitted(tool, stage("tool", seconds, tool.name), tool_call.arguments)
         if text is None:
-            text = f"{tool.name} was stopped: {overrun}."
+            text = f"{tool.name} was stopped: {what} took longer than {most_s:g} s."
         return self._bounded(tool.name, text, limits)
 
     def _surplus(self, reason: str) -> str:
         self._counts["surplus_calls"] += 1
         return f"This call was not executed: {reason}."
 
-    def _time_left(self, tool: Tool, limits: Limits) -> tuple[float | None, str]:
-        """The seconds that a call may take, None = any; and the reason to stop it then."""
+    def _time_left(self, tool: Tool, limits: Limits) -> tuple[float | None, float, str]:
+        """The seconds that a call may take (None = any); the limit that leaves them, and whose it is."""
         turn_s, episode_s = (0.0, 0.0) if tool.overrun == "world" else (self._turn_s, self._episode_s)
         bounds = (
             (limits.tool_timeout_s, 0.0, "it"),
             (limits.step_timeout_s, turn_s, "the calls of this turn"),
             (limits.episode_timeout_s, episode_s, "the calls of this episode"),
         )
-        left = [
-            (most - spent, f"{what} took longer than {most:g} s")
-            for most, spent, what in bounds
-            if most is not None
-        ]
-        return min(left, key=lambda bound: bound[0], default=(None, ""))
+        left = [(most - spent, most, what) for most, spent, what in bounds if most is not None]
+        return min(left, default=(None, 0.0, ""))
 
     async def _admitted(self, tool: Tool, running: Stage, arguments: Mapping[str, JSON]) -> str | None:
         """The text of a call, or None where it overran; `running` is its deadline."""
         requested = time.perf_counter()
         # The deadlines of step and episode are the world's: a model could exceed them with many slow calls.
         with clocks_stopped():
-            async with tool.gate.admitted():
+            async with tool.gate.admitted(tool.name):
                 began = time.perf_counter()
                 self._tallies[tool.name].queue_seconds += began - requested
                 try:
@@ -189,7 +212,7 @@ class Toolbox:
 
     async def _invoke(self, tool: Tool, arguments: Mapping[str, JSON]) -> str:
         try:
-            reading = await tool.reader.read_async(arguments, self._policy)
+            reading = await self._reading(tool, arguments)
             if reading.coerced:
                 self._tallies[tool.name].coerced += 1
             return await tool.call(reading.values)
@@ -197,6 +220,13 @@ class Toolbox:
             self._counts["rejected_calls"] += 1
             self._tallies[tool.name].rejected[rejected.kind] += 1
             return str(rejected)
+
+    async def _reading(self, tool: Tool, arguments: Mapping[str, JSON]) -> Reading:
+        if tool.overrun == "model":
+            return await tool.reader.read_async(arguments, self._policy)
+        # The model chose the arguments: a check of them must not be an overrun of the world.
+        with clocks_stopped():
+            return await tool.reader.read_async(arguments, self._policy)
 
     def _bounded(self, name: str, text: str, limits: Limits) -> str:
         most = limits.max_tool_chars
@@ -212,4 +242,4 @@ class Toolbox:
 
 def _encodable(text: str) -> str:
     """The same without halves of surrogate pairs: JSON can hold them, tokenizers and files cannot."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

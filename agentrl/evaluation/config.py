@@ -10,12 +10,11 @@ from pydantic import Field
 from agentrl.config import Section
 from agentrl.data.config import COLUMNS, EvalData
 from agentrl.engine.config import EngineConfig
-from agentrl.envs.config import GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
+from agentrl.envs.config import EnvArguments, GenerateChoice, LimitChoice, OpponentChoice, RewardChoice
 from agentrl.rendering.config import RenderingConfig
 from agentrl.rollout.chat.config import EndpointConfig
 from agentrl.rollout.config import Count, EvalSampling
 from agentrl.tools.config import ToolChoice
-from agentrl.types import JSON
 
 
 class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, LimitChoice, EvalSampling):
@@ -30,8 +29,9 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     """Split whose tasks are played; of a folder of prompt_data, the split whose files are."""
     seed: int = 0
     """Seeds worlds and sampling."""
-    env_kwargs: dict[str, JSON] = Field(default_factory=dict)
-    """Arguments that the environment is made with (JSON)."""
+    env_kwargs: EnvArguments = Field(default_factory=dict)
+    """Arguments that the environment is made with (JSON). A secret is the name of an environment variable:
+    "$NAME"."""
     max_turns: Count | None = None
     """Most turns of the model in an episode (count); left out, the environment's own limit."""
     rollout_max_context_len: Count | None = None
@@ -40,7 +40,8 @@ class EvalSettings(ToolChoice, OpponentChoice, RewardChoice, GenerateChoice, Lim
     With a chat endpoint, left out, there is no limit: it counts in other tokens than the environment.
     """
     output_dir: str | None = None
-    """Folder for the settings, the report and every episode with its verdict; left out, none is written."""
+    """Folder for settings, report and every episode with its verdict, from which it goes on with --resume;
+    left out, a temporary one, which is removed at the end."""
     num_threads: Count | None = None
     """Threads that torch computes with (count); left out, 1 for small models, else every core."""
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
+from agentrl.activity import in_play
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import AgentsOf
-from agentrl.envs.scoring import Marked
+from agentrl.envs.scoring import Marked, Scored
 from agentrl.errors import ConfigError, WorldBrokenError, all_of
+from agentrl.evaluation.record import EpisodeRecord, Record, has_group_rewards
 from agentrl.evaluation.report import EvalReport, EvalSetting, summarize
 from agentrl.observe import Entry, Outcome
+from agentrl.tools import run
 from agentrl.types import Episode, Task, Verdict
 
 
@@ -103,8 +107,9 @@ def over_sets(evaluations: Mapping[str, Evaluation]) -> EvalReport:
 class Evaluator:
     """Plays episodes over a list of tasks, at most `concurrency` at once.
 
-    agents_of: creates the agents of an episode. progress: called after every episode with 1.
-    play_episode: plays an episode, `agentrl.play` or another function of its signature.
+    agents_of: creates the agents of an episode. progress: called after every episode with 1, and with the
+    number of those that were recorded before. play_episode: plays an episode, `agentrl.play` or another
+    function of its signature.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -116,59 +121,111 @@ class Evaluator:
     play_episode: PlayEpisode = play
 
     async def run(
-        self, tasks: Sequence[Task], n: int, *, seed: int, samples: int = 1, prompts: str = ""
+        self,
+        tasks: Sequence[Task],
+        n: int,
+        *,
+        seed: int,
+        samples: int = 1,
+        prompts: str = "",
+        record: EpisodeRecord | None = None,
     ) -> Evaluation:
         """Play `samples` episodes of each of n prompts: `tasks` in their order, starting over at the end.
 
-        prompts: the name of the set of prompts; it distinguishes ids and seeds.
+        prompts: the name of the set of prompts; it distinguishes ids and seeds. record: see `play_all`.
 
         Raises:
             ConfigError: there are no tasks, or no prompt fits into an episode.
             WorldBrokenError: every episode failed, in play or in scoring.
+            DiskError: the disk does not take the record.
         """
         if not tasks:
             raise ConfigError(f"{self.setting.env_id} has no tasks in split `{self.setting.split}`.")
-        started = time.perf_counter()
-        slots = asyncio.Semaphore(self.concurrency)
         plan = planned(tasks, n, samples=samples, seed=seed, prompts=prompts)
-        marked = await all_of([self._play(episode, slots) for episode in plan])
-        scored = await self.scorer.judge_all(marked)
-        if not scored.verdicts and marked:
-            first = scored.episodes[0]
+        evaluation = await self.play_all(plan, record)
+        self._check(evaluation)
+        return evaluation
+
+    def _check(self, evaluation: Evaluation) -> None:
+        """Check that it measures something."""
+        episodes = evaluation.episodes
+        if not evaluation.verdicts:
+            first = episodes[0]
             cause = f"{first.failure.stage} failed: {first.failure.detail}" if first.failure else first.ending
             is_model = first.failure is not None and first.failure.stage == "act"
             culprit = "the model's end" if is_model else "the environment"
             raise WorldBrokenError(
-                f"{self.setting.env_id}: all {len(plan)} episodes failed (first: {cause}); mend {culprit}."
+                f"{self.setting.env_id}: all {len(episodes)} episodes failed (first: {cause}); mend "
+                f"{culprit}."
             )
-        if scored.episodes and not any(map(_has_policy_tokens, scored.episodes)):
-            most = scored.episodes[0].limits.max_tokens
+        if not any(map(_has_policy_tokens, episodes)):
+            most = episodes[0].limits.max_tokens
             raise ConfigError(
                 f"{self.setting.env_id}: no prompt leaves room for a single token of the model in an "
                 f"episode of {most} tokens; raise rollout_max_context_len."
             )
-        seconds = time.perf_counter() - started
-        report = summarize(scored.episodes, scored.verdicts, self.setting, seconds=seconds)
-        return Evaluation(self.setting.breakdown, report, scored.episodes, scored.verdicts)
+
+    async def play_all(
+        self, plan: Sequence[PlannedEpisode], record: EpisodeRecord | None = None
+    ) -> Evaluation:
+        """Play the episodes of a plan that the record lacks, then score and count all of them.
+
+        However it ends, the record holds every episode that has ended.
+
+        Waits for: `concurrency` episodes at a time. Unblocked by: their ends, each bounded by its deadlines.
+        On cancellation: the episodes in progress are closed; no other has begun.
+
+        Raises:
+            DiskError: the disk does not take the record.
+        """
+        started = time.perf_counter()
+        marked: dict[str, Marked] = {}
+        if record is not None:
+            started -= record.seconds
+            marked |= await record.marked({episode.id for episode in plan}, self.scorer)
+        if marked:
+            self.progress(len(marked))
+        missing = [episode for episode in plan if episode.id not in marked]
+        workers = range(min(self.concurrency, len(missing)))
+        async with nullcontext(_unrecorded) if record is None else record.writing(self.scorer) as add:
+            episodes = iter(missing)
+            await all_of([self._work(episodes, marked, add) for _ in workers])
+        scored = await self.scorer.judge_all([marked[episode.id] for episode in plan])
+        evaluation = await self._evaluation(scored, time.perf_counter() - started)
+        if record is not None and has_group_rewards(self.scorer):
+            await record.replace(list(evaluation.entries()))
+        return evaluation
 
     async def play(self, episode: PlannedEpisode) -> Marked:
         """Play one episode in an environment of its own, and run its rewards, but for those of groups."""
         env, task = self.make_env(), episode.task
-        played = await self.play_episode(
-            env,
-            self.agents_of(env, task, episode.sampling_seed),
-            task,
-            seed=episode.world_seed,
-            episode_id=episode.id,
-            sampling_seed=episode.sampling_seed,
-        )
-        return await self.scorer.mark(played)
+        with in_play(episode.id):
+            played = await self.play_episode(
+                env,
+                self.agents_of(env, task, episode.sampling_seed),
+                task,
+                seed=episode.world_seed,
+                episode_id=episode.id,
+                sampling_seed=episode.sampling_seed,
+            )
+            return await self.scorer.mark(played)
 
-    async def _play(self, episode: PlannedEpisode, slots: asyncio.Semaphore) -> Marked:
-        async with slots:
-            marked = await self.play(episode)
-        self.progress(1)
-        return marked
+    async def _work(self, episodes: Iterator[PlannedEpisode], marked: dict[str, Marked], add: Record) -> None:
+        """Play one episode after another, until none is left; other workers take from the same."""
+        for episode in episodes:
+            played = marked[episode.id] = await self.play(episode)
+            await add(played)
+            self.progress(1)
+
+    async def _evaluation(self, scored: Scored, seconds: float) -> Evaluation:
+        """In a thread: over 200,000 episodes it takes seconds, in which the event loop goes on."""
+        work = partial(summarize, scored.episodes, scored.verdicts, self.setting, seconds=seconds)
+        report = cast(EvalReport, await run(work, thread="report"))
+        return Evaluation(self.setting.breakdown, report, scored.episodes, scored.verdicts)
+
+
+async def _unrecorded(marked: Marked) -> None:
+    """Keep an episode in memory alone."""
 
 
 def _has_policy_tokens(episode: Episode) -> bool:

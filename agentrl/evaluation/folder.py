@@ -1,59 +1,100 @@
-"""The output folder of an eval-only run."""
+"""The folder of an eval-only run: its settings, every episode as soon as it has ended, and its report.
+
+    config.toml                              the settings
+    identity.json                            what the result depends on; the same when it goes on
+    trajectories/eval_test_000000.jsonl.gz   every episode with its verdict, written when it has ended
+    eval_test_000000.seconds                 how long the attempts took, of each set of prompts
+    report.json                              scores and counts; written last
+    run.lock                                 locked by the process that writes here
+
+Without output_dir the folder is a temporary one: it is removed when the evaluation has ended, and kept where
+it was interrupted.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from agentrl.config import Values, write_toml
-from agentrl.errors import ConfigError, RunExistsError
+from agentrl.errors import ConfigError, RunExistsError, WorldBrokenError
 from agentrl.evaluation.config import EvalConfig
-from agentrl.evaluation.episodes import Evaluation
+from agentrl.evaluation.identity import EvalIdentity
+from agentrl.evaluation.record import EpisodeRecord
 from agentrl.evaluation.report import EvalReport
-from agentrl.observe import Journal
+from agentrl.files import disk_errors, write_text
+from agentrl.observe.history import ATTEMPTS, JOURNAL, METRICS, locked
+
+REPORT = "report.json"
+_REPORTS = TypeAdapter(EvalReport)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalFolder:
-    """A folder with config.toml, report.json and trajectories/: a journal like that of a training run."""
+    """The folder of one evaluation, which this process alone writes into."""
 
     path: Path
 
     @classmethod
-    def create(cls, config: EvalConfig, directory: str | None) -> EvalFolder:
-        """Make `output_dir` and write the settings into it. directory: see `write_settings`.
+    @contextmanager
+    def opened(cls, output_dir: str | None, *, resume: bool) -> Iterator[EvalFolder]:
+        """The folder `output_dir`; None = a temporary one. resume: it may hold an evaluation that goes on.
 
         Raises:
-            RunExistsError: it holds an evaluation, or a run.
+            RunExistsError: it holds an evaluation, and `resume` is false; or a run.
+            RunBusyError: another process writes there; nothing is written.
             ConfigError: it cannot be made.
+            DiskError: the disk is full, or the folder read-only: now, or in the block.
         """
-        path = Path(config.eval.output_dir or ".")
-        if (path / "report.json").exists() or (path / "trajectories").exists():
-            raise RunExistsError(
-                f"{path} already holds episodes; choose another output_dir, or remove that folder."
-            )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_settings(config, path, directory)
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir = {str(path)!r} cannot be made ({error.strerror}); choose another."
-            ) from error
-        return cls(path)
+        if output_dir is None:
+            with _temporary() as path, disk_errors(path, "make room there, or name another output_dir"):
+                yield cls(path)
+            return
+        path = Path(output_dir)
+        remedy = "make room there, or make it writable, then go on with the same command and --resume"
+        with locked(path), disk_errors(path, remedy):
+            _check_free(path, resume=resume)
+            yield cls(path)
 
-    async def write(self, evaluations: Mapping[str, Evaluation], report: EvalReport) -> None:
-        """Write the episodes of every set of prompts, then the report over all of them.
+    def begin(self, identity: EvalIdentity, config: EvalConfig, directory: str | None) -> EvalReport | None:
+        """Write the settings and what the result depends on. directory: see `write_settings`.
+
+        Returns:
+            the report of an evaluation that has ended already; None = there are episodes to play.
 
         Raises:
-            UserError: the episodes cannot be written.
+            ConfigError: the evaluation that is there depends on something else, or its report is broken.
         """
-        async with Journal(self.path) as journal:
-            for evaluation in evaluations.values():
-                await journal.write_eval(evaluation.report.split, 0, evaluation.entries())
-        text = json.dumps(report.as_json(), indent=2)
-        (self.path / "report.json").write_text(f"{text}\n", encoding="utf-8")
+        path = self.path / REPORT
+        if (self.path / JOURNAL).exists() or path.exists():
+            identity.check(self.path)
+        if path.exists():
+            try:
+                return _REPORTS.validate_python(json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{path} cannot be read ({error}); remove it to make it again.") from None
+        write_settings(config, self.path, directory)
+        identity.write(self.path)
+        return None
+
+    def record(self, prompts: str) -> EpisodeRecord:
+        """The journal of the set of prompts with this name, or the split."""
+        return EpisodeRecord(self.path, prompts)
+
+    def finish(self, report: EvalReport) -> None:
+        """Write the report over all sets of prompts.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        write_text(self.path / REPORT, f"{json.dumps(report.as_json(), indent=2)}\n")
 
 
 def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> None:
@@ -66,3 +107,37 @@ def write_settings(config: EvalConfig, folder: Path, directory: str | None) -> N
     """
     tables: Values = {} if directory is None else {"model": {"hf_checkpoint": str(Path(directory).resolve())}}
     write_toml(config, folder / "config.toml", tables=tables)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """A temporary folder. It stays where the block did not end, and episodes of use are in it."""
+    path = Path(tempfile.mkdtemp(prefix="agentrl-eval-"))
+    is_needed = True
+    try:
+        yield path
+        is_needed = False
+    except (ConfigError, WorldBrokenError):
+        is_needed = False
+        raise
+    finally:
+        if not is_needed or not (path / JOURNAL).exists():
+            with suppress(OSError):
+                shutil.rmtree(path)
+
+
+def _check_free(path: Path, *, resume: bool) -> None:
+    """Check that no run is overwritten, and no evaluation without `resume`."""
+    if any((path / name).exists() for name in (ATTEMPTS, METRICS)):
+        raise RunExistsError(f"{path} holds a run of another command; choose another output_dir.")
+    if resume:
+        return
+    if (path / REPORT).exists():
+        raise RunExistsError(
+            f"{path} already holds episodes; choose another output_dir, or remove that folder."
+        )
+    if (path / JOURNAL).exists():
+        raise RunExistsError(
+            f"{path} already holds episodes of an evaluation that has not ended; go on with --resume, choose "
+            "another output_dir, or remove that folder."
+        )

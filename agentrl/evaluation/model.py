@@ -2,91 +2,158 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from rich.console import Console
 
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.data import num_prompts
 from agentrl.assembly.opponents import OpponentSetup, opened_opponents
 from agentrl.collector import rare_collections
 from agentrl.config import by_section, parse, refuse_inactive
-from agentrl.envs.opponents import policy_agents
-from agentrl.errors import ConfigError
+from agentrl.envs import find
+from agentrl.envs.opponents import AgentsOf, policy_agents
+from agentrl.errors import ConfigError, DiskError
 from agentrl.evaluation.config import EvalConfig
 from agentrl.evaluation.episodes import Evaluation, over_sets
 from agentrl.evaluation.folder import EvalFolder
+from agentrl.evaluation.identity import (
+    EvalIdentity,
+    code_version,
+    data_fingerprint,
+    model_version,
+    settings_of,
+)
 from agentrl.evaluation.players import endpoint_players, local_models, model_players
 from agentrl.evaluation.report import EvalReport
 from agentrl.evaluation.world import EvalWorld
-from agentrl.types import JSON
+from agentrl.interrupts import run_until_signal
+from agentrl.tools import run
+from agentrl.types import JSON, Task
 from agentrl.view.console import RunConsole
 
 
-def evaluate(env: str, model: str | None = None, *, quiet: bool = False, **settings: JSON) -> EvalReport:
-    """Play episodes of a registered environment with a model and score them.
-
-    The same episode loop and limits as in training. The model is a Hugging Face directory, or is served by
-    a chat endpoint. `settings` are those of `EvalConfig` by their leaf names: n, temperature, split, seed,
-    env_kwargs, ...
-
-        agentrl.evaluate("HopSearch-v0", "runs/quickstart/checkpoint", n=512, temperature=0.0).mean
-        agentrl.evaluate("HopSearch-v0", openai_url="http://127.0.0.1:30000/v1", openai_model="qwen3").mean
-
-    With several sets of prompts (`prompt_data` as a table of name and path) the report is over all of them,
-    and `sets` has that of each.
-
-    Raises:
-        UserError: a setting, the environment or the model is wrong; the message has the remedy.
-    """
+def evaluate(
+    env: str, model: str | None = None, *, resume: bool = False, quiet: bool = False, **settings: JSON
+) -> EvalReport:
+    """The implementation of `agentrl.evaluate`. settings: those of `EvalConfig` by their leaf names."""
     config = parse(EvalConfig, by_section(EvalConfig, settings), source="the settings given")
     refuse_inactive(config, settings, source="the settings given")
     if (model is None) == (config.openai.openai_url is None):
         raise ConfigError(
             "Name one model to score: a directory (--model), or an endpoint (--openai-url, --openai-model)."
         )
-    folder = EvalFolder.create(config, model) if config.eval.output_dir is not None else None
+    if resume and config.eval.output_dir is None:
+        raise ConfigError("resume goes on with the evaluation in output_dir; name that folder, too.")
     with rare_collections():
-        evaluations = asyncio.run(_evaluate(env, model, config, RunConsole(quiet=quiet)))
-    report = over_sets(evaluations)
-    if folder is not None:
-        asyncio.run(folder.write(evaluations, report))
-    return report
+        return run_until_signal(_evaluate(env, model, config, RunConsole(quiet=quiet), resume=resume))
 
 
 async def _evaluate(
-    env_id: str, directory: str | None, config: EvalConfig, console: RunConsole
-) -> Mapping[str, Evaluation]:
-    async with local_models(config, console.line) as addresses:
-        return await _played(env_id, directory, config, console, addresses)
+    env_id: str, directory: str | None, config: EvalConfig, console: RunConsole, *, resume: bool
+) -> EvalReport:
+    with EvalFolder.opened(config.eval.output_dir, resume=resume) as folder:
+        async with local_models(config, console.line) as addresses:
+            world = await EvalWorld.build(env_id, config, addresses, counts_tokens=directory is not None)
+            # In threads: over many tasks and episodes they take seconds, in which the event loop goes on.
+            work = partial(_identity, env_id, directory, config, world)
+            identity = cast(EvalIdentity, await run(work, thread="identity"))
+            finished = folder.begin(identity, config, directory)
+            if finished is not None:
+                return finished
+            playing = _Playing(env_id, config, world, folder, console)
+            evaluations = await playing.play(directory, addresses)
+            report = cast(EvalReport, await run(partial(over_sets, evaluations), thread="report"))
+            folder.finish(report)
+            return report
 
 
-async def _played(
-    env_id: str, directory: str | None, config: EvalConfig, console: RunConsole, addresses: Addresses
-) -> Mapping[str, Evaluation]:
-    """The evaluation of each set of prompts by its name."""
-    section = config.eval
-    world = await EvalWorld.build(env_id, config, addresses, counts_tokens=directory is not None)
-    env = world.env
-    opening = (
-        endpoint_players(config, env.tool_schemas)
-        if directory is None
-        else model_players(directory, config, env.limits, on_event=console.line)
-    )
-    evaluations: dict[str, Evaluation] = {}
-    async with (
-        opened_opponents(section.opponents, env, addresses, OpponentSetup(config.rendering)) as opponents,
-        opening as players_of,
-    ):
-        players = players_of(config, env)
-        agents_of = policy_agents(players.make_agent, opponents)
-        for name, tasks in world.sets.items():
-            n, samples = num_prompts(name, tasks, section.n), section.n_samples_per_eval_prompt
-            title = f"playing {env_id}, {name}" if name else f"playing {env_id}"
-            with console.stage(title, n * samples) as bar:
-                evaluator = world.evaluator(
-                    agents_of, config, prompts=name, concurrency=players.concurrency, progress=bar.advance
+def _identity(env_id: str, directory: str | None, config: EvalConfig, world: EvalWorld) -> EvalIdentity:
+    """What the result depends on. directory: of the model; None = an endpoint."""
+    tasks = [tasks[k] for tasks in world.sets.values() for k in range(min(config.eval.n, len(tasks)))]
+    code, data = code_version(find(env_id)), data_fingerprint(tasks)
+    if directory is None:
+        kind, model = "endpoint", config.openai.openai_model or ""
+    else:
+        kind, model = "directory", model_version(directory)
+    return EvalIdentity(env_id, "", kind, settings_of(config), code, data, model)
+
+
+@dataclass(slots=True)
+class _Playing:
+    """An evaluation in progress. num_ended: episodes of all sets, recorded ones included (count)."""
+
+    env_id: str
+    config: EvalConfig
+    world: EvalWorld
+    folder: EvalFolder
+    console: RunConsole
+    num_ended: int = 0
+
+    async def play(self, directory: str | None, addresses: Addresses) -> Mapping[str, Evaluation]:
+        """Play the sets of prompts one after another; the evaluation of each by its name.
+
+        directory: of the model; None = an endpoint. addresses: of models that are served next to it.
+        """
+        config, env, console = self.config, self.world.env, self.console
+        opening = (
+            endpoint_players(config, env.tool_schemas)
+            if directory is None
+            else model_players(directory, config, env.limits, on_event=console.line)
+        )
+        setup = OpponentSetup(config.rendering)
+        async with (
+            opened_opponents(config.eval.opponents, env, addresses, setup) as opponents,
+            opening as players_of,
+        ):
+            players = players_of(config, env)
+            agents_of = policy_agents(players.make_agent, opponents)
+            with self._notice():
+                return {
+                    name: await self._play_set(name, tasks, agents_of, players.concurrency)
+                    for name, tasks in self.world.sets.items()
+                }
+
+    async def _play_set(
+        self, name: str, tasks: Sequence[Task], agents_of: AgentsOf, concurrency: int
+    ) -> Evaluation:
+        section = self.config.eval
+        n, samples = num_prompts(name, tasks, section.n), section.n_samples_per_eval_prompt
+        title = f"playing {self.env_id}, {name}" if name else f"playing {self.env_id}"
+        with self.console.stage(title, n * samples) as bar:
+
+            def progress(number: int) -> None:
+                self.num_ended += number
+                bar.advance(number)
+
+            evaluator = self.world.evaluator(
+                agents_of, self.config, prompts=name, concurrency=concurrency, progress=progress
+            )
+            record = self.folder.record(evaluator.setting.split)
+            return await evaluator.run(
+                tasks, n, seed=section.seed, samples=samples, prompts=name, record=record
+            )
+
+    @contextmanager
+    def _notice(self) -> Iterator[None]:
+        """Print where the episodes are if the block ends before all have been played."""
+        section = self.config.eval
+        prompts = sum(num_prompts(name, tasks, section.n) for name, tasks in self.world.sets.items())
+        num_planned = prompts * section.n_samples_per_eval_prompt
+        is_named = False
+        try:
+            yield
+        except DiskError:
+            # Its sentence has the folder.
+            is_named = True
+            raise
+        finally:
+            if 0 < self.num_ended < num_planned and not is_named:
+                RunConsole(console=Console(stderr=True, highlight=False)).line(
+                    f"Stopped after {self.num_ended} of {num_planned} episodes. Go on from there with the "
+                    f"same settings, --output-dir {self.folder.path} and --resume."
                 )
-                evaluations[name] = await evaluator.run(
-                    tasks, n, seed=section.seed, samples=samples, prompts=name
-                )
-    return evaluations

@@ -6,9 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
+
 from agentrl.envs.scoring import ENV, UNUSABLE
 from agentrl.evaluation.statistics import ks_of, pass_of, standard_error
 from agentrl.types import JSON, Ending, Episode, ToolStats, Usage, Verdict, summed
+from agentrl.view.result import ShownResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class EvalReport:
     by: means by the environment's breakdown, e.g. {"hops=2": 0.97}.
     parts: means of the verdicts' parts; empty where the steps' own reward is the only one.
     turns, policy_tokens: means per scored episode. counts: sums over them.
+    seconds: wall time of playing; of an evaluation that was resumed, of all its attempts.
     usage: tokens as a chat endpoint counts them, over all episodes: failed ones cost as much. cost: of these
         tokens, at the configured prices; None = no prices.
     tool_ms: mean milliseconds of a call, by tool. tool_took: numbers of calls by tool and by the upper end of
@@ -27,6 +31,8 @@ class EvalReport:
     samples: most episodes of one task in one world. pass_at: pass@k by k, over the tasks with as many scored
         episodes; empty where tasks are played once. sets: the reports of named sets of prompts; this one is
         then over all of them.
+    versions: shares of the policy's tokens by the version of the weights, oldest first; empty where an
+        endpoint samples.
     """
 
     env_id: str
@@ -51,10 +57,59 @@ class EvalReport:
     samples: int = 1
     pass_at: Mapping[str, float] = field(default_factory=dict)
     sets: Mapping[str, EvalReport] = field(default_factory=dict)
+    versions: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, JSON]:
         """Plain values, in the order of the fields."""
         return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """The environment, the split and the temperature."""
+        return f"{self.env_id} ({self.split}), temperature {self.temperature:g}"
+
+    def scores(self) -> dict[str, str]:
+        """The mean with its standard error, pass@k, and the means of sets of prompts and of the breakdown."""
+        mean = {"mean": f"{self.mean:.3f} ± {self.stderr:.3f}"}
+        passed = {f"pass@{k}": f"{value:.3f}" for k, value in self.pass_at.items()}
+        sets = {
+            f"{label}, {name}": text
+            for name, part in self.sets.items()
+            for label, text in part.scores().items()
+            if "," not in label
+        }
+        return {
+            **mean,
+            **passed,
+            **sets,
+            **{f"mean, {name}": f"{value:.3f}" for name, value in self.by.items()},
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The report as names and values, for people."""
+        failed = sum(self.failures.values())
+        rows = {**self.scores(), **{f"reward, {name}": f"{value:.3f}" for name, value in self.parts.items()}}
+        rows |= {"episodes scored": str(self.n), "episodes failed": str(failed)}
+        rows |= {f"failed: {kind}": str(count) for kind, count in self.failures.items()}
+        rows |= {
+            "turns per episode": f"{self.turns:.2f}",
+            "model tokens per episode": f"{self.policy_tokens:.1f}",
+        }
+        rows |= {name.replace("_", " "): str(count) for name, count in self.usage.items()}
+        if self.cost is not None:
+            rows |= {
+                "cost, all episodes": f"{self.cost:.4f}",
+                "cost per episode": f"{self.cost / (self.n + failed):.6f}",
+            }
+        rows |= {name.replace("/", ", ").replace("_", " "): str(count) for name, count in self.counts.items()}
+        rows |= {f"tool, {name}, ms per call": f"{ms:.2f}" for name, ms in self.tool_ms.items()}
+        if len(self.versions) > 1:
+            rows |= {f"tokens of version {name}": f"{share:.1%}" for name, share in self.versions.items()}
+        return [*rows.items(), ("seconds", f"{self.seconds:.1f}")]
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it."""
+        return ShownResult(self.title, lines=[(name, (value,)) for name, value in self.rows()]).html()
 
 
 def policy_tokens_of(episode: Episode) -> int:
@@ -114,6 +169,7 @@ def summarize(
         seconds=seconds,
         samples=samples,
         pass_at=_pass_at(list(by_task.values()), samples),
+        versions=version_shares(scored),
     )
 
 
@@ -123,6 +179,21 @@ def scores_of(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> dict[
     for verdict in _of_policy(episodes, verdicts):
         totals[verdict.episode_id].append(verdict.total)
     return {id: _mean(values) for id, values in totals.items()}
+
+
+def version_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The shares of the tokens that the policy sampled by the version of its weights, oldest first."""
+    sampled = [
+        turn.tokens.completion.versions
+        for episode in episodes
+        for trajectory in episode.trajectories
+        if trajectory.trainable
+        for turn in trajectory.turns
+        if turn.tokens is not None
+    ]
+    versions, counts = np.unique(np.concatenate([np.zeros(0, np.int32), *sampled]), return_counts=True)
+    total = int(counts.sum())
+    return {str(version): int(n) / total for version, n in zip(versions, counts, strict=True)}
 
 
 def _of_policy(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[Verdict]:

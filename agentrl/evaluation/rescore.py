@@ -26,8 +26,9 @@ from agentrl.envs.multi_agent import AnyEnv
 from agentrl.envs.replay import play_again
 from agentrl.envs.scoring import UNUSABLE, AnswerReward, Marked, failed, graded
 from agentrl.errors import ConfigError, StageError
+from agentrl.files import disk_errors, write_text
 from agentrl.observe import Entry, lines, members, read_journal
-from agentrl.observe.history import JOURNAL
+from agentrl.observe.history import JOURNAL, locked
 from agentrl.observe.journal import SUFFIX
 from agentrl.tools.names import Names
 from agentrl.types import JSON, Ending, Episode, Verdict
@@ -145,23 +146,29 @@ class Rescorer:
         """Score the files whose names fit the pattern, and write the new verdicts.
 
         Raises:
-            ConfigError: there are none, one is broken, every episode fails, or the disk does.
+            ConfigError: there are none, one is broken, or every episode fails.
+            RunBusyError: another process writes the same verdicts.
+            DiskError: the disk does not take the verdicts.
         """
         paths = files_of(self.folder, pattern)
         target = self.folder / FOLDER / self.rewards.label
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            files = [await self._file(path, target, progress) for path in paths]
-            rescoring = Rescoring(target, self.rewards.label, tuple(files))
-            failed = [reason for file in files for reason in file.failed]
-            if failed and not any(file.new for file in files):
-                raise ConfigError(f"no episode can be scored (first: {failed[0]}); mend the reward.")
-            text = json.dumps({**rescoring.as_json(100), "step_rewards": self.rewards.steps}, indent=1)
-            (target / "rescoring.json").write_text(f"{text}\n", encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{self.folder} cannot be scored again ({error}); restore its journal."
-            ) from None
+        with locked(target):
+            try:
+                with disk_errors(target, "make room there, or make it writable"):
+                    return await self._files(paths, target, progress)
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"{self.folder} cannot be scored again ({error}); restore its journal."
+                ) from None
+
+    async def _files(self, paths: Sequence[Path], target: Path, progress: Callable[[int], None]) -> Rescoring:
+        files = [await self._file(path, target, progress) for path in paths]
+        rescoring = Rescoring(target, self.rewards.label, tuple(files))
+        failed = [reason for file in files for reason in file.failed]
+        if failed and not any(file.new for file in files):
+            raise ConfigError(f"no episode can be scored (first: {failed[0]}); mend the reward.")
+        text = json.dumps({**rescoring.as_json(100), "step_rewards": self.rewards.steps}, indent=1)
+        write_text(target / "rescoring.json", f"{text}\n")
         return rescoring
 
     async def _file(self, path: Path, target: Path, progress: Callable[[int], None]) -> RescoredFile:

@@ -2,11 +2,18 @@
 
 from agentrl.graders.answer import last_boxed
 from agentrl.graders.mathematics import is_math_equal
-from agentrl.graders.registry import grader_names, group_grader_names, make_grader, make_group_grader
+from agentrl.graders.registry import (
+    expert_answers,
+    grader_names,
+    group_grader_names,
+    make_grader,
+    make_group_grader,
+)
 from agentrl.graders.text import exact_match, f1
 
 __all__ = [
     "exact_match",
+    "expert_answers",
     "f1",
     "grader_names",
     "group_grader_names",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 from agentrl.types import Task
+
+ExpertAnswers: TypeAlias = Callable[[Task], str | None]
+"""From a task to an answer of full marks; None where no label of the task makes one."""
 
 MAX_CHARS = 100_000
 """Characters of an answer that a grader reads, counted from its end."""

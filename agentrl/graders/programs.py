@@ -127,7 +127,7 @@ class ProgramGrader:
         if len(source) > _MAX_PROGRAM_CHARS or not source.strip():
             return self._graded(0.0)
         try:
-            async with self._gate.admitted():
+            async with self._gate.admitted("the sandbox"):
                 return self._graded(await self._share(tests, source))
         except ToolError as error:
             raise GradingError(error.kind, f"the sandbox of the grader `code`: {error.detail}") from error

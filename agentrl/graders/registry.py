@@ -8,7 +8,8 @@ from typing import Protocol, cast
 from agentrl.envs import GroupReward
 from agentrl.envs.scoring import AnswerReward, Measure
 from agentrl.errors import ConfigError, UserError
-from agentrl.graders.text import TEXT_GRADERS
+from agentrl.graders.answer import ExpertAnswers
+from agentrl.graders.text import TEXT_ANSWERS, TEXT_GRADERS
 from agentrl.tools.names import Names, fitted_arguments
 from agentrl.types import Episode
 
@@ -84,6 +85,21 @@ def make_grader(name: str, **settings: object) -> AnswerReward:
         raise _NAMES.unknown(name, grader_names())
     factory = cast("Callable[..., _Grader]", find_grader(name))
     return factory(**fitted_arguments(f"grader `{name}`", factory, settings)).grade
+
+
+def expert_answers(reward: AnswerReward) -> ExpertAnswers | None:
+    """What writes answers of full marks for a grader; None where the labels of a task make none.
+
+        write = expert_answers(make_grader("math"))
+        write(Task.ask("t", "Half of 1?", "1/2"))  # \\boxed{1/2}
+
+    reward: a grader of `make_grader`, or a function of one's own, whose answer is the label itself.
+    """
+    grader = getattr(reward, "__self__", None)
+    if f"{type(grader).__module__}:{type(grader).__qualname__}" in _WITH_SETTINGS.values():
+        return cast("ExpertAnswers | None", getattr(grader, "expert_answer", None))
+    own = (answers for grade, answers in TEXT_ANSWERS.items() if grade is reward)
+    return next(own, lambda task: task.answer)
 
 
 def make_group_grader(name: str, *, weight: float = 1.0, **settings: object) -> GroupReward:

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from agentrl.envs.scoring import exact_match as _is_equal
 from agentrl.envs.scoring import squad_normalize
-from agentrl.graders.answer import after_thinking, best, last_boxed, tail
+from agentrl.graders.answer import ExpertAnswers, after_thinking, answers_of, best, last_boxed, tail
 from agentrl.tools import inline
 from agentrl.types import RewardParts, Task
 
@@ -96,8 +96,7 @@ def gpqa(task: Task, answer: str) -> float:
     a box, `Answer: C` or `the answer is (C)`, `(C)`, a line of one letter, a letter at the start
     (`C. Because`), the text of one choice.
     """
-    listed = task.metadata.get("choices")
-    choices = [squad_normalize(str(text)) for text in listed] if isinstance(listed, list) else []
+    choices = _choices_of(task)
     letters = _LETTERS[: len(choices)] if choices else _LETTERS
     answer = tail(answer)
     final = after_thinking(answer)
@@ -117,6 +116,11 @@ def dapo(task: Task, answer: str) -> RewardParts:
     normal = _dapo_normal(found[-1]) if found else None
     right = best(task, lambda gold: float(normal == _dapo_normal(gold)))
     return RewardParts({"right": right}, total=2.0 * right - 1.0)
+
+
+def _choices_of(task: Task) -> list[str]:
+    listed = task.metadata.get("choices")
+    return [squad_normalize(str(text)) for text in listed] if isinstance(listed, list) else []
 
 
 def _f1(predicted: list[str], expected: list[str]) -> float:
@@ -178,6 +182,28 @@ def _dapo_normal(text: str) -> str:
     return (text.replace(",", "") if text.replace(",", "").isdigit() else text).strip()
 
 
+def _full_marks(grade: Callable[[Task, str], float], form: Callable[[Task, str], str]) -> ExpertAnswers:
+    def answer(task: Task) -> str | None:
+        candidates = (form(task, gold) for gold in answers_of(task))
+        return next((candidate for candidate in candidates if grade(task, candidate) == 1.0), None)
+
+    return answer
+
+
+def _label(task: Task, gold: str) -> str:
+    del task
+    return gold
+
+
+def _letter_of(task: Task, gold: str) -> str:
+    return f"Answer: {_label_letter(gold, _choices_of(task))}"
+
+
+def _dapo_line(task: Task, gold: str) -> str:
+    del task
+    return f"Answer: {gold}"
+
+
 TEXT_GRADERS: Mapping[str, Callable[[Task, str], float]] = {
     "exact_match": exact_match,
     "f1": f1,
@@ -187,3 +213,10 @@ TEXT_GRADERS: Mapping[str, Callable[[Task, str], float]] = {
     "dapo": dapo,
 }
 """Graders without settings, by name."""
+
+TEXT_ANSWERS: Mapping[Callable[[Task, str], float], ExpertAnswers] = {
+    **{grade: _full_marks(grade, _label) for grade in (exact_match, f1, number, choice)},
+    gpqa: _full_marks(gpqa, _letter_of),
+    dapo: _full_marks(dapo, _dapo_line),
+}
+"""The answers of an expert, by grader."""

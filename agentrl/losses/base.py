@@ -44,15 +44,17 @@ class TokenExtra(NamedTuple):
 class LossInputs(NamedTuple):
     """The data of each loss token that does not depend on the model; none of it carries a gradient.
 
-    old_logp_N: of the policy that the ratio is relative to. rollout_logp_N: of the engine, when it sampled.
+    proximal_logp_N: of the policy before the first update of the batch, which the ratio is relative to.
+    behaviour_logp_N: of the engine, when it sampled. The current ones are `TokenOutputs.logp_N`.
     weights_N: shares in the whole optimizer step, not in this micro-batch. sequence_N: int64, the index of
     the token's sequence in the micro-batch: 0 to S - 1, in order. A sequence is one Sample, and never split
     over micro-batches. ref_logp_N: of the reference policy. returns_N, old_values_N: the critic's targets,
-    and its predictions before the step. extras: more arrays from the engine, by name.
+    and its predictions before the step. extras: more arrays from the engine, by name. staleness_N: int64, how
+    many versions the token is older than the weights that are served; a trainer always gives it.
     """
 
-    old_logp_N: Tensor
-    rollout_logp_N: Tensor
+    proximal_logp_N: Tensor
+    behaviour_logp_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
     sequence_N: Tensor
@@ -60,6 +62,7 @@ class LossInputs(NamedTuple):
     returns_N: Tensor | None = None
     old_values_N: Tensor | None = None
     extras: Mapping[str, TokenExtra] = MappingProxyType({})
+    staleness_N: Tensor | None = None
 
 
 class LossOutput(NamedTuple):

@@ -139,14 +139,15 @@ def _ordinary() -> _LossBatch:
     logp_N = -normal(2.0, 1.0).abs()
     values_N = normal(0.0, 1.0)
     inputs = LossInputs(
-        old_logp_N=logp_N + normal(0.0, 0.4),
-        rollout_logp_N=logp_N + normal(0.0, 0.4),
+        proximal_logp_N=logp_N + normal(0.0, 0.4),
+        behaviour_logp_N=logp_N + normal(0.0, 0.4),
         advantages_N=normal(0.0, 1.0),
         weights_N=normal(0.1, 0.02).abs(),
         sequence_N=torch.repeat_interleave(torch.arange(len(_LENGTHS)), torch.tensor(_LENGTHS)),
         ref_logp_N=logp_N + normal(0.0, 0.4),
         returns_N=normal(0.0, 1.0),
         old_values_N=values_N + normal(0.0, 0.4),
+        staleness_N=torch.arange(count) % 3,
     )
     return _LossBatch(TokenOutputs(logp_N, normal(1.0, 0.2).abs(), values_N), inputs)
 
@@ -159,14 +160,15 @@ def _extreme() -> _LossBatch:
     logp_N, old_N, engine_N, ref_N, sign_N = corners.unbind(1)
     half = len(corners) // 2
     inputs = LossInputs(
-        old_logp_N=old_N,
-        rollout_logp_N=engine_N,
+        proximal_logp_N=old_N,
+        behaviour_logp_N=engine_N,
         advantages_N=10.0 * sign_N,
         weights_N=torch.full_like(logp_N, 0.1),
         sequence_N=torch.cat([torch.arange(half) // 4, half // 4 + torch.arange(half)]),
         ref_logp_N=ref_N,
         returns_N=-ref_N,
         old_values_N=old_N,
+        staleness_N=torch.arange(2 * half) % 3,
     )
     return _LossBatch(TokenOutputs(logp_N, torch.ones_like(logp_N), engine_N), inputs)
 

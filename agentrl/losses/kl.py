@@ -69,7 +69,7 @@ KL_ESTIMATES: dict[KlKind, Callable[[Tensor, Tensor], Tensor]] = {
 class KlTerm:
     """A penalty of coef x estimate for each token.
 
-    unbiased: multiply the estimate by ratio = exp(logp - old_logp), through which the gradient
+    unbiased: multiply the estimate by ratio = exp(logp - proximal_logp), through which the gradient
     flows, too. Then it is unbiased also for tokens that another policy sampled, and for k1 and k3 so
     is its gradient, which for k3 is ratio x d: https://arxiv.org/abs/2512.02556, equation 7.
 
@@ -87,12 +87,12 @@ class KlTerm:
         if not 0.0 <= self.coef < math.inf:
             raise ValueError(f"coef must be at least 0, got {self.coef}")
 
-    def estimate(self, logp_N: Tensor, ref_logp_N: Tensor, old_logp_N: Tensor) -> Tensor:
+    def estimate(self, logp_N: Tensor, ref_logp_N: Tensor, proximal_logp_N: Tensor) -> Tensor:
         """The estimates, [N], in nats, without the coefficient."""
         estimate_N = KL_ESTIMATES[self.kind](logp_N, ref_logp_N)
         if not self.unbiased:
             return estimate_N
-        ratio_N = capped_exp(logp_N - old_logp_N)
+        ratio_N = capped_exp(logp_N - proximal_logp_N)
         if self.kind in ("k1", "k2"):
             return ratio_N * estimate_N
         # The gradient of ratio x k3 is ratio x (k3 + 1 - exp(-d)) = ratio x d. It is written out: a

@@ -30,8 +30,8 @@ class PolicyLoss:
 
     Objectives, where A is the advantage and clip(x) = min(max(x, 1 - eps_clip), 1 + eps_clip_high):
 
-        clip    max(-A r, -A clip(r))               r = exp(logp - old_logp)
-        gspo    max(-A s, -A clip(s))               s = exp(mean over the sequence of logp - old_logp)
+        clip    max(-A r, -A clip(r))               r = exp(logp - proximal_logp)
+        gspo    max(-A s, -A clip(s))               s = exp(mean over the sequence of logp - proximal_logp)
         cispo   -stop_gradient(clip(r)) x A x logp
 
     - clip: https://arxiv.org/abs/1707.06347, equation 7. eps_clip_high of its own (clip-higher):
@@ -46,7 +46,7 @@ class PolicyLoss:
     - eps_clip_c (dual clip): where A < 0 the term is at most -eps_clip_c x A, so that the gradient of a
       token that became far likelier is bounded: https://arxiv.org/abs/1912.09729, equation 5.
     - opsm_delta (nats per token; off-policy sequence masking, https://arxiv.org/abs/2512.02556,
-      section 3.1): the policy term of a token is 0 where A < 0 and the mean of rollout_logp - logp
+      section 3.1): the policy term of a token is 0 where A < 0 and the mean of behaviour_logp - logp
       over its sequence is above opsm_delta. As in the paper the engine's own logprobs are used, and
       entropy and KL do not change. Nor do the weights: those of other tokens do not grow.
 
@@ -54,7 +54,7 @@ class PolicyLoss:
     nor its gradient infinite; no gradient flows through a ratio beyond the cap.
 
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (tokens whose clipped branch is
-    chosen and differs; cispo: whose ratio was clipped), ppo_kl (old_logp - logp, the k1 estimate of
+    chosen and differs; cispo: whose ratio was clipped), ppo_kl (proximal - current, the k1 estimate of
     KL(old, new)), entropy_loss (nats), train_rollout_logprob_abs_diff (trainer now against engine
     then), and where they apply pg_dual_clipfrac, opsm_fraction (tokens dropped), kl_loss (nats).
 
@@ -103,9 +103,9 @@ class PolicyLoss:
         metrics = {
             "pg_loss": policy_N.sum(),
             "pg_clipfrac": surrogate.clipped_N.sum(),
-            "ppo_kl": (inputs.old_logp_N - logp_N).sum(),
+            "ppo_kl": (inputs.proximal_logp_N - logp_N).sum(),
             "entropy_loss": entropy_N.sum(),
-            "train_rollout_logprob_abs_diff": (logp_N - inputs.rollout_logp_N).abs().sum(),
+            "train_rollout_logprob_abs_diff": (logp_N - inputs.behaviour_logp_N).abs().sum(),
         }
         if self.eps_clip_c is not None:
             metrics["pg_dual_clipfrac"] = surrogate.dual_clipped_N.sum()
@@ -114,7 +114,7 @@ class PolicyLoss:
         if self.kl is not None:
             if inputs.ref_logp_N is None:
                 raise ValueError("a KL penalty needs ref_logp_N: score the batch with a reference model")
-            kl_N = self.kl.estimate(logp_N, inputs.ref_logp_N, inputs.old_logp_N)
+            kl_N = self.kl.estimate(logp_N, inputs.ref_logp_N, inputs.proximal_logp_N)
             term_N = term_N + self.kl.coef * kl_N
             metrics["kl_loss"] = kl_N.sum()
         detached = {name: metric.detach() for name, metric in metrics.items()}
@@ -138,7 +138,7 @@ class PolicyLoss:
         return _Surrogate(term_N, pessimistic_N > plain_N, dual_N)
 
     def _ratio(self, logp_N: Tensor, inputs: LossInputs) -> Tensor:
-        log_ratio_N = logp_N - inputs.old_logp_N
+        log_ratio_N = logp_N - inputs.proximal_logp_N
         if self.objective == "gspo":
             mean_N = sequence_mean(log_ratio_N.detach(), inputs.sequence_N)
             # In this order: the added term is exactly 0 and carries the gradient.
@@ -148,5 +148,5 @@ class PolicyLoss:
     def _dropped(self, logp_N: Tensor, inputs: LossInputs) -> Tensor:
         if self.opsm_delta is None:
             return torch.zeros_like(logp_N, dtype=torch.bool)
-        gap_N = sequence_mean(inputs.rollout_logp_N - logp_N.detach(), inputs.sequence_N)
+        gap_N = sequence_mean(inputs.behaviour_logp_N - logp_N.detach(), inputs.sequence_N)
         return (inputs.advantages_N < 0) & (gap_N > self.opsm_delta)

@@ -34,6 +34,10 @@ class ObserveConfig(Section):
     """RL step whose memory is recorded (from 1): memory/ gets what each operator allocated, the memory of
     every process, and of ranks on a GPU a snapshot for torch's memory viewer."""
 
+    hang_warning_s: Annotated[float, Field(ge=0.0)] = 300.0
+    """Seconds in which nothing begins or ends before a warning names what hangs: the oldest group, its
+    episode, their stage and since when (0 = never). The run goes on."""
+
     spellings: ClassVar[Mapping[str, Spelling]] = {
         "record_memory_history": Spelling(
             "Same as memory_snapshot_step = 1.", lambda on, _: {"memory_snapshot_step": 1} if on else {}

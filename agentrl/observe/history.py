@@ -6,7 +6,8 @@
       metrics.jsonl
 
 So `trajectories/` and `metrics.jsonl` hold the lineage of the present weights alone. While a process works on
-a run, it has locked `run.lock`: there is one at a time.
+a run, it has locked `run.lock`: there is one at a time. Evaluations, benchmarks and new verdicts lock their
+folders in the same way.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Final, Literal, cast
 
 from pydantic import Field
 
 from agentrl.config import Section
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, RunBusyError
 from agentrl.observe import lines
+from agentrl.observe.diagnoses import DIAGNOSES
 from agentrl.types import JSON
 
 METRICS, JOURNAL, ATTEMPTS, ROLLED_BACK = "metrics.jsonl", "trajectories", "attempts.jsonl", "rolled_back"
 LOCK = "run.lock"
 Ending = Literal["finished", "interrupted", "terminated", "failed"]
+_LOCK_WAIT_S: Final = 0.1
+"""A process that only reads whether a folder is locked holds the lock for microseconds."""
 
 
 class Attempt(Section):
@@ -50,35 +55,85 @@ class Attempt(Section):
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the one process that works on the run.
+    """Be the one process that writes into a folder.
+
+    The kernel releases the lock when the process ends, however it does. A process that does not get the lock
+    has written nothing.
 
     Raises:
-        UserError: another process does.
+        RunBusyError: another process has the lock.
+        ConfigError: the folder cannot be made, or not be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process works on {folder}{_owner(file)}; wait for its end, or stop it first."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked_file(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made or written ({error.strerror}); choose another output_dir."
+        ) from error
+    try:
+        # On a full disk the lock goes without the number of its process.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def check_unlocked(folder: Path) -> None:
+    """Check that no process writes into a folder, without writing there.
+
+    Raises:
+        RunBusyError: one does.
+    """
+    if is_locked(folder):
+        raise _busy(folder)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works on the run now."""
+    """Whether a process works on the run now. A folder that is read-only is read, too."""
     try:
-        with (folder / LOCK).open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _locked_file(folder: Path) -> int:
+    """The descriptor of the lock's file, locked."""
+    path = folder / LOCK
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_open_at(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise _busy(folder) from None
+        os.close(descriptor)
+        time.sleep(_LOCK_WAIT_S / 10)
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    """Whether a descriptor is that of the file at a path, which was not removed in between."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-    except OSError:
-        return True
-    return False
+
+
+def _busy(folder: Path) -> RunBusyError:
+    return RunBusyError(
+        f"another process works on {folder}{_owner(folder)}; wait for its end, stop it, or choose another "
+        "name or output_dir."
+    )
 
 
 def attempts(folder: Path) -> list[Attempt]:
@@ -153,14 +208,16 @@ def _copy_tail(path: Path, size: int, target: Path) -> None:
 
 def _records(folder: Path) -> list[Path]:
     found = sorted((folder / JOURNAL).glob("*.jsonl*"))
-    return [*found, *(path for path in [folder / METRICS] if path.exists())]
+    return [*found, *(path for name in (METRICS, DIAGNOSES) if (path := folder / name).exists())]
 
 
 def _note(folder: Path, facts: Mapping[str, JSON]) -> None:
     lines.append(folder / ATTEMPTS, [lines.to_line(dict(facts))])
 
 
-def _owner(file: IO[str]) -> str:
-    file.seek(0)
-    pid = file.read().strip()
+def _owner(folder: Path) -> str:
+    try:
+        pid = (folder / LOCK).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
     return f" (process {pid})" if pid else ""

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -49,12 +50,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the journal. No verdicts = never scored; reason: why it was dropped.
+    """One line of the journal: an episode, its verdicts and its outcome.
 
-    verdicts: one for each agent of the episode, in their order.
+    verdicts: one for each agent of the episode, in their order; none = never scored.
+    outcome: what has become of the episode. reason: why it was dropped; "" = it was not.
     in_batch: false for a group that was dropped before its batch was complete: by the dynamic sampling
         filter, or of an over-sampled batch.
-    start_version: the policy version at the start of its group, if that was complete.
+    start_version, end_version: see `Group`, if its group was complete.
     advantages: by agent, of the tokens that it sampled, in their order; a single one where all are equal. A
         record of the training that wrote the entry: a replay computes its own.
 
@@ -70,6 +72,7 @@ class Entry:
     reason: str = ""
     in_batch: bool = True
     start_version: int = 0
+    end_version: int | None = None
     advantages: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,22 +104,28 @@ def to_line(entry: Entry) -> bytes:
     return lines.to_line(_ENTRIES.dump_python(entry, exclude_defaults=True, warnings="none"))
 
 
-def read_journal(path: Path) -> Iterator[Entry]:
+def read_journal(path: str | PathLike[str]) -> Iterator[Entry]:
     """The entries of one file, in order; an incomplete last member is skipped.
 
+    path: of a file such as `runs/first/trajectories/step_000012.jsonl.gz`. Entries are read one by one, as
+    they are asked for.
+
     Raises:
+        OSError: the file cannot be read.
         ValueError: the file is broken before its last member, or a line is not an entry.
     """
-    return (_entry(row, path) for row in members.read(path))
+    file = Path(path)
+    return (_entry(row, file) for row in members.read(file))
 
 
-def find_entries(path: Path, id: str) -> Iterator[Entry]:
+def find_entries(path: str | PathLike[str], id: str) -> Iterator[Entry]:
     """The entries of the episode with this id in one file: no other line becomes an `Entry`.
 
     Raises:
-        ValueError: as for `read_journal`.
+        OSError, ValueError: as for `read_journal`.
     """
-    return (_entry(row, path) for row in members.read(path) if _id_of(row) == id)
+    file = Path(path)
+    return (_entry(row, file) for row in members.read(file) if _id_of(row) == id)
 
 
 def _entry(row: JSON, path: Path) -> Entry:
@@ -156,8 +165,10 @@ def read_outcomes(path: Path) -> Iterator[EpisodeOutcome]:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The counts of a journal: played = trained + recorded + the sum of dropped. problems: empty if
-    consistent."""
+    """The counts of a journal: played = trained + recorded + the sum of dropped.
+
+    dropped: by reason. problems: a sentence each; none where the journal is consistent.
+    """
 
     played: int
     trained: int
@@ -171,7 +182,9 @@ def reconcile(run_dir: Path, *, played: int | None = None) -> Reconciliation:
     """Count the journal of a run and check that it holds every episode exactly once.
 
     Training ids are unique over the run, evaluation ids within their file.
-    played: the number of training episodes that the run reports; None = the journal's own number.
+
+    run_dir: the run's folder. played: the number of training episodes that the run reports; None = the
+    journal's own number.
     """
     problems: list[str] = []
     dropped: Counter[str] = Counter()

@@ -45,7 +45,7 @@ class JsonlTracker:
         lines.append(self._path, [lines.to_line({"step": step, "time_s": round(time_s, 3), **numbers})])
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Close nothing: no file stays open."""
 
 
 class TensorBoardTracker:
@@ -126,12 +126,13 @@ class WandbTracker:
 
 
 class MetricLog:
-    """Sends each step's metrics to every tracker. A failure causes one warning and removes the tracker.
+    """Writes each step's metrics to metrics.jsonl, and sends them to every tracker.
 
-    metrics.jsonl is always written; TensorBoard events go to tensorboard/ unless switched off.
+    A tracker that fails is removed, with one warning. metrics.jsonl is a record of the run, as the journal
+    is: a run that cannot write it ends. TensorBoard events go to tensorboard/ unless switched off.
 
-    trackers: further ones, by name; each is opened here. resumed_from, elapsed_s: of a run that goes on: its
-    last step, and the seconds that it had taken.
+    trackers: further ones, by name; each is opened here. resumed_from: the last step of a run that goes on;
+    elapsed_s: the time that it had taken (seconds).
     """
 
     def __init__(
@@ -147,7 +148,9 @@ class MetricLog:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         self._started = clock() - elapsed_s
-        self._trackers: dict[str, Tracker] = {"metrics.jsonl": JsonlTracker(run_dir / "metrics.jsonl")}
+        self._record = JsonlTracker(run_dir / "metrics.jsonl")
+        self._is_broken = False
+        self._trackers: dict[str, Tracker] = {}
         opened: dict[str, Callable[[], Tracker]] = {}
         if use_tensorboard:
             folder = run_dir / "tensorboard"
@@ -162,16 +165,25 @@ class MetricLog:
         return self._clock() - self._started
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the numbers of one step."""
+        """Write the numbers of one step.
+
+        Raises:
+            OSError: metrics.jsonl cannot be written.
+        """
         time_s = self.elapsed_s
+        try:
+            self._record.log(step, metrics, time_s=time_s)
+        except OSError:
+            self._is_broken = True
+            raise
         for name, tracker in list(self._trackers.items()):
             with _RemoveOnError(name, self._trackers):
                 tracker.log(step, metrics, time_s=time_s)
 
     def close(self) -> None:
-        """Close every tracker."""
+        """Close every tracker. Where metrics.jsonl has failed, one that fails, too, causes no warning."""
         for name, tracker in list(self._trackers.items()):
-            with _RemoveOnError(name, self._trackers):
+            with _RemoveOnError(name, self._trackers, is_quiet=self._is_broken):
                 tracker.close()
         self._trackers.clear()
 
@@ -187,8 +199,8 @@ class MetricLog:
 class _RemoveOnError:
     """Removes a tracker that raises, with a warning: a failing tracker must not end the run."""
 
-    def __init__(self, name: str, trackers: dict[str, Tracker]) -> None:
-        self._name = name
+    def __init__(self, name: str, trackers: dict[str, Tracker], *, is_quiet: bool = False) -> None:
+        self._name, self._is_quiet = name, is_quiet
         self._trackers = trackers
 
     def __enter__(self) -> None: ...
@@ -199,6 +211,8 @@ class _RemoveOnError:
         if not isinstance(error, Exception):
             return False
         self._trackers.pop(self._name, None)
+        if self._is_quiet:
+            return True
         warnings.warn(
             f"The tracker `{self._name}` stopped ({type(error).__name__}: {error}); "
             "the run goes on, and this tracker receives no further numbers.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from agentrl.errors import UserError
+from agentrl.errors import DiskError
 from agentrl.observe import members
 from agentrl.observe.journal import SUFFIX, Entry, to_line
 from agentrl.types import Turn
@@ -19,11 +19,18 @@ from agentrl.types import Turn
 _MEMBER_BYTES: Final = 1 << 20
 """The approximate size of one member's episodes in memory: a crash while writing loses at most one member."""
 _MAX_PENDING_BYTES: Final = 1 << 30
+_OBJECT_BYTES: Final = 4096
+"""The objects of an episode, without its arrays and its text: a short one is some ten messages and turns."""
 
 
 def file_name(name: str) -> str:
     """The name of an evaluation in the names of its files."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name)
+
+
+def eval_name(name: str, step: int) -> str:
+    """The name of the file of the evaluation `name` after `step`, without its suffix."""
+    return f"eval_{file_name(name)}_{step:06d}"
 
 
 class _Part(NamedTuple):
@@ -68,7 +75,7 @@ class Journal:
         """Add episodes of a training step and return their file.
 
         Raises:
-            UserError: the disk has failed.
+            DiskError: the disk has failed.
         """
         return await self._write(f"step_{step:06d}", entries)
 
@@ -76,15 +83,15 @@ class Journal:
         """Add episodes of the evaluation `name` after `step` and return their file.
 
         Raises:
-            UserError: the disk has failed.
+            DiskError: the disk has failed.
         """
-        return await self._write(f"eval_{file_name(name)}_{step:06d}", entries)
+        return await self._write(eval_name(name, step), entries)
 
     async def flush(self) -> None:
         """Wait until all pending entries are on disk.
 
         Raises:
-            UserError: some of them could not be written.
+            DiskError: some of them could not be written.
         """
         await self._until(0)
 
@@ -92,7 +99,7 @@ class Journal:
         """Flush and end the thread.
 
         Raises:
-            UserError: some entries could not be written.
+            DiskError: some entries could not be written.
         """
         try:
             await self.flush()
@@ -100,7 +107,6 @@ class Journal:
             self._thread.shutdown(wait=False)
 
     async def _write(self, name: str, entries: Iterable[Entry]) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}{SUFFIX}"
         # All entries are submitted before the first wait, so that a cancellation loses none.
         for part, num_bytes in _parts(list(entries)):
@@ -114,7 +120,7 @@ class Journal:
             # asyncio.wait does not cancel the future when the waiting task is cancelled; await would.
             await asyncio.wait([asyncio.wrap_future(self._pending[0].written)])
         if self._problem and not self._pending:
-            raise UserError(f"{self._problem} {self._num_lost} episodes are not in the journal.")
+            raise DiskError(f"{self._problem} {self._num_lost} episodes are not in the journal.")
 
     def _settle(self) -> int:
         """Remove written parts, and return the size of the pending ones (bytes)."""
@@ -126,6 +132,7 @@ class Journal:
         """Write one part; runs in the thread."""
         if not self._problem:
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 end = self._ends[path] if path in self._ends else members.end_of_members(path)
                 self._ends[path] = members.append(path, map(to_line, entries), at=end)
                 return
@@ -152,8 +159,10 @@ def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], int]]:
 
 
 def _num_bytes(entry: Entry) -> int:
-    """The approximate size of an episode in memory: its arrays and its text; at least 1."""
-    return 1 + sum(_turn_bytes(turn) for part in entry.episode.trajectories for turn in part.turns)
+    """The approximate size of an episode in memory: its objects, its arrays and its text."""
+    return _OBJECT_BYTES + sum(
+        _turn_bytes(turn) for part in entry.episode.trajectories for turn in part.turns
+    )
 
 
 def _turn_bytes(turn: Turn) -> int:

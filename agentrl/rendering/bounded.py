@@ -5,7 +5,8 @@ a call (3,000 line ends in a call of DeepSeek-V3: 17 s), and a long text takes l
 work that is short whatever the text says is done on the event loop:
 
     a turn       without a marker of a call: up to 2,048 tokens and 16,384 characters
-                 with one: the same before it, and up to 320 characters from there on
+                 with one: the same before it, and up to 320 characters from there on; an added token
+                 counts as 12 at most
     messages     up to 16,384 characters
 
 Everything else goes to a worker, which the kernel ends at a limit of CPU time. A turn that cannot be parsed
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 _PLAIN_TOKENS, _PLAIN_CHARS, _PLAIN_PROMPT = 2_048, 16_384, 32_768
 _CALL_CHARS = 320
+_MARKER_CHARS = 12
 _PROCESSES = 4
 _MEMORY_MB = 1024
 _RENDER_CPU_S = 30.0
@@ -214,21 +216,27 @@ class _Measure:
         vocabulary = tokenizer.get_vocab()
         # The string of a token has at least the characters of its text; some decoders add a blank.
         self._lengths = [1] * (max(vocabulary.values(), default=-1) + 1)
+        added = tokenizer.get_added_vocab()
         for token, id in vocabulary.items():
-            self._lengths[id] = len(token) + 1
+            # Markers of up to 30 characters would make every call a long one.
+            most = _MARKER_CHARS if token in added else len(token)
+            self._lengths[id] = min(len(token), most) + 1
         self._reasoning = {vocabulary[token] for token in _REASONING if token in vocabulary}
         self._markers: set[int] = set()
         if not renderer.has_linear_parser:
-            added = {id for token, id in tokenizer.get_added_vocab().items() if token.strip()}
+            markers = {id for token, id in added.items() if token.strip()}
             written = {id for token, id in vocabulary.items() if "<" in token and not _BYTE.fullmatch(token)}
-            self._markers = (added | written) - self._reasoning - set(renderer.stops(()).token_ids)
+            self._markers = (markers | written) - self._reasoning - set(renderer.stops(()).token_ids)
 
     def __call__(self, ids: Sequence[int], prompt_ids: Sequence[int]) -> bool:
         if len(ids) > _PLAIN_TOKENS or len(prompt_ids) > _PLAIN_PROMPT:
             return False
-        # Engines may sample ids that the tokenizer lacks.
-        if max(ids, default=0) >= len(self._lengths) or self._num_characters(ids) > _PLAIN_CHARS:
+        try:
+            num_characters = self._num_characters(ids)
+        except IndexError:  # engines may sample ids that the tokenizer lacks
             return False
+        if num_characters <= _CALL_CHARS or num_characters > _PLAIN_CHARS:
+            return num_characters <= _CALL_CHARS
         if self._markers.isdisjoint(ids):
             return True
         return self._num_characters(islice(ids, self._start_of_content(ids), None)) <= _CALL_CHARS

@@ -1,18 +1,24 @@
-"""The agent that trains: it samples every turn from a policy through a renderer, and records each token."""
+"""The agents that train: they sample every turn from a policy through a renderer, and record each token."""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
 
+from agentrl.activity import requesting
+from agentrl.envs.resuming import TurnStoppedError
 from agentrl.errors import ConfigError
-from agentrl.protocols import Act, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
-from agentrl.rollout.conversation import Conversation, Immediate
-from agentrl.types import Completion, Finish, Message, Observation, TurnTokens
+from agentrl.protocols import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
+from agentrl.rollout.conversation import Conversation, Immediate, SavedConversation
+from agentrl.types import JSON, Completion, Finish, Message, Observation, Restart, TurnTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,26 @@ class SamplingSettings:
     top_p: float = 1.0
     top_k: int = 0
     max_response_len: int | None = None
+
+
+class _Turn(NamedTuple):
+    """A turn that has begun: its tokens of the world, why its prefix was restarted, what was sampled."""
+
+    world: tuple[int, ...]
+    restart: Restart | None
+    sampled: Completion | None = None
+
+
+class _State(NamedTuple):
+    """What an agent saves. turn: the one that was stopped."""
+
+    conversation: SavedConversation
+    turn: _Turn | None
+
+
+@lru_cache(maxsize=1)
+def _states() -> TypeAdapter[_State]:
+    return TypeAdapter(_State)
 
 
 class TokenAgent:
@@ -42,6 +68,8 @@ class TokenAgent:
         self._renderer = bounded or Immediate(renderer)
         self._settings = settings
         self._conversation = Conversation(self._renderer)
+        self._turn: _Turn | None = None
+        self._is_stopping = False
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """Append the observation, sample a turn and parse it.
@@ -51,9 +79,13 @@ class TokenAgent:
 
         Raises:
             ConfigError: neither the episode nor the settings limit its tokens.
+            TurnStoppedError: `stop` was called; the next `act` goes on with this turn.
         """
-        conversation = self._conversation
-        world, restart = await conversation.add_observation(observation, tools)
+        conversation, turn = self._conversation, self._turn
+        if turn is None:
+            added, restart = await conversation.add_observation(observation, tools)
+            turn = _Turn(tuple(added), restart)
+        world, restart, _ = turn
         num_free_tokens = self._num_free_tokens(session, len(conversation.prefix))
         if num_free_tokens < 1:
             # A tool may return a very long text: tokens that no policy reads must not lengthen the Sample.
@@ -62,9 +94,8 @@ class TokenAgent:
             tokens = TurnTokens(_int32(world[:num_recorded]), _empty_completion())
             return Act(Message("assistant"), tokens, restart)
         prompt_crc32 = zlib.crc32(array("i", conversation.prefix))
-        completion = await self._policy.generate(
-            conversation.prefix, self._sampling(num_free_tokens, tools, session.seed), session=session.id
-        )
+        sampling = self._sampling(num_free_tokens, tools, session.seed)
+        completion = await self._sampled(turn, sampling, session.id)
         sampled: list[int] = completion.token_ids.tolist()
         message = await self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
         conversation.add_turn(sampled, message)
@@ -73,6 +104,40 @@ class TokenAgent:
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
         await self._policy.close_session(session_id)
+
+    async def stop(self, session_id: str) -> None:
+        """Stop at the next token: `act` raises TurnStoppedError, unless its turn was complete."""
+        self._is_stopping = True
+        await self._policy.close_session(session_id)
+
+    def save_state(self) -> JSON:
+        """The conversation as messages and tokens, and a turn that was stopped."""
+        state: JSON = _states().dump_python(_State(self._conversation.save(), self._turn), mode="json")
+        return state
+
+    def load_state(self, state: JSON) -> None:
+        """Be as far as the agent that saved this.
+
+        Raises:
+            ValueError: it is no state of such an agent.
+        """
+        saved = _states().validate_python(state)
+        self._conversation.load(saved.conversation)
+        self._turn = saved.turn
+
+    async def _sampled(self, turn: _Turn, sampling: Sampling, session_id: str) -> Completion:
+        """The completion of a turn, of which some tokens may have been sampled before."""
+        if not self._is_stopping:
+            sampling = replace(sampling, continues=turn.sampled)
+            with requesting():
+                prefix = self._conversation.prefix
+                completion = await self._policy.generate(prefix, sampling, session=session_id)
+            if not (self._is_stopping and completion.finish is Finish.ABORT):
+                self._turn = None
+                return completion
+            turn = turn._replace(sampled=completion if len(completion.token_ids) else None)
+        self._turn = turn
+        raise TurnStoppedError(session_id)
 
     def _sampling(self, max_new_tokens: int, tools: Sequence[ToolSchema], seed: int) -> Sampling:
         stops = self._renderer.stops(tools)
@@ -93,6 +158,37 @@ class TokenAgent:
         if not bounds:
             raise ConfigError("the environment sets no limit of tokens; set rollout_max_context_len.")
         return min(bounds)
+
+
+class DeadlineAgent:
+    """An agent whose last turn ends at a deadline, however long the policy would go on.
+
+    The turn that is then under way, and each later one, is empty, and its finish is `length`: `play` ends
+    the episode as a truncated one, with all turns before it. Tokens that were sampled for that turn are lost.
+
+    deadline: by the clock of the running event loop (seconds).
+    """
+
+    def __init__(self, agent: Agent, deadline: float) -> None:
+        self._agent, self._deadline = agent, deadline
+
+    async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
+        """The agent's turn, or an empty one at the deadline.
+
+        Waits for: the agent. Unblocked by: its turn or the deadline.
+        """
+        limit = asyncio.timeout_at(self._deadline)
+        try:
+            async with limit:
+                return await self._agent.act(observation, tools=tools, session=session)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return Act(Message("assistant"), TurnTokens(_int32([]), _empty_completion()))
+
+    async def close(self, session_id: str) -> None:
+        """Close the agent."""
+        await self._agent.close(session_id)
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

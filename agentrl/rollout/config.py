@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config import ImportPath, Section, Spelling, renamed
+from agentrl.data.config import EvalPaths
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -15,11 +16,14 @@ REPLAYS = "with replay, whose journal has the episodes; drop that"
 """Why a setting of playing, or of evaluations, has no effect."""
 PLAYS_ONLY = "with debug_rollout_only (`agentrl rollout`), which trains nothing; drop that"
 """Why a setting of training, or of evaluations, has no effect."""
+_IDLE_GROUPS, _MIN_IDLE_ROLLOUTS = 640, 20
 _OF_PLAYING = (
     *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"),
     *("rollout_temperature", "rollout_top_p", "rollout_top_k", "rollout_max_response_len"),
-    *("shuffle_rewards", "max_episode_retries", "dynamic_sampling_filter_path", "max_num_gen_batches"),
-    *("over_sampling_batch_size", "buffer_filter_path"),
+    *("shuffle_rewards", "max_episode_retries", "group_timeout_s"),
+    *("dynamic_sampling_filter_path", "max_num_gen_batches"),
+    *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
+    *("staleness_policy", "staleness_window", "async_buffer_size"),
 )
 
 
@@ -50,8 +54,17 @@ class RolloutConfig(Section):
     """Most turns of the model in an episode (count); left out, the environment's own limit."""
     shuffle_rewards: bool = False
     """Control experiment: every episode gets the reward of a random sibling, so nothing can be learned."""
+    max_idle_rollouts: Annotated[int, Field(ge=0)] | None = None
+    """RL iterations in a row that train on nothing, since siblings earn the same and less than the expert,
+    before the run ends with a sentence (count; 0 = never); left out, as many as play 640 groups, at least
+    20."""
     max_episode_retries: Annotated[int, Field(ge=0)] = 2
     """How often a failed episode is played again before its group is dropped (count)."""
+
+    group_timeout_s: Annotated[float, Field(gt=0.0)] | None = None
+    """Time that a group may take (seconds): its episodes that are still in play end there, truncated, and are
+    scored and trained with their siblings, so that a straggler holds up nobody; left out, only the limits of
+    each episode hold."""
 
     dynamic_sampling_filter_path: ImportPath | None = None
     """Function that drops a group, so that another one is played for it (package.module:name), such as
@@ -69,6 +82,27 @@ class RolloutConfig(Section):
     """Function that takes single rollouts of a batch out of the loss (package.module:name), such as
     agentrl.algorithms.filters:truncated; they still count in the baselines."""
 
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Versions of the weights that groups may start ahead of their training (versions): 0 = synchronous, each
+    batch is played by the weights that it is trained from; above, playing and training overlap."""
+    staleness_policy: Literal["window", "strict", "ready_first"] = "window"
+    """Which complete groups are trained next: the oldest, where those of a window may pass one that is still
+    in flight; strictly in the order of start; or the first to end, dropping what became too old, which trains
+    long episodes less often."""
+    staleness_window: Count | None = None
+    """Groups, counted from the oldest in flight, that may be trained next (count): a wider one waits less for
+    a straggler, and each rollout_batch_size beyond 1 adds a version to the staleness; left out,
+    rollout_batch_size, or over_sampling_batch_size where that is set."""
+    async_buffer_size: Count | None = None
+    """Complete groups that may wait before no further group starts (count); left out, only max_staleness
+    limits them."""
+    update_weights_interval: Count = 1
+    """Iterations for each version of the weights that is sent to the engine (count)."""
+    partial_rollout: bool | None = None
+    """Episodes in flight go on across an update of the weights; off: an update waits until none is in
+    flight. Left out, on above max_staleness 0; at 0 it lets the groups that are left of an over-sampled batch
+    go on into the next one."""
+
     replay: str | None = None
     """Folder of a run whose journalled episodes are trained on, in place of playing: no engine is started,
     and nothing is evaluated. Steps beyond those in the journal are left out."""
@@ -85,7 +119,65 @@ class RolloutConfig(Section):
             unused["max_num_gen_batches"] = "without dynamic_sampling_filter_path; add it"
         if self.over_sampling_batch_size is None:
             unused["buffer_filter_path"] = "without over_sampling_batch_size; add it"
+        elif self.is_async:
+            unused["buffer_filter_path"] = "where groups go on across batches; drop max_staleness"
+        return unused | self._unused_staleness
+
+    @property
+    def _unused_staleness(self) -> dict[str, str]:
+        """What is chosen among groups in flight, where none is in flight between two batches."""
+        unused = {}
+        if self.max_staleness == 0 and self.over_sampling_batch_size is None:
+            unused["partial_rollout"] = "without max_staleness or over_sampling_batch_size; add one"
+        if not self.is_async:
+            why = "without max_staleness above 0; raise it"
+            unused |= dict.fromkeys(("staleness_policy", "staleness_window", "async_buffer_size"), why)
+        elif self.staleness_policy != "window":
+            unused["staleness_window"] = "without staleness_policy = window; choose it"
         return unused
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about settings of playing that are valid and have a drawback."""
+        if self.replay is not None:
+            return ()
+        warnings = []
+        if (self.rollout_top_p < 1.0 or self.rollout_top_k > 0) and not self.debug_rollout_only:
+            warnings.append(
+                f"rollout_top_p = {self.rollout_top_p:g} and rollout_top_k = {self.rollout_top_k} cut "
+                "the distribution that is sampled, while logprobs and gradients are the whole policy's: the "
+                "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off."
+            )
+        if self.over_sampling_batch_size is not None and self.buffer_filter_path is None:
+            instead = (
+                "without it a batch takes the oldest groups."
+                if self.is_async
+                else "buffer_filter_path chooses among all groups instead."
+            )
+            warnings.append(
+                "over_sampling_batch_size takes the groups that end first, so two runs of one seed differ, "
+                f"and a run that resumes is not bit-equal to one that was never interrupted; {instead}"
+            )
+        return tuple(warnings)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether groups are in flight while others are trained."""
+        return self.max_staleness > 0 or (self.partial_rollout or False)
+
+    @property
+    def off_policy_by(self) -> str:
+        """The setting by which tokens may be older than the weights that train them; "" = they are not."""
+        if self.max_staleness > 0:
+            return f"max_staleness = {self.max_staleness}"
+        if self.update_weights_interval > 1:
+            return f"update_weights_interval = {self.update_weights_interval}"
+        return "partial_rollout" if self.is_async else ""
+
+    @property
+    def spans_updates(self) -> bool:
+        """Whether episodes go on across an update of the weights."""
+        return self.is_async and self.partial_rollout is not False
 
     @property
     def prompts(self) -> int:
@@ -95,6 +187,17 @@ class RolloutConfig(Section):
         if self.global_batch_size is not None:
             return self.global_batch_size * self.num_steps_per_rollout // self.n_samples_per_prompt
         return 32
+
+    @property
+    def idle_limit(self) -> int:
+        """`max_idle_rollouts` (0 = never), derived where it was left out.
+
+        The policy stays as it is meanwhile. Were one group in a hundred to have a signal, none of 640 would
+        with a probability of 0.2%.
+        """
+        if self.max_idle_rollouts is not None:
+            return self.max_idle_rollouts
+        return max(_MIN_IDLE_ROLLOUTS, -(-_IDLE_GROUPS // self.prompts))
 
     @property
     def episodes_per_step(self) -> int:
@@ -110,7 +213,8 @@ class RolloutConfig(Section):
             return {}
         is_derived = self.rollout_batch_size is None and self.global_batch_size is not None
         split = () if is_derived else ("num_steps_per_rollout", "global_batch_size")
-        return dict.fromkeys((*split, "rollout_sample_filter_path"), PLAYS_ONLY)
+        of_training = ("rollout_sample_filter_path", "max_idle_rollouts", "update_weights_interval")
+        return dict.fromkeys((*split, *of_training), PLAYS_ONLY)
 
     @model_validator(mode="after")
     def _plays_or_trains(self) -> RolloutConfig:
@@ -156,3 +260,34 @@ class EvalSampling(Section):
     eval_max_response_len: Count | None = None
     """Most tokens in one turn of the model in evaluations (tokens); left out, rollout_max_response_len in a
     run, else the episode's own limit."""
+
+
+class EvalSection(EvalSampling):
+    """Held-out episodes before, during and after training."""
+
+    eval_interval: Count = 10
+    """RL iterations, or optimizer steps of SFT, between evaluations (count)."""
+    eval_prompt_data: EvalPaths = None
+    """Prompts to evaluate on in place of the environment's held-out split, in the form of prompt_data; or
+    several sets, each with metrics of its own: a table of name and path (as a flag: NAME PATH NAME PATH)."""
+    eval_split: str = "test"
+    """The held-out split; of a folder of eval_prompt_data, the split whose files are played."""
+    eval_episodes: Count = 256
+    """Prompts in each evaluation, or at most of each named set (count): each is played once greedily, and
+    n_samples_per_eval_prompt times sampled."""
+    eval_temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    """Sampling temperature of the sampled half (0 = greedy, like the other half)."""
+    async_eval: bool | None = None
+    """Training goes on while an evaluation between two iterations plays. One that is due meanwhile begins
+    when that one has ended, with the weights of then. Left out, on where groups go on across batches
+    (max_staleness)."""
+    eval_engine: Literal["shared", "own"] = "shared"
+    """Engine that evaluations play on: that of training, whose weights may change meanwhile (metrics and
+    reports have the share of each version); or a second one of the same kind, with as much memory and as many
+    GPUs, which gets the weights of the evaluated version only."""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """The cut of a distribution, where the likeliest token is taken."""
+        greedy = "with eval_temperature = 0, which takes the likeliest token; raise it"
+        return {"eval_top_p": greedy} if self.eval_temperature == 0.0 else {}

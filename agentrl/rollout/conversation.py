@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from agentrl.protocols import EpisodeRenderer, Renderer, Seen, Stops, ToolSchema
 from agentrl.types import History, Message, Observation, Restart
@@ -35,6 +36,15 @@ class Immediate:
         return self._renderer.parse(ids, tools, prompt_ids=prompt_ids)
 
 
+class SavedConversation(NamedTuple):
+    """A conversation as messages, the tools on offer, the tokens of its last turn, and all of its tokens."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...]
+    completion_ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+
+
 class Conversation:
     """A prefix that only grows, until a restart replaces it.
 
@@ -56,6 +66,17 @@ class Conversation:
         self._tools: Sequence[ToolSchema] = ()
         self._completion_ids: list[int] = []
         self.prefix: list[int] = []
+
+    def save(self) -> SavedConversation:
+        """All of it."""
+        return SavedConversation(
+            self._messages, tuple(self._tools), tuple(self._completion_ids), tuple(self.prefix)
+        )
+
+    def load(self, saved: SavedConversation) -> None:
+        """Be what was saved."""
+        self._messages, self._tools = saved.messages, saved.tools
+        self._completion_ids, self.prefix = list(saved.completion_ids), list(saved.prefix)
 
     async def add_observation(
         self, observation: Observation, tools: Sequence[ToolSchema]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from agentrl.activity import group_in_play, in_play
 from agentrl.algorithms.filters import GroupFilter
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
@@ -14,6 +17,7 @@ from agentrl.envs.opponents import Opponent, agents_of
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
+from agentrl.rollout.agent import DeadlineAgent
 from agentrl.types import Ending, Episode, Group, Verdict
 
 
@@ -35,6 +39,12 @@ class GroupOutcome:
         """The group, unless it was dropped."""
         return None if self.reason else self.group
 
+    def ended(self, version: int) -> GroupOutcome:
+        """The outcome with the version that is served at its end, where that is not the one at its start."""
+        if self.group is None or version == self.group.start_version:
+            return self
+        return replace(self, group=replace(self.group, end_version=version))
+
     @property
     def episodes(self) -> tuple[Episode, ...]:
         """Every episode that was played, each once."""
@@ -50,7 +60,8 @@ class GroupPlayer:
 
     make_agent: makes an agent of the trained policy. opponents: they play the agents that are not trained.
     drops: the dynamic sampling filter: why a complete group is dropped and replaced, None = it is kept.
-    play_episode: plays an episode, `agentrl.play` or another function of its signature.
+    play_episode: plays an episode, `agentrl.play` or another function of its signature. timeout_s: after it
+    the siblings that are still in play end with an empty turn, truncated, and no episode is played again.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -63,6 +74,7 @@ class GroupPlayer:
     opponents: Mapping[str, Opponent] = field(default_factory=dict)
     drops: GroupFilter | None = None
     play_episode: PlayEpisode = play
+    timeout_s: float = math.inf
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -76,8 +88,11 @@ class GroupPlayer:
             UserError: the filter failed.
         """
         attempts_of = self._attempts[prompt.index] = [[] for _ in range(self.size)]
-        await all_of([self._sibling(prompt, k, attempts) for k, attempts in enumerate(attempts_of)])
-        outcome = await self._judged(prompt, version, attempts_of)
+        deadline = asyncio.get_running_loop().time() + self.timeout_s
+        siblings = [self._sibling(prompt, k, attempts, deadline) for k, attempts in enumerate(attempts_of)]
+        with group_in_play(f"g{prompt.index}"):
+            await all_of(siblings)
+            outcome = await self._judged(prompt, version, attempts_of)
         self._attempts.pop(prompt.index, None)
         return outcome
 
@@ -125,21 +140,27 @@ class GroupPlayer:
                 f"the dynamic sampling filter failed on group {group.id} ({error.detail}); mend it."
             ) from error
 
-    async def _sibling(self, prompt: Prompt, k: int, attempts: list[Marked]) -> None:
-        """Play an episode until it is usable; each attempt is added to `attempts`."""
+    async def _sibling(self, prompt: Prompt, k: int, attempts: list[Marked], deadline: float) -> None:
+        """Play an episode until it is usable or the deadline is over; adds each attempt to `attempts`."""
+
+        def make_agent() -> Agent:
+            agent = self.make_agent()
+            return agent if math.isinf(deadline) else DeadlineAgent(agent, deadline)
+
         for attempt in range(self.retries + 1):
             name = _episode_id(prompt, k, attempt)
             env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
-            episode = await self.play_episode(
-                env,
-                agents_of(env, prompt.task, self.make_agent, self.opponents, seed=sampling_seed),
-                prompt.task,
-                seed=prompt.seed,
-                episode_id=name,
-                sampling_seed=sampling_seed,
-            )
-            attempts.append(await self.scorer.mark(episode))
-            if attempts[-1].is_usable:
+            with in_play(name):
+                episode = await self.play_episode(
+                    env,
+                    agents_of(env, prompt.task, make_agent, self.opponents, seed=sampling_seed),
+                    prompt.task,
+                    seed=prompt.seed,
+                    episode_id=name,
+                    sampling_seed=sampling_seed,
+                )
+                attempts.append(await self.scorer.mark(episode))
+            if attempts[-1].is_usable or asyncio.get_running_loop().time() >= deadline:
                 break
 
 

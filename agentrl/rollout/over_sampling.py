@@ -11,8 +11,7 @@ from agentrl.algorithms.filters import BufferFilter, chosen_ids
 from agentrl.data import Prompt
 from agentrl.errors import StageError, UserError, stage
 from agentrl.rollout.group import GroupOutcome
-from agentrl.rollout.producer import PlayGroup, Producer
-from agentrl.types import Group
+from agentrl.rollout.producer import PlayGroup, Producer, ProducerSettings
 
 OVER_SAMPLED: Final = "over_sampled"
 """Why a group is dropped that was not among the first of a batch."""
@@ -56,37 +55,41 @@ class OverSamplingProducer(Producer):
         self,
         next_prompt: Callable[[], Prompt],
         play_group: PlayGroup,
+        settings: ProducerSettings,
         over_sampling: OverSampling,
-        *,
-        batch_size: int,
-        max_broken: int = 3,
-        max_num_gen_batches: int = 10,
     ) -> None:
-        super().__init__(next_prompt, play_group, batch_size=batch_size, max_broken=max_broken)
-        self._size, self._cancelled, self._choose = over_sampling
-        self._max_played = max_num_gen_batches * self._size
+        size, cancelled, choose = over_sampling
+        super().__init__(next_prompt, play_group, settings, cancelled=cancelled, cancel_reason=OVER_SAMPLED)
+        self._size, self._choose = size, choose
+        self._max_played = settings.max_num_gen_batches * size
 
     async def take(self) -> list[GroupOutcome]:
         """The next batch: `batch_size` kept groups, and all others that were started for it."""
-        self._num_dropped = 0
-        while not self._is_complete():
-            if self._num_kept + len(self._in_flight) < self._batch_size:
-                self._start_prompts()
-            ended, _ = await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(ended, key=lambda task: self._in_flight[task].index):
-                self._add(task)
-        taken = await self._chosen()
+        complete = await self._filled()
+        taken = (
+            set(complete[: self._settings.batch_size])
+            if self._choose is None
+            else await self._preferred(self._choose)
+        )
         await self._cancel()
-        outcomes, self._untaken = dict(sorted(self._untaken.items())), {}
+        self._raise_failure()
         reason = OVER_SAMPLED if self._choose is None else NOT_CHOSEN
-        return [
-            replace(outcome, reason=reason) if outcome.kept is not None and ordinal not in taken else outcome
-            for ordinal, outcome in outcomes.items()
-        ]
+        for ordinal, outcome in self._untaken.items():
+            if outcome.kept is not None and ordinal not in taken:
+                self._untaken[ordinal] = replace(outcome, reason=reason)
+        return self._taken(sorted(taken))
 
-    def _is_complete(self) -> bool:
-        is_full = self._num_kept >= self._batch_size
-        return is_full if self._choose is None else is_full and not self._in_flight
+    def _chosen(self) -> list[int] | None:
+        """The kept groups in the order of their end, once there are enough."""
+        self._raise_failure()
+        if self._num_kept + len(self._in_flight) < self._settings.batch_size:
+            self._start_prompts()
+        complete = [ordinal for ordinal, outcome in self._untaken.items() if outcome.kept is not None]
+        is_full = len(complete) >= self._settings.batch_size
+        return complete if is_full and (self._choose is None or not self._in_flight) else None
+
+    def _admit(self) -> None:
+        """Nothing: prompts start in `take`, where those in flight cannot fill the batch."""
 
     def _start_prompts(self) -> None:
         if self._num_dropped + self._size > self._max_played:
@@ -94,46 +97,22 @@ class OverSamplingProducer(Producer):
         for _ in range(self._size):
             self._start()
 
-    def _add(self, task: asyncio.Task[GroupOutcome]) -> None:
-        outcome = task.result()
-        self._untaken[self._in_flight.pop(task).index] = outcome
-        self._num_dropped += bool(outcome.reason)
-        self._count_broken(outcome)
-
-    async def _chosen(self) -> set[int]:
-        """The ordinals of the groups of the batch."""
-        kept = {ordinal: outcome.kept for ordinal, outcome in self._untaken.items()}
+    async def _preferred(self, choose: BufferFilter) -> set[int]:
+        """The ordinals of the groups that the buffer filter chooses."""
+        kept = {ordinal: outcome.kept for ordinal, outcome in sorted(self._untaken.items())}
         groups = {ordinal: group for ordinal, group in kept.items() if group is not None}
-        if self._choose is None:
-            # In the order of their end.
-            return set(list(groups)[: self._batch_size])
-        ids = await self._chosen_ids(self._choose, [groups[ordinal] for ordinal in sorted(groups)])
-        return {ordinal for ordinal, group in groups.items() if group.id in ids}
-
-    async def _chosen_ids(self, choose: BufferFilter, groups: list[Group]) -> frozenset[str]:
         try:
             async with stage("filter", None):
-                return chosen_ids(choose, groups, self._batch_size)
+                ids = chosen_ids(choose, list(groups.values()), self._settings.batch_size)
         except StageError as error:
             raise UserError(f"the buffer filter failed ({error.detail}); mend it.") from error
+        return {ordinal for ordinal, group in groups.items() if group.id in ids}
 
     async def _cancel(self) -> None:
         """Cancel what is in flight, and wait until it has cleaned up."""
-        if not self._in_flight:
-            return
         for task in self._in_flight:
             task.cancel()
-        await asyncio.wait(self._in_flight)
-        # All or none: where one of them raises, close() returns those that ended.
-        self._untaken |= {
-            prompt.index: self._cut(prompt) if task.cancelled() else task.result()
-            for task, prompt in self._in_flight.items()
-        }
-        self._in_flight.clear()
-
-    def _cut(self, prompt: Prompt) -> GroupOutcome:
-        return replace(self._cancelled(prompt), reason=OVER_SAMPLED)
-
-    async def _played(self, prompt: Prompt) -> GroupOutcome:
-        # Groups that are dropped are replaced by the prompts that start next.
-        return await self._play_group(prompt, version=self._version)
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
+            # A task that has ended is taken out of flight in the next iteration of the loop.
+            await asyncio.sleep(0)

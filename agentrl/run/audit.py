@@ -25,9 +25,10 @@ _USED = (Outcome.TRAINED, Outcome.RECORDED)
 class Audit:
     """The prompts of a run, by what became of them (counts).
 
-    started: prompts before the frontier of the last checkpoint. ahead: prompts of groups beyond it. episodes:
-    the same of episodes. recorded: prompts of a run that only plays. rolled_back: training episodes that
-    restarts undid, by attempt. problems: sentences, empty if every prompt is accounted for once.
+    started: prompts before the frontier of the last checkpoint. saved: those of them whose groups were in
+    flight or waiting, which a resumed run plays again. ahead: prompts in the journal beyond the checkpoint.
+    episodes: the same of episodes. recorded: prompts of a run that only plays. rolled_back: training episodes
+    that restarts undid, by attempt. problems: sentences, empty if every prompt is accounted for once.
     """
 
     started: int
@@ -35,6 +36,7 @@ class Audit:
     recorded: int
     dropped: Mapping[str, int]
     skipped: int
+    saved: int
     ahead: int
     episodes: Reconciliation
     rolled_back: Mapping[str, int]
@@ -60,10 +62,13 @@ def audit(folder: Path) -> Audit:
         else:
             outcomes[ordinal].append(outcome)
     checkpoint = Checkpoints(folder / "checkpoints", keep=1).newest()
-    frontier = max(outcomes, default=-1) + 1 if checkpoint is None else checkpoint.state.next_ordinal
-    fates = Counter(_fate(outcomes[ordinal]) for ordinal in outcomes if ordinal < frontier)
-    missing = [ordinal for ordinal in range(frontier) if ordinal not in outcomes]
-    skipped = _num_skipped(folder / METRICS)
+    state = None if checkpoint is None else checkpoint.state
+    frontier = max(outcomes, default=-1) + 1 if state is None else state.next_ordinal
+    saved = frozenset(() if state is None else state.pending)
+    done = outcomes.keys() & set(range(frontier)) - saved
+    fates = Counter(_fate(outcomes[ordinal]) for ordinal in sorted(done))
+    missing = [ordinal for ordinal in range(frontier) if ordinal not in outcomes and ordinal not in saved]
+    skipped = _num_skipped(folder / METRICS) + (0 if state is None else sum(state.skipped.values()))
     if len(missing) != skipped:
         problems.append(
             f"{len(missing)} prompts were started and stand nowhere (the first: {missing[:_SHOWN]}), and the "
@@ -74,15 +79,28 @@ def audit(folder: Path) -> Audit:
         if fate in _USED and not _is_complete(group, fate):
             problems.append(f"prompt {n} was {fate} in part.")
     episodes = reconcile(folder)
-    rolled_back = {
+    trained, recorded = (fates.pop((outcome, ""), 0) for outcome in _USED)
+    dropped = {reason: number for (_, reason), number in fates.items()}
+    return Audit(
+        started=frontier,
+        trained=trained,
+        recorded=recorded,
+        dropped=dropped,
+        skipped=skipped,
+        saved=len(saved),
+        ahead=len(outcomes.keys() - done),
+        episodes=episodes,
+        rolled_back=_rolled_back(folder),
+        problems=(*problems, *episodes.problems),
+    )
+
+
+def _rolled_back(folder: Path) -> dict[str, int]:
+    """The training episodes that restarts undid, by attempt (count)."""
+    return {
         path.name: sum(1 for _ in _training_outcomes(path / JOURNAL))
         for path in sorted((folder / ROLLED_BACK).glob("attempt_*"))
     }
-    trained, recorded = (fates.pop((outcome, ""), 0) for outcome in _USED)
-    dropped = {reason: number for (_, reason), number in fates.items()}
-    ahead = sum(ordinal >= frontier for ordinal in outcomes)
-    found = (*problems, *episodes.problems)
-    return Audit(frontier, trained, recorded, dropped, skipped, ahead, episodes, rolled_back, found)
 
 
 def _training_outcomes(journal: Path) -> Iterator[EpisodeOutcome]:

@@ -16,13 +16,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import xxhash
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.config import Section
 from agentrl.errors import ConfigError
@@ -47,6 +47,8 @@ class SavedMilestone(Section):
 class RunState(Section):
     """How far a run has come at the end of a step; weights and optimizers are beside it."""
 
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")  # a loss may have diverged
+
     format: Literal[1] = 1
     """Of this file; another one would be read otherwise."""
     attempt: int
@@ -59,16 +61,30 @@ class RunState(Section):
     """Fingerprint of the data."""
     next_ordinal: int
     """The first prompt of the data source that no group was started on; in SFT, of the conversations."""
+    pending: tuple[int, ...] = ()
+    """Prompts before `next_ordinal` whose groups were in flight, or waiting to be trained: they are played
+    again."""
+    skipped: dict[str, int] = Field(default_factory=dict)
+    """Prompts before `next_ordinal` that were skipped since the last metrics (count), by reason."""
     elapsed_s: float
     """What the run has taken so far, over all attempts (seconds)."""
     records: dict[str, int]
-    """Size of the journal's files and of metrics.jsonl (bytes), by path: the rest is of later steps."""
+    """Size of the journal's files, metrics.jsonl and diagnoses.jsonl (bytes), by path: the rest is of later
+    steps."""
     milestones: tuple[SavedMilestone, ...] = ()
     """The evaluations up to now."""
     latest: dict[str, float] = Field(default_factory=dict)
     """Metrics of the last of them."""
+    scores: dict[int, float] = Field(default_factory=dict)
+    """`metric_for_best_model` of each, by the step of the weights."""
+    due_evaluations: tuple[int, ...] = ()
+    """Steps after which an evaluation was due that is not among them: one is played again."""
+    evaluating: int | None = None
+    """The step whose weights were being evaluated."""
     stages: tuple[StageTime, ...] = ()
     """The duration of each stage, over all attempts."""
+    idle_rollouts: int = 0
+    """The iterations in a row up to now that trained on nothing (count)."""
 
 
 class FileSum(NamedTuple):
@@ -184,7 +200,8 @@ class Checkpoints:
         if newest is None:
             return reasons
         index = paths.index(newest.path)
-        reasons |= dict.fromkeys(self._superseded(paths[: index + 1]), "an older checkpoint")
+        superseded = self._superseded(paths[: index + 1], newest.state)
+        reasons |= dict.fromkeys(superseded, "an older checkpoint")
         return reasons | dict.fromkeys(paths[index + 1 :], "a damaged checkpoint")
 
     def _seal(self, coming: Path, state: RunState) -> None:
@@ -199,18 +216,33 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(coming, target)
         _sync(self.folder)
-        for path in self._superseded(self._paths()):
+        for path in self._superseded(self._paths(), state):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _superseded(self, paths: Sequence[Path]) -> list[Path]:
-        """Those of `paths`, oldest first, that are neither among the newest nor the best."""
+    def _superseded(self, paths: Sequence[Path], state: RunState) -> list[Path]:
+        """Those of `paths`, oldest first, that are neither among the newest nor the best.
+
+        state: the newest; the weights that it says are being evaluated may become the best.
+        """
         kept = set(paths[-self.keep :])
         if self.best is not None:
-            scored = {path: _read_state(path / STATE).latest.get(self.best) for path in paths}
+            scored = {path: self._score(path, state.scores) for path in paths}
             values = {path: value for path, value in scored.items() if value is not None}
             # Of equal ones the oldest, so that it does not move with every save.
             kept |= {max(values, key=values.__getitem__)} if values else set()
+            if (step := state.evaluating) is not None:
+                kept |= {*[path for path in paths if _step_of(path) >= step][:1]}
         return [path for path in paths if path not in kept]
+
+    def _score(self, path: Path, scores: Mapping[int, float]) -> float | None:
+        """The best metric of the last evaluation of a checkpoint's weights, or of those before.
+
+        scores: by step; without any, the checkpoint's own.
+        """
+        if not scores and self.best is not None:
+            return _read_state(path / STATE).latest.get(self.best)
+        evaluated = [step for step in scores if step <= _step_of(path)]
+        return scores[max(evaluated)] if evaluated else None
 
     def _partial(self) -> list[Path]:
         """Checkpoints that are being written, or were when the run was killed."""
@@ -219,7 +251,7 @@ class Checkpoints:
     def _paths(self) -> list[Path]:
         """The folders of checkpoints, oldest first."""
         found = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name)]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+        return sorted(found, key=_step_of)
 
     def _report(self, state: RunState, error: OSError) -> None:
         earlier = self._paths()
@@ -228,6 +260,10 @@ class Checkpoints:
             f"Warning: the checkpoint of step {state.step} could not be written "
             f"({error.strerror or error}); {kept}, and the run goes on. Free space in {self.folder}."
         )
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def _damage(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from agentrl.algorithms.samples import demonstration
-from agentrl.envs import AnyEnv, MultiAgentEnv, Script, ScriptedAgent, play
+from agentrl.envs import AnyEnv, AnyScript, MultiAgentEnv, ScriptedAgent, play
 from agentrl.errors import WorldBrokenError, all_of
 from agentrl.protocols import Act, Renderer, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation, Immediate
@@ -137,7 +137,7 @@ def _shuffled(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
 class _Demonstrator(ScriptedAgent):
     """Records the tools that were offered at each of its turns."""
 
-    def __init__(self, script: Script | Callable[[str], Script]) -> None:
+    def __init__(self, script: AnyScript | Callable[[str], AnyScript]) -> None:
         super().__init__(script)
         self.tools_by_turn: list[tuple[ToolSchema, ...]] = []
 
@@ -154,7 +154,8 @@ def _demonstrators(env: AnyEnv, task: Task, seed: str) -> dict[str, _Demonstrato
             name: _Demonstrator(partial(env.demonstrator, task, name, rng=random.Random(f"{seed}/{name}")))
             for name in env.possible_agents
         }
-    return {AGENT: _Demonstrator(env.demonstrator(task, random.Random(seed)))}
+    single = env
+    return {AGENT: _Demonstrator(lambda _: single.demonstrator(task, random.Random(seed)))}
 
 
 async def _samples_of(

@@ -7,7 +7,6 @@ tokenizer of a new model into a temporary folder.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -21,7 +20,14 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, first_tasks
 from agentrl.assembly.env import EnvFactory, run_env_factory
 from agentrl.assembly.load import listed_inactive, load_run
-from agentrl.assembly.memory import Memory, Networks, embedded_memory, megatron_memory, torch_memory
+from agentrl.assembly.memory import (
+    Memory,
+    Networks,
+    embedded_memory,
+    machine_memory,
+    megatron_memory,
+    torch_memory,
+)
 from agentrl.assembly.model import model_source
 from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.ranks import launcher_env_of
@@ -32,11 +38,12 @@ from agentrl.checkpoints.tensors import TensorFiles, num_parameters
 from agentrl.config import effective_values
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.envs import AnyEnv
+from agentrl.envs.boundary import as_multi_agent, call_close, call_joint_reset
 from agentrl.envs.opponents import check_opponents
-from agentrl.envs.play import as_multi_agent
 from agentrl.errors import ConfigError, StageError, stage
 from agentrl.gpus import num_gpus, present_gpus
 from agentrl.graders.registry import CALL_SERVERS
+from agentrl.interrupts import run_until_signal
 from agentrl.protocols import Renderer
 from agentrl.run import UNSERVED
 from agentrl.run.folder import RunFolder
@@ -82,7 +89,7 @@ def dry_run(run: str | Path | None, settings: Mapping[str, JSON], *, resume: boo
     else:
         folder.check_free(config)
     launcher_env_of(config)
-    return asyncio.run(_validated(config, folder))
+    return run_until_signal(_validated(config, folder))
 
 
 async def _validated(config: RunConfig, folder: RunFolder) -> DryRun:
@@ -209,7 +216,7 @@ async def _rendered(env: AnyEnv, task: Task, renderer: Renderer, seed: int) -> l
     world = as_multi_agent(env)
     try:
         async with stage("reset", env.limits.reset_timeout_s):
-            observations, _ = await world.reset(task, seed=seed)
+            observations, _ = await call_joint_reset(world, task, seed=seed)
         name = next(iter(observations))
         return renderer.render(observations[name], world.tools_of(name))
     except StageError as error:
@@ -218,7 +225,7 @@ async def _rendered(env: AnyEnv, task: Task, renderer: Renderer, seed: int) -> l
             "or start what it needs."
         ) from error
     finally:
-        await world.close()
+        await call_close(world)
 
 
 def _check_model(source: ModelSource, config: RunConfig) -> None:
@@ -264,6 +271,8 @@ def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Me
     if engine.engine == "embedded" and config.rollout.replay is None:
         length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
         memory["embedded engine"] = embedded_memory(source.config, engine.max_slots, length)
+        if config.has_eval_engine:
+            memory["engine of evaluations"] = memory["embedded engine"]
     return memory
 
 
@@ -281,7 +290,7 @@ def _check_fits(memory: Mapping[str, Memory]) -> None:
             f"{min(gpu.memory for gpu in gpus) / 2**30:.1f} GiB; take more ranks, or offload = true."
         )
     local = sum(part.exact for name, part in memory.items() if "ranks" not in name)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = machine_memory()
     if local > machine:
         raise ConfigError(
             f"{' and '.join(memory)} take {local / 2**30:.1f} GiB, and this machine has "

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.assembly.config import RunConfig
-from agentrl.config import write_toml
-from agentrl.errors import ConfigError, RunExistsError
+from agentrl.errors import RunExistsError
+from agentrl.observe.history import JOURNAL, METRICS, attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,43 +23,23 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run has measured anything here, or left weights."""
-        return (self.path / "metrics.jsonl").exists() or self.checkpoint.exists()
-
-    @classmethod
-    def create(cls, config: RunConfig) -> RunFolder:
-        """Make the folder and write the resolved configuration into it.
-
-        The folder of a run that failed before its first metrics is overwritten.
-
-        Raises:
-            RunExistsError: the folder already holds a run.
-            ConfigError: the folder cannot be made.
-        """
-        folder = cls.of(config)
-        folder.check_free(config)
-        path = folder.path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir = {config.run.output_dir!r}: the run's folder cannot be made there "
-                f"({error.strerror}); choose another --output-dir."
-            ) from error
-        write_toml(config, folder.config)
-        return folder
+        """Whether a run has measured anything here, or left weights or a checkpoint."""
+        left = (self.path / METRICS, self.checkpoint, *self.checkpoints.glob("step_*"))
+        return any(path.exists() for path in left)
 
     def check_free(self, config: RunConfig) -> None:
-        """Check that no run is overwritten.
+        """Check that no run is overwritten. The folder of one that measured nothing is free.
 
         Raises:
-            RunExistsError: the folder already holds a run.
+            RunExistsError: the folder already holds a run, or an evaluation.
         """
         if self.holds_run:
             raise RunExistsError(
                 f"{self.path} already holds a run; resume it (`agentrl {config.command} {self.path} "
                 "--resume`), choose another --name, or remove that folder."
             )
+        if (self.path / JOURNAL).exists() and not attempts(self.path):
+            raise RunExistsError(f"{self.path} holds the episodes of an evaluation; choose another --name.")
 
     @property
     def config(self) -> Path:
@@ -95,6 +75,15 @@ class RunFolder:
     def trainer(self) -> Path:
         """Logs of the trainer's processes."""
         return self.path / "trainer"
+
+    def timeline(self, attempt: int) -> Path:
+        """A Chrome trace of what an attempt did."""
+        return self.path / "timeline" / f"attempt_{attempt}.json.gz"
+
+    @property
+    def summary(self) -> Path:
+        """The results, for programs."""
+        return self.path / "summary.json"
 
     @property
     def report(self) -> Path:

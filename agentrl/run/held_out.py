@@ -135,3 +135,21 @@ def eval_metrics(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
         metrics |= {f"eval/{key}/{part}": mean for part, mean in report.by.items()}
         metrics |= {f"eval/{key}/reward/{name}": mean for name, mean in report.parts.items()}
     return metrics
+
+
+def version_metrics(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """The oldest and the newest version of the weights that an evaluation's tokens have, and their shares.
+
+    eval/MODE/version_share/K is the share of the tokens that are K versions newer than the oldest.
+    """
+    metrics: dict[str, float] = {}
+    for key, evaluation in evaluations.items():
+        shares = {int(version): share for version, share in evaluation.report.versions.items()}
+        if not shares:
+            continue
+        oldest, newest = min(shares), max(shares)
+        metrics |= {f"eval/{key}/version_min": float(oldest), f"eval/{key}/version_max": float(newest)}
+        metrics |= {
+            f"eval/{key}/version_share/{version - oldest}": share for version, share in shares.items()
+        }
+    return metrics

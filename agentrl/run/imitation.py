@@ -55,7 +55,7 @@ async def held_out_loss(trainer: Trainer, samples: Sequence[Sample], *, batch_si
     for begin in range(0, len(samples), batch_size):
         part = samples[begin : begin + batch_size]
         scores = await trainer.score(part)
-        for sample, logprobs in zip(part, scores.old, strict=True):
+        for sample, logprobs in zip(part, scores.proximal, strict=True):
             total -= float(logprobs[sample.loss_mask].sum(dtype=np.float64))
             count += int(sample.loss_mask.sum())
         # As above.

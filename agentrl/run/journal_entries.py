@@ -92,19 +92,25 @@ def _group_outcome(id: str, entries: Sequence[Entry]) -> GroupOutcome:
         return GroupOutcome(None, failed, ended, reason)
     first, episodes = scored[0], tuple(entry.episode for entry in scored)
     verdicts = tuple(verdict for entry in scored for verdict in entry.verdicts)
-    group = Group(
-        id, first.episode.task, first.episode.seed, episodes, verdicts, start_version=first.start_version
-    )
+    task, seed = first.episode.task, first.episode.seed
+    group = Group(id, task, seed, episodes, verdicts, first.start_version, first.end_version)
     return GroupOutcome(group, failed, episodes, reason)
 
 
 def _dropped(outcome: GroupOutcome) -> Iterator[Entry]:
     """A group that was in no batch, complete or not."""
     group = outcome.group
+    entry = partial(Entry, outcome=Outcome.DROPPED, reason=outcome.reason, in_batch=False)
     for episode in outcome.finished:
-        verdicts = () if group is None else group.verdicts_of(episode)
-        version = 0 if group is None else group.start_version
-        yield Entry(episode, verdicts, Outcome.DROPPED, outcome.reason, in_batch=False, start_version=version)
+        if group is None:
+            yield entry(episode, ())
+        else:
+            yield entry(
+                episode,
+                group.verdicts_of(episode),
+                start_version=group.start_version,
+                end_version=group.end_version,
+            )
 
 
 def _group(group: Group, outcome: Outcome, batch: Iteration | BatchInProgress) -> Iterator[Entry]:
@@ -117,6 +123,7 @@ def _group(group: Group, outcome: Outcome, batch: Iteration | BatchInProgress) -
             episode,
             group.verdicts_of(episode),
             start_version=group.start_version,
+            end_version=group.end_version,
             advantages={id.agent: batch.advantages[id] for id in ids if id in batch.advantages},
         )
         # An episode of several agents is trained on where one of them is.

@@ -1,26 +1,36 @@
 """The training loop: take a batch, compute its credit once, update, publish; then the next.
 
-It is synchronous with `max_staleness = 0`: see `agentrl.rollout.Producer`, which decides when episodes start.
+consumes    batches of a `Producer`, which decides when groups start, and which of them make a batch
+waits for   a batch; then the trainer (score, update, publish). Its own tasks go on meanwhile: at
+            `max_staleness` 0 nothing is in flight then, above it groups are played
+unblocked   by the ends of groups, and by the trainer's replies
+at its end  whatever stopped it: the producer is closed by its owner, `in_progress` holds the batch
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
+from agentrl.activity import TAKE, working
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
-from agentrl.algorithms.off_policy import mismatch_metrics
+from agentrl.algorithms.off_policy import mismatch_by_staleness, mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import StageError, TokenLawError, UserError, stage
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
-from agentrl.run.metrics import rollout_metrics
+from agentrl.run.colocation import Colocation
+from agentrl.run.metrics import rollout_metrics, staleness_metrics
 from agentrl.trainer.recording import Phase
 from agentrl.types import FloatArray, Group, RolloutId, Scores
 
@@ -52,7 +62,8 @@ class BatchInProgress:
     """The batch of the current iteration, so that its groups are journalled whatever stops the iteration.
 
     trained: ids of the groups of finished optimizer steps. removed, advantages: see `Iteration`. reason: why
-    the others are dropped, where that is more than the end of the run.
+    the others are dropped, where that is more than the end of the run. has_new_weights: the trainer's weights
+    are newer than the published ones.
     """
 
     outcomes: Sequence[GroupOutcome] = ()
@@ -60,6 +71,7 @@ class BatchInProgress:
     removed: Mapping[RolloutId, str] = field(default_factory=dict)
     reason: str = ""
     advantages: Mapping[RolloutId, FloatArray] = field(default_factory=dict)
+    has_new_weights: bool = False
 
 
 class _Credited(NamedTuple):
@@ -70,6 +82,44 @@ class _Credited(NamedTuple):
     advantages: Mapping[RolloutId, FloatArray]
 
 
+class _Times(NamedTuple):
+    """When the phases of an iteration ended, by the loop's clock (seconds)."""
+
+    started: float
+    played: float
+    scored: float
+    updated: float
+    ended: float
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases, in their order."""
+        names = ("rollout", "log_probs", "actor_train", "update_weights")
+        return tuple(Phase(name, *span) for name, span in zip(names, pairwise(self), strict=True))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The duration of each phase, and of the iteration."""
+        times = {f"perf/{phase.name}_time": phase.end_s - phase.start_s for phase in self.phases}
+        return times | {"perf/step_time": self.ended - self.started}
+
+
+class Publishing(NamedTuple):
+    """When new weights are published.
+
+    interval: iterations for each version (count). last_step: that of the last iteration, after which they
+    always are; None = unknown. drains: no episode may be in flight then.
+    """
+
+    interval: int = 1
+    last_step: int | None = None
+    drains: bool = False
+
+    def is_due(self, step: int) -> bool:
+        """Whether weights go out after this iteration, where there are new ones."""
+        return (step + 1) % self.interval == 0 or step == self.last_step
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The parts that an iteration uses.
@@ -77,7 +127,9 @@ class Loop:
     in_progress: the current batch; empty between two iterations. watch: warns of a correction without effect.
     laws: every trajectory is checked by them before it is scored or trained on. removed: the filter that
     takes rollouts out of the loss; None = there is none.
-    sink: None = nothing serves the policy, and no weights are published.
+    sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
+    overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
+    of engine and trainer, where they share devices.
     """
 
     producer: Rollouts
@@ -90,6 +142,14 @@ class Loop:
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
     removed: RolloutFilter | None = None
+    publishing: Publishing = field(default_factory=Publishing)
+    overlaps: bool = False
+    colocation: Colocation = field(default_factory=Colocation)
+
+    @property
+    def version(self) -> int:
+        """The version of the trainer's weights, published or not."""
+        return self.producer.version + self.in_progress.has_new_weights
 
     async def iterate(self, step: int) -> Iteration:
         """Play the batch of `step`, train on it, and publish a new version if weights were updated.
@@ -98,53 +158,62 @@ class Loop:
             TokenLawError: a trajectory breaks a token law; nothing of the batch is trained on.
         """
         started = self.clock()
-        outcomes = self.in_progress.outcomes = await self.producer.take()
+        with working(TAKE):
+            outcomes = self.in_progress.outcomes = await self.producer.take()
         played = self.clock()
         groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
         removed = self.in_progress.removed = await self._removed(groups)
         batch = self._checked(groups, removed)
-        # The complete batch before the first update: the old policy is the one before all its steps.
-        scores = await self._scores(batch)
-        scored = self.clock()
-        credited = self._credited(batch, scores)
-        advantages = self.in_progress.advantages = credited.advantages
-        reports = [await self._update(optimizer_step) for optimizer_step in credited.steps]
-        updated = self.clock()
-        published = await self._publish() if reports else None
-        self.producer.advance(step + 1, version=published.version if published else self.producer.version)
-        ended = self.clock()
+        staleness = self._staleness(groups)
+        # Episodes end only while the engine has its memory.
+        async with self._drained(self.colocation.offload_rollout):
+            async with self.colocation.training():
+                # The complete batch before any of its updates: the proximal policy is that of all its steps.
+                scores = await self._scores(batch)
+                scored = self.clock()
+                credited = self._credited(batch, scores)
+                advantages = self.in_progress.advantages = credited.advantages
+                reports = [await self._update(optimizer_step) for optimizer_step in credited.steps]
+                updated = self.clock()
+            published = await self._publish(step)
+        version = published.version if published else self.producer.version
+        self.producer.advance(step + 1, version=version, is_published=self.publishing.is_due(step))
+        times = _Times(started, played, scored, updated, self.clock())
         trained = [group for group in groups if group.id in self.in_progress.trained]
         dropped = [group for group in groups if group.id not in self.in_progress.trained]
-        metrics = rollout_metrics(outcomes, removed) | _averaged(reports) | credited.metrics
+        metrics = rollout_metrics(outcomes, removed) | staleness | _averaged(reports) | credited.metrics
+        playing_s = (times.ended if self.overlaps else played) - started
+        metrics |= times.metrics | self.colocation.take_metrics()
         metrics |= {
             "train/optimizer_steps": float(len(reports)),
-            "perf/rollout_time": played - started,
-            "perf/log_probs_time": scored - played,
-            "perf/actor_train_time": updated - scored,
-            "perf/update_weights_time": ended - updated,
             "perf/update_weights_bytes": float(published.num_bytes if published else 0),
-            "perf/step_time": ended - started,
-            "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), played - started),
+            "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), playing_s),
             "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), updated - scored),
         }
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.in_progress.outcomes, self.in_progress.removed, self.in_progress.advantages = (), {}, {}
         self.in_progress.trained.clear()
-        phases = (
-            Phase("rollout", started, played),
-            Phase("log_probs", played, scored),
-            Phase("actor_train", scored, updated),
-            Phase("update_weights", updated, ended),
-        )
         return Iteration(
-            step, outcomes, trained, dropped, metrics, warnings, phases, removed, advantages=advantages
+            step, outcomes, trained, dropped, metrics, warnings, times.phases, removed, advantages=advantages
         )
+
+    def _staleness(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Of a batch that was played beside the training of others; before its own updates."""
+        if self.algorithm.max_staleness is None:
+            return {}
+        return staleness_metrics(groups, version=self.producer.version)
 
     def _checked(self, groups: Sequence[Group], removed: Collection[RolloutId]) -> RolloutBatch:
         """The batch of the groups, which obey the token laws."""
         try:
             self.laws.check_episodes(groups, version=self.producer.version)
-            batch = RolloutBatch.of(groups, is_idle=self.algorithm.is_idle, removed=removed)
+            batch = RolloutBatch.of(
+                groups,
+                is_idle=self.algorithm.is_idle,
+                removed=removed,
+                masks_older=self.algorithm.masks_older,
+                version=self.producer.version,
+            )
             self.laws.check_samples(groups, [s for group in groups for s in batch.samples[group.id]])
         except TokenLawError as error:
             self.in_progress.reason = f"token_law_{error.law}"
@@ -179,25 +248,44 @@ class Loop:
         metrics = dict(advantages.metrics)
         if "old" in algorithm.roles:
             metrics |= mismatch_metrics(tokens, token_scores)
+        if algorithm.max_staleness is not None:
+            proximal = token_scores if "old" in algorithm.roles else None
+            metrics |= mismatch_by_staleness(
+                tokens, proximal, advantages.clipped_N, max_staleness=algorithm.max_staleness
+            )
+        if algorithm.masks_older:
+            metrics["mask_offpolicy_fraction"] = 1.0 - tokens.mean(tokens.is_newest().astype(np.float64))
         logged = {f"train/{name}": value for name, value in metrics.items()}
         return _Credited(steps, logged, tokens.by_rollout(advantages.advantages_N))
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         report = await self.trainer.update(step.batch)
         self.in_progress.trained |= {group.id for group in step.groups}
+        self.in_progress.has_new_weights = True
         return report
 
-    async def _publish(self) -> PublishReport:
-        version = self.producer.version + 1
-        if self.sink is None:
-            return PublishReport(version, 0, 0.0)
-        return await self.trainer.publish(self.sink, version=version)
+    async def _publish(self, step: int) -> PublishReport | None:
+        """Publish new weights where they are due; None = there are none, or they are not due."""
+        sends = self.in_progress.has_new_weights and self.publishing.is_due(step)
+        async with self.colocation.publishing(sends=sends):
+            if not sends:
+                return None
+            version, report = self.producer.version + 1, PublishReport(self.producer.version + 1, 0, 0.0)
+            if self.sink is not None:
+                async with self._drained(not self.colocation.offload_rollout):
+                    report = await self.trainer.publish(self.sink, version=version)
+            self.in_progress.has_new_weights = False
+        return report
+
+    def _drained(self, here: bool) -> AbstractAsyncContextManager[None]:
+        """Where an update may meet no episode in flight, and this is the place: a block without any."""
+        return self.producer.drained() if here and self.publishing.drains else nullcontext()
 
     async def _scores(self, batch: RolloutBatch) -> Scores:
         samples = batch.tokens.samples
         if self.algorithm.roles and samples:
             return await self.trainer.score(samples, self.algorithm.roles)
-        return Scores(old=tuple(sample.logprobs for sample in samples))
+        return Scores(proximal=tuple(sample.logprobs for sample in samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +296,16 @@ class PlayLoop:
     clock: Callable[[], float] = time.perf_counter
     in_progress: BatchInProgress = field(default_factory=BatchInProgress)
 
+    @property
+    def version(self) -> int:
+        """The version that is served."""
+        return self.producer.version
+
     async def iterate(self, step: int) -> Iteration:
         """Play the batch of `step`."""
         started = self.clock()
-        outcomes = self.in_progress.outcomes = await self.producer.take()
+        with working(TAKE):
+            outcomes = self.in_progress.outcomes = await self.producer.take()
         seconds = self.clock() - started
         self.producer.advance(step + 1, version=self.producer.version)
         groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]

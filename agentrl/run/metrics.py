@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.algorithms.filters import has_signal
 from agentrl.data.source import TOO_LONG
@@ -27,6 +31,7 @@ def rollout_metrics(
 
     zero_std/ratio is the share of complete groups whose siblings all have equal rewards. raw_reward is the
     mean verdict of trained agents over complete groups (raw_reward/AGENT of each, where there are several),
+    raw_reward_std their standard deviation, truncated_reward the mean over truncated episodes,
     response_len/mean the policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts
     are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
@@ -39,23 +44,86 @@ def rollout_metrics(
     """
     groups = [outcome.group for outcome in outcomes if outcome.group is not None]
     episodes = [episode for group in groups for episode in group.episodes]
-    verdicts = [
-        verdict for group in groups for verdict in group.verdicts if verdict.agent in group.trained_agents
-    ]
+    verdicts = trained_verdicts(groups)
     failed = [episode for outcome in outcomes for episode in outcome.failed]
     metrics = {
-        "rollout/raw_reward": _mean([verdict.total for verdict in verdicts]),
+        "rollout/raw_reward": mean_score(outcomes),
+        "rollout/raw_reward_std": _deviation([verdict.total for verdict in verdicts]),
         "rollout/response_len/mean": _mean([policy_tokens_of(e) for e in episodes]),
         "rollout/turns/mean": _mean([len(e.turns) for e in episodes]),
         "rollout/truncated_ratio": _mean([float(e.ending is Ending.TRUNCATED) for e in episodes]),
         "rollout/zero_std/ratio": _mean([float(_has_equal_rewards(group)) for group in groups]),
         "rollout/failed_episodes": float(len(failed)),
     }
-    metrics |= _by_agent(verdicts)
+    metrics |= _by_agent(verdicts) | _of_truncated(episodes, verdicts)
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
     metrics |= _dropped(outcomes, removed)
     return metrics | _counts(episodes) | _tools(episodes, failed) | _restarts(episodes)
+
+
+def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
+    """How many versions older than `version`, which is served, the trainable tokens of the groups are.
+
+    staleness/mean and staleness/max are over tokens. The mean is the sum of two: staleness/flight/mean up to
+    the end of the token's group, and staleness/queue/mean from there to its training; 0 without tokens.
+    """
+    staleness, flight = [np.zeros(0)], [np.zeros(0)]
+    for group in groups:
+        versions_N = _versions(group)
+        staleness.append(version - versions_N)
+        flight.append(_flight(group, versions_N))
+    staleness_N, flight_N = np.concatenate(staleness), np.concatenate(flight)
+    mean, in_flight = _mean(staleness_N.tolist()), _mean(flight_N.tolist())
+    return {
+        "rollout/staleness/mean": mean,
+        "rollout/staleness/max": float(staleness_N.max(initial=0.0)),
+        "rollout/staleness/flight/mean": in_flight,
+        "rollout/staleness/queue/mean": mean - in_flight,
+    }
+
+
+def staleness_counts(groups: Sequence[Group], *, version: int) -> tuple[dict[int, int], dict[int, int]]:
+    """How many of the groups (count) are how many versions older than `version`, by their oldest token.
+
+    The first: up to the end of the group, in flight. The second: from there to its training, in the queue.
+    """
+    flight: Counter[int] = Counter()
+    queue: Counter[int] = Counter()
+    for group in groups:
+        oldest = _versions(group).min(initial=version)
+        in_flight = int(_flight(group, oldest))
+        flight[in_flight] += 1
+        queue[int(version - oldest) - in_flight] += 1
+    return dict(flight), dict(queue)
+
+
+def _flight(group: Group, versions_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How many versions older tokens of these versions were at the end of their group."""
+    end = group.start_version if group.end_version is None else group.end_version
+    # A version serves before the loop records it: a token may be newer than the end of its group.
+    return np.maximum(end - versions_N, 0)
+
+
+def _versions(group: Group) -> npt.NDArray[np.float64]:
+    """The versions of the tokens of a group that are trained on."""
+    trajectories = (trajectory for episode in group.episodes for trajectory in episode.trajectories)
+    turns = (turn for trajectory in trajectories if trajectory.trainable for turn in trajectory.turns)
+    versions = [turn.tokens.completion.versions for turn in turns if turn.tokens is not None]
+    return np.concatenate([np.zeros(0), *versions])
+
+
+def trained_verdicts(groups: Sequence[Group]) -> list[Verdict]:
+    """The verdicts of the agents that the policy played."""
+    return [
+        verdict for group in groups for verdict in group.verdicts if verdict.agent in group.trained_agents
+    ]
+
+
+def mean_score(outcomes: Sequence[GroupOutcome]) -> float:
+    """The mean score of the policy over complete groups."""
+    groups = [outcome.group for outcome in outcomes if outcome.group is not None]
+    return _mean([verdict.total for verdict in trained_verdicts(groups)])
 
 
 def _dropped(outcomes: Sequence[GroupOutcome], removed: Mapping[RolloutId, str]) -> dict[str, float]:
@@ -97,6 +165,12 @@ def _by_agent(verdicts: Sequence[Verdict]) -> dict[str, float]:
     }
 
 
+def _of_truncated(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> dict[str, float]:
+    truncated = {episode.id for episode in episodes if episode.ending is Ending.TRUNCATED}
+    totals = [verdict.total for verdict in verdicts if verdict.episode_id in truncated]
+    return {"rollout/truncated_reward": _mean(totals)} if totals else {}
+
+
 def _counts(episodes: Sequence[Episode]) -> dict[str, float]:
     counts = sorted(total_counts(episodes).items())
     return {f"rollout/{name}/mean": count / len(episodes) for name, count in counts}
@@ -129,3 +203,8 @@ def _has_equal_rewards(group: Group) -> bool:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(_mean([(value - mean) ** 2 for value in values]))

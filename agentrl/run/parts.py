@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from agentrl.activity import Activities
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm
-from agentrl.assembly.config import RunConfig
+from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
+from agentrl.assembly.load import read_run
 from agentrl.assembly.model import model_source, threads_for
-from agentrl.assembly.policy import EngineSetup, build_engine
-from agentrl.assembly.processes import RunProcesses
+from agentrl.assembly.policy import EngineSetup, agent_factory, build_engine
+from agentrl.assembly.processes import EVAL_ENGINE, RunProcesses
 from agentrl.assembly.rewards import build_scorer
 from agentrl.assembly.rollout import Filters, build_filters, build_play
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
@@ -24,11 +29,14 @@ from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
+from agentrl.observe.diagnoses import Diagnoses, RunFacts
 from agentrl.protocols import Engine, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
 from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.group import GroupPlayer
 from agentrl.run.checkpoints import Begun, Checkpoint, Checkpoints, RunState, SavedMilestone
 from agentrl.run.folder import RunFolder
+from agentrl.run.monitor import Monitor
 from agentrl.run.stages import Stopwatch
 from agentrl.types import Limits, Task
 from agentrl.view.console import RunConsole
@@ -53,7 +61,7 @@ class Records:
     """The outputs of a run: console, metrics, journal, durations, checkpoints.
 
     attempt: the number of this process among those of the run, from 1. origin: the checkpoint that it
-    resumes; None = the run begins.
+    resumes; None = the run begins. diagnoses: of what `log` has logged. monitor: of what the run does.
     """
 
     folder: RunFolder
@@ -64,6 +72,14 @@ class Records:
     checkpoints: Checkpoints
     attempt: int
     origin: Checkpoint | None
+    diagnoses: Diagnoses
+    monitor: Monitor
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a step of RL or SFT, and warn of what is diagnosed by them."""
+        self.metrics.log(step, metrics)
+        for diagnosis in self.diagnoses.add(step, metrics):
+            self.console.line(f"Warning: {diagnosis}")
 
     @classmethod
     def opened(cls, config: RunConfig, folder: RunFolder, console: RunConsole, begun: Begun) -> Records:
@@ -85,7 +101,17 @@ class Records:
         )
         journal = Journal(folder.path)
         watch = Stopwatch(() if origin is None else origin.state.stages)
-        return cls(folder, console, metrics, journal, watch, checkpoints, begun.attempt, origin)
+        return cls(
+            *(folder, console, metrics, journal, watch, checkpoints, begun.attempt, origin),
+            diagnoses=Diagnoses.opened(folder.path, is_supervised=isinstance(config, SftConfig)),
+            monitor=Monitor(
+                Activities(),
+                folder.path,
+                console.line,
+                trace=folder.timeline(begun.attempt),
+                hang_warning_s=observe.hang_warning_s,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +143,8 @@ class Progress:
 
     source: the initial weights of the next trainer. trainer: the current one. step: finished iterations of
     RL (count). latest: the metrics of the last evaluation. state: of the last step, for a checkpoint; None
-    while there is none. saved_step: the step of the last checkpoint.
+    while there is none. saved_step: the step of the last checkpoint. idle_rollouts: the last iterations in a
+    row that trained on nothing (count).
     """
 
     source: ModelSource
@@ -127,6 +154,7 @@ class Progress:
     latest: dict[str, float] = field(default_factory=dict)
     state: RunState | None = None
     saved_step: int | None = None
+    idle_rollouts: int = 0
 
 
 def source_of(
@@ -143,22 +171,47 @@ def source_of(
     )
 
 
-async def engine_of(
-    config: RunConfig, source: ModelSource, env: BaseEnv, records: Records, processes: RunProcesses
-) -> Engine | None:
-    """The engine of the policy; None in a replay, for which this draws the weights of a new model."""
+async def engines_of(
+    config: RunConfig,
+    source: ModelSource,
+    env: BaseEnv,
+    records: Records,
+    processes: RunProcesses,
+    *,
+    evaluates: bool,
+) -> tuple[Engine | None, Engine | None]:
+    """The engine of the policy, and a second one of its kind for evaluations alone; None = there is none.
+
+    In a replay there is neither, and this draws the weights of a new model. evaluates: whether there are
+    held-out tasks.
+    """
     if config.rollout.replay is not None:
         await _draw(source, inline=config.run.inline)
-        return None
+        return None, None
     setup = EngineSetup(
         records.folder.engine,
         records.console.line,
         # The dtype of published weights; with bf16, the dtype in the model's config.
         dtype=None if config.trainer.bf16 else "float32",
+        releases=config.trainer.offloads_rollout,
         process=processes.engine,
         threads=threads_for(source.config, config.run.num_threads),
     )
-    return await build_engine(source, config.engine, env.limits, setup)
+    engine = await build_engine(source, config.engine, env.limits, setup)
+    if not (evaluates and config.has_eval_engine):
+        return engine, None
+    second = setup._replace(
+        folder=setup.folder / EVAL_ENGINE,
+        releases=False,
+        process=processes.eval_engine,
+        first_gpu=config.engine.num_gpus,
+    )
+    async with AsyncExitStack() as started:
+        started.push_async_callback(engine.close)
+        # The first engine has drawn the weights of a new model.
+        eval_engine = await build_engine(replace(source, seed=None), config.engine, env.limits, second)
+        started.pop_all()
+    return engine, eval_engine
 
 
 async def _draw(source: ModelSource, *, inline: bool) -> None:
@@ -169,10 +222,47 @@ async def _draw(source: ModelSource, *, inline: bool) -> None:
 
 
 def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
-    """What a batch is trained with; None = the run only plays."""
-    if config.rollout.debug_rollout_only:
+    """What a batch is trained with; None = the run only plays.
+
+    Raises:
+        ConfigError: as for `build_algorithm`; or the folder that is replayed holds no run.
+    """
+    rollout = config.rollout
+    if rollout.debug_rollout_only:
         return None
-    return build_algorithm(config.algorithm, max_length=_longest(env, config))
+    played = rollout if rollout.replay is None else read_run(Path(rollout.replay)).rollout
+    staleness = played.max_staleness if played.off_policy_by else None
+    return build_algorithm(config.algorithm, max_length=_longest(env, config), max_staleness=staleness)
+
+
+def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters) -> GroupPlayer:
+    """What plays the groups of a run."""
+    rollout = config.rollout
+    return GroupPlayer(
+        make_env=world.make_env,
+        make_agent=agent_factory(engine, world.renderer, sampling_of(rollout, rollout.rollout_temperature)),
+        scorer=world.scorer,
+        size=rollout.n_samples_per_prompt,
+        retries=rollout.max_episode_retries,
+        seed=config.run.seed,
+        shuffle_rewards=rollout.shuffle_rewards,
+        opponents=world.opponents,
+        drops=filters.drops,
+        play_episode=world.play_episode,
+        timeout_s=rollout.group_timeout_s or math.inf,
+    )
+
+
+def facts_of(config: RunConfig, env: BaseEnv) -> RunFacts:
+    """What the diagnoses of a run take from its configuration and its environment."""
+    algorithm = config.algorithm
+    return RunFacts(
+        expert_score=env.expert_score,
+        chance_score=env.chance_score,
+        compares=algorithm.recipe.compares and algorithm.custom_advantage_function_path is None,
+        is_untrained=config.model.hf_checkpoint is None and not config.warm_starts,
+        eval_episodes=config.eval.eval_episodes * config.eval.n_samples_per_eval_prompt,
+    )
 
 
 def filters_of(rollout: RolloutConfig) -> Filters:

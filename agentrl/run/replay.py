@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
@@ -52,7 +53,8 @@ class Replay:
         """The journal that a run replays, None = it plays. on_event: called with a sentence for each warning.
 
         Raises:
-            ConfigError: as for `opened`; or the estimator compares siblings, and the journal has none.
+            ConfigError: as for `opened`; or the estimator compares siblings, and the journal has none; or
+                tokens of the journal are older than the weights, and no correction was chosen.
         """
         if config.rollout.replay is None:
             return None
@@ -111,6 +113,12 @@ class Replay:
                 f"advantage_estimator `{estimator}` compares siblings, and groups in {self.folder} are of "
                 "one episode; choose one that does not, such as reinforce_plus_plus."
             )
+        if off_policy_by := played.rollout.off_policy_by:
+            replayed = f"replay = {self.folder}, played with {off_policy_by},"
+            try:
+                config.algorithm.check_rollouts(None, off_policy_by=replayed)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         if played.env.env != config.env.env:
             yield (
                 f"{self.folder} was played in {played.env.env}; {config.env.env} gives the limits and the "
@@ -141,13 +149,29 @@ class Replay:
         self.next_ordinal = max([self.next_ordinal, *(n + 1 for n in ordinals if n is not None)])
         return outcomes
 
-    def advance(self, num_done: int, *, version: int) -> None:
+    def advance(self, num_done: int, *, version: int, is_published: bool = True) -> None:
         """Record that `num_done` batches are done and the policy has this version."""
+        del is_published
         self._num_done, self.version = num_done, version
 
     def take_skipped(self) -> Mapping[str, int]:
         """The number of prompts that were skipped when the last taken step was played, by reason."""
         return self._skipped.get(self._num_done, {})
+
+    @property
+    def pending(self) -> Sequence[int]:
+        """Empty: no batch is read ahead."""
+        return ()
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Empty: prompts are skipped in the step that they belong to."""
+        return {}
+
+    @asynccontextmanager
+    async def drained(self) -> AsyncIterator[None]:
+        """A block; nothing is in flight anyway."""
+        yield
 
     async def close(self) -> list[GroupOutcome]:
         """Nothing is open, and no batch is read ahead."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import load_run, read_run
 from agentrl.config import Section, effective_values, write_toml
 from agentrl.errors import ConfigError
 from agentrl.extras import require
+from agentrl.files import disk_errors
 from agentrl.observe.history import (
     Ending,
     attempts,
     begin_attempt,
+    check_unlocked,
     command_of,
     end_attempt,
     locked,
@@ -30,17 +29,14 @@ from agentrl.run.folder import RunFolder
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 
-T = TypeVar("T")
-
-TERMINATED = 143
-"""Exit code after SIGTERM: 128 + 15."""
-
 MAY_CHANGE = frozenset(
     {
         *(
             "num_rollout",
             "eval_interval",
             "eval_episodes",
+            "async_eval",
+            "eval_engine",
             "use_tensorboard",
             "num_threads",
             "inline",
@@ -48,9 +44,11 @@ MAY_CHANGE = frozenset(
         ),
         *("save_interval", "save_total_limit", "metric_for_best_model", "prompt_data"),
         *("use_wandb", "wandb_project", "wandb_group", "wandb_mode"),
-        *("log_model_config", "profile_step", "memory_snapshot_step"),
-        *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr", "max_episode_retries"),
+        *("log_model_config", "profile_step", "memory_snapshot_step", "hang_warning_s"),
+        *("lr", "min_lr", "lr_decay_iters", "critic_lr", "sft_lr"),
+        *("max_episode_retries", "group_timeout_s", "max_idle_rollouts"),
         *("sglang_url", "sglang_python", "rollout_num_engines", "rollout_num_gpus_per_engine", "max_slots"),
+        "adaptive_concurrency",
         *("rollout_health_check_interval", "rollout_health_check_timeout", "rollout_health_check_first_wait"),
     }
 )
@@ -87,7 +85,7 @@ def start_of(
     resume: bool,
     kind: type[RunConfig] = RunConfig,
 ) -> RunStart:
-    """What `agentrl train RUN`, or the command of another kind of run, begins or resumes.
+    """What `agentrl train RUN`, or the command of another kind of run, begins or resumes; nothing is written.
 
     With `resume`, the run of a run file is resumed where its folder holds one, and begins otherwise.
 
@@ -98,6 +96,7 @@ def start_of(
         ConfigError: a setting is wrong, or must not change when a run resumes; a folder holds no run, or
             one of another command.
         MissingExtraError: the settings need a package that is not installed.
+        RunBusyError: another process works on the run.
         RunExistsError: the folder holds a run, and `resume` is not given.
     """
     config = load_run(run, settings, kind)
@@ -105,6 +104,7 @@ def start_of(
         require("use_wandb", "wandb")
     is_folder = run is not None and Path(run).is_dir()
     folder = RunFolder(Path(run)) if run is not None and is_folder else RunFolder.of(config)
+    check_unlocked(folder.path)
     if is_folder or (resume and folder.holds_run):
         command = command_of(folder.path)
         if command != config.command:
@@ -113,83 +113,57 @@ def start_of(
                 f"`agentrl {command} {folder.path} --resume`."
             )
         return RunStart(config, folder, True, _changes(read_run(folder.path, kind), config, folder.path))
-    return RunStart(config, RunFolder.create(config), False, {})
+    folder.check_free(config)
+    return RunStart(config, folder, False, {})
 
 
 @contextmanager
 def attempt_at(start: RunStart, console: RunConsole) -> Iterator[Begun]:
     """Work on a run as its only process, and note how it ended.
 
-    What the last attempt recorded after its newest checkpoint is rolled back.
+    What the last attempt recorded after its newest checkpoint is rolled back; where a run begins, everything
+    that an attempt without metrics left.
 
     Raises:
-        UserError: another process works on the run.
+        RunBusyError: another process works on the run; nothing is written.
+        RunExistsError: another process made a run of this name in the meantime.
+        DiskError: the disk is full, or the folder is read-only: now, or in the block.
     """
-    folder = start.folder.path
-    with locked(folder):
-        origin = _rolled_back(start, console) if start.resumes else None
+    folder, command = start.folder.path, start.config.command
+    remedy = f"make room there, or make it writable, then resume with `agentrl {command} {folder} --resume`"
+    with locked(folder), disk_errors(folder, remedy):
+        if not start.resumes:
+            start.folder.check_free(start.config)
+        origin = _rolled_back(start, console)
         step = None if origin is None else origin.state.step
-        command = start.config.command
         number = begin_attempt(folder, resumed_from=step, changes=start.changes, command=command)
         ending: Ending = "failed"
         try:
             yield Begun(number, origin)
             ending = "finished"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             ending = "interrupted"
             raise
         except SystemExit:
             ending = "terminated"
             raise
         finally:
-            end_attempt(folder, number, ending)
-
-
-def run_until_signal(main: Coroutine[None, None, T]) -> T:
-    """`asyncio.run`, in which SIGTERM stops the run as Ctrl-C does.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C.
-        SystemExit: SIGTERM; its code is 143.
-    """
-    was_terminated = False
-    results: list[T] = []
-
-    async def runs() -> None:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None, "it runs in a task"
-
-        def terminate() -> None:
-            nonlocal was_terminated
-            was_terminated = True
-            task.cancel()
-
-        # Signals reach the main thread alone.
-        with suppress(RuntimeError, ValueError, NotImplementedError):
-            loop.add_signal_handler(signal.SIGTERM, terminate)
-        # Not returned: `asyncio.run` ends by reading the handler of SIGINT, and `signal` makes a text of that
-        # and of the task's result, which may hold every token of a run.
-        results.append(await main)
-
-    try:
-        asyncio.run(runs())
-        return results[0]
-    except asyncio.CancelledError:
-        if was_terminated:
-            sys.exit(TERMINATED)
-        raise
+            # The disk that broke off the run may not take this either.
+            with suppress(*(() if ending == "finished" else (OSError,))):
+                end_attempt(folder, number, ending)
 
 
 def _rolled_back(start: RunStart, console: RunConsole) -> Checkpoint | None:
     """The newest checkpoint, after which nothing is recorded any more; None = there is none."""
     folder = start.folder.path
-    checkpoint = Checkpoints(start.folder.checkpoints, keep=1, on_event=console.line).newest()
+    checkpoints = Checkpoints(start.folder.checkpoints, keep=1, on_event=console.line)
+    checkpoint = checkpoints.newest() if start.resumes else None
     kept = {} if checkpoint is None else checkpoint.state.records
     roll_back(folder, kept, attempt=max(1, len(attempts(folder))))
     write_toml(start.config, start.folder.config)
-    if checkpoint is None:
+    if checkpoint is None and start.resumes:
         console.line(f"{folder} has no checkpoint yet: it begins again.")
-    else:
+    elif checkpoint is not None:
         console.line(f"{folder} resumes after step {checkpoint.state.step}.")
     return checkpoint
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from agentrl.activity import working
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,11 +34,12 @@ class Stopwatch:
         self._stages = {stage.name: stage for stage in earlier}
 
     @contextmanager
-    def stage(self, name: str, steps: int = 1) -> Iterator[None]:
-        """Time the block, also when it is interrupted."""
+    def stage(self, name: str, steps: int = 1, *, what: str = "") -> Iterator[None]:
+        """Time the block, also when it is interrupted. what: more of it, for the status and the timeline."""
         wall, cpu = time.perf_counter(), cpu_time()
         try:
-            yield
+            with working(name, what):
+                yield
         finally:
             before = self._stages.get(name, StageTime(name, 0, 0.0, 0.0))
             self._stages[name] = StageTime(

@@ -14,7 +14,7 @@ from agentrl.assembly.algorithm import Algorithm
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.data import RunData, bounded
 from agentrl.assembly.env import run_env_factory
-from agentrl.assembly.policy import agent_factory, build_renderer, dialect_of
+from agentrl.assembly.policy import build_renderer, dialect_of
 from agentrl.assembly.processes import RunProcesses
 from agentrl.assembly.rollout import Filters, build_producer
 from agentrl.assembly.trainer import TrainerFactory
@@ -24,26 +24,27 @@ from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import TrainerError
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
-from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.producer import Producer, Rollouts
+from agentrl.rollout.producer import Rollouts
 from agentrl.run.checkpoints import RunState
+from agentrl.run.colocation import Colocation
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.drift import drift_metrics
-from agentrl.run.held_out import MODES, HeldOut, eval_metrics
+from agentrl.run.evaluations import Evaluations
+from agentrl.run.held_out import MODES, HeldOut
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
-from agentrl.run.loop import Iteration, Loop, PlayLoop
-from agentrl.run.metrics import skipped_metrics
+from agentrl.run.loop import Iteration, Loop, PlayLoop, Publishing
+from agentrl.run.metrics import mean_score, skipped_metrics
 from agentrl.run.parts import (
-    Milestone,
     Progress,
     Records,
     World,
     algorithm_of,
-    engine_of,
+    engines_of,
+    facts_of,
     filters_of,
-    sampling_of,
+    player_of,
     scoring_of,
     source_of,
 )
@@ -52,8 +53,7 @@ from agentrl.run.replay import Replay
 from agentrl.trainer.recording import Phase
 
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
-RL, EVALUATION, ROLLOUT = "RL", "evaluation", "rollout"
-_UNTRAINED_EPISODES = 32
+RL, ROLLOUT = "RL", "rollout"
 
 AnyLoop: TypeAlias = Loop | PlayLoop
 Prompts: TypeAlias = PromptStream | Replay
@@ -65,8 +65,8 @@ class TrainingRun:
     """The stages of a run, over parts that do not change; only `progress` does.
 
     engine: None = a replay, which plays nothing. sink: of new weights: the engine's own, unless it was
-    replaced. algorithm: None = a run that only plays. held_out: None = there are no held-out tasks, and no
-    evaluations. prompts: None = a run without RL. replay: the batches of a journal, None = they are played.
+    replaced. algorithm: None = a run that only plays. prompts: None = a run without RL. replay: the batches
+    of a journal, None = they are played.
     """
 
     config: RunConfig
@@ -76,7 +76,7 @@ class TrainingRun:
     algorithm: Algorithm | None
     filters: Filters
     trainers: TrainerFactory
-    held_out: HeldOut | None
+    evaluations: Evaluations
     prompts: DataSource | None
     records: Records
     progress: Progress
@@ -97,6 +97,7 @@ class TrainingRun:
             make_env = run_env_factory(config, addresses)
             env = make_env()
             check_opponents(env, config.env.opponents)
+            records.diagnoses.facts = facts_of(config, env)
             dialect = dialect_of(env, config.rendering)
             algorithm = algorithm_of(config, env)
             filters = filters_of(config.rollout)
@@ -108,9 +109,12 @@ class TrainingRun:
                 prompts.check(origin.state.source)
             if not config.rollout.debug_rollout_only:
                 processes.trainers.prepare(source)
-            engine = await engine_of(config, source, env, records, processes)
+            engines = await engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
         renderer = build_renderer(source, dialect, config.rendering)
         world = World(make_env, scorer, renderer, play_episode=play)
+        progress = Progress(replace(source, seed=None))
+        engine, eval_engine = engines
+        held_out = HeldOut.of(data, config, world, eval_engine or engine)
         run = cls(
             config=config,
             world=world,
@@ -119,35 +123,44 @@ class TrainingRun:
             algorithm=algorithm,
             filters=filters,
             trainers=processes.trainers,
-            held_out=HeldOut.of(data, config, world, engine),
+            evaluations=Evaluations(config, held_out, *engines, records, progress),
             prompts=data.source and bounded(data.source, config, env, world.renderer),
             records=records,
-            progress=Progress(replace(source, seed=None)),
+            progress=progress,
             replay=replay,
         )
         if origin is not None:
             run._restore(origin.state)
         return run
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether so many iterations in a row have trained on nothing, unsolved, that the run ends."""
+        limit = self.config.rollout.idle_limit
+        return self.algorithm is not None and 0 < limit <= self.progress.idle_rollouts
+
     def against(self, opponents: Mapping[str, Opponent]) -> TrainingRun:
         """The same run, in which these play the agents that are not trained."""
         world = replace(self.world, opponents=opponents)
-        held_out = self.held_out and replace(self.held_out, world=world)
-        return replace(self, world=world, held_out=held_out)
+        return replace(self, world=world, evaluations=self.evaluations.against(world))
 
     async def close(self) -> None:
         """Stop the engine, save the current weights, close the logs.
 
         Raises:
-            UserError: the journal could not be written.
+            DiskError: the journal could not be written.
+            OSError: the weights could not be written.
         """
-        if self.engine is not None:
-            await self.engine.close()
-        await self.records.checkpoints.written()
-        if self.progress.trainer is not None:
-            await self.progress.trainer.save(str(self.records.folder.checkpoint))
-        self.records.metrics.close()
-        await self.records.journal.close()
+        try:
+            await self.evaluations.close()
+            if self.engine is not None:
+                await self.engine.close()
+            await self.records.checkpoints.written()
+            if self.progress.trainer is not None:
+                await self.progress.trainer.save(str(self.records.folder.checkpoint))
+        finally:
+            self.records.metrics.close()
+            await self.records.journal.close()
 
     async def warm_start(self) -> None:
         """Imitate demonstrations, then publish the result and save it in a folder of its own."""
@@ -175,15 +188,14 @@ class TrainingRun:
 
     async def reinforce(self) -> None:
         """The RL iterations, with batches that are played, or those of a journal."""
-        config, progress = self.config, self.progress
+        config, progress, origin = self.config, self.progress, self.records.origin
         assert self.algorithm is not None, "a run that trains has an algorithm"
-        trainer = progress.trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
-        origin = self.records.origin
-        if origin is not None:
-            await trainer.load_state(origin.trainer)
-            # At 0 the engine has opened the very weights.
-            if origin.state.version and self.sink is not None:
-                await trainer.publish(self.sink, version=origin.state.version)
+        colocation = Colocation.of(config.trainer, self.engine, self.sink)
+        async with colocation.starting(0 if origin is None else origin.state.version):
+            trainer = await self.trainers.reinforcement(progress.source, self.algorithm.loss)
+            progress.trainer = colocation.trainer = trainer
+            if origin is not None:
+                await trainer.load_state(origin.trainer)
         producer, prompts = self._rollouts()
         loop = Loop(
             producer=producer,
@@ -194,6 +206,13 @@ class TrainingRun:
             watch=CorrectionWatch(config.algorithm.correction),
             laws=TokenLaws(progress.source.vocab_size),
             removed=self.filters.removed,
+            publishing=Publishing(
+                config.rollout.update_weights_interval,
+                config.rollout.num_rollout - 1,
+                drains=config.rollout.is_async and not config.rollout.spans_updates,
+            ),
+            overlaps=config.rollout.is_async,
+            colocation=colocation,
         )
         folder, console = self.records.folder.path, self.records.console
         await self._run(loop, StepRecorder(config.observe, trainer, folder, console.line), prompts)
@@ -205,13 +224,16 @@ class TrainingRun:
 
     async def _run(self, loop: AnyLoop, recorder: StepRecorder | None, prompts: Prompts) -> None:
         """All iterations; the producer is closed however they end, and what was finished is kept."""
-        self.progress.state = await self._state(loop.producer, prompts)
+        self.progress.state = await self._state(loop, prompts)
         if self.records.origin is None and self.config.warm_starts:
             await self._save()
         try:
             async with LagMeter() as lag:
                 await self._iterations(loop, recorder, lag, prompts)
+            if await self.evaluations.finish():
+                self.progress.state = await self._state(loop, prompts)
         finally:
+            await self.evaluations.drop()
             await self._stop(loop)
 
     async def _stop(self, loop: AnyLoop) -> None:
@@ -232,25 +254,6 @@ class TrainingRun:
         await self.records.checkpoints.save(progress.trainer, progress.state)
         progress.saved_step = progress.state.step
 
-    async def evaluate(self, name: str, *, in_table: bool = True) -> None:
-        """Score the serving policy on held-out tasks, sampled and greedily; log and journal it."""
-        records, progress = self.records, self.progress
-        if self.held_out is None:
-            return
-        number = self.config.eval.eval_episodes
-        if progress.trainer is None and self.config.model.hf_checkpoint is None:
-            number = min(number, _UNTRAINED_EPISODES)
-        with records.watch.stage(EVALUATION, self.held_out.num_episodes(number)):
-            evaluations = await self.held_out.evaluations(number)
-            files: dict[str, str] = {}
-            for key, evaluation in evaluations.items():
-                # The name too: before and after a warm start are both step 0.
-                path = await records.journal.write_eval(f"{key} {name}", progress.step, evaluation.entries())
-                files[key] = str(path.relative_to(records.folder.path))
-            progress.milestones.append(Milestone(name, progress.step, in_table, evaluations, files))
-            progress.latest |= eval_metrics(evaluations)
-        records.metrics.log(progress.step, progress.latest)
-
     async def _iterations(
         self, loop: AnyLoop, recorder: StepRecorder | None, lag: LagMeter, prompts: Prompts
     ) -> None:
@@ -258,38 +261,40 @@ class TrainingRun:
         if self.replay is not None:
             number = min(number, self.replay.num_steps)
         title = ROLLOUT if self.config.rollout.debug_rollout_only else RL
-        with self.records.console.stage(title, number) as bar:
+        monitor = self.records.monitor
+        with self.records.console.stage(title, number) as bar, monitor.iterations(loop, bar):
             bar.advance(first)
             if first:
                 await self._between(loop, prompts)
             for step in range(first, number):
                 lag.take()
+                monitor.begin()
                 with self.records.watch.stage(title):
                     async with _recorded(recorder, step + 1) as phases:
                         iteration = await loop.iterate(step)
                         phases.extend(iteration.phases)
                     iteration.metrics["perf/event_loop_lag_max"] = lag.take()
                     iteration.metrics.update(skipped_metrics(prompts.take_skipped()))
+                    iteration.metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
                     seed = f"drift/{self.config.run.seed}/{step}"
                     drift = drift_metrics(iteration.outcomes, self.progress.source, seed=seed)
                     iteration.metrics.update(drift)
                     # Until the journal has this step, no checkpoint may say that it has.
                     self.progress.state = None
                     await self._record(iteration)
-                self.progress.state = await self._state(loop.producer, prompts)
-                if step + 1 < number:
+                self.progress.state = await self._state(loop, prompts)
+                is_last = step + 1 == number or self.is_idle
+                if not is_last:
                     await self._between(loop, prompts)
                 bar.advance(1, **_progress_metrics(iteration, self.progress.latest))
+                if is_last:
+                    break
 
     async def _between(self, loop: AnyLoop, prompts: Prompts) -> None:
-        """What is due after a step: an evaluation, unless the run has it already, and a checkpoint."""
+        """What is due after a step but the last: an evaluation, and a checkpoint."""
         step, progress = self.progress.step, self.progress
-        name = f"iteration {step}"
-        # The last one belongs to the table and is made when the stage has ended.
-        is_new = all(milestone.name != name for milestone in progress.milestones)
-        if step % self.config.eval.eval_interval == 0 and is_new:
-            await self.evaluate(name, in_table=False)
-            progress.state = await self._state(loop.producer, prompts)
+        if await self.evaluations.after(step, has_new_weights=loop.in_progress.has_new_weights):
+            progress.state = await self._state(loop, prompts)
         if step % self.config.checkpoint.save_interval == 0:
             await self._save()
 
@@ -302,66 +307,57 @@ class TrainingRun:
             return self.replay, self.replay
         assert self.prompts is not None, "a run with RL has prompts"
         stream = PromptStream(self.prompts, ordinal)
-        producer = self._producer(stream)
+        if origin is not None:
+            stream.resume(origin.state.pending, origin.state.skipped)
+        assert self.engine is not None, "a run that plays has an engine"
+        rollout, player = self.config.rollout, player_of(self.config, self.world, self.engine, self.filters)
+        num_batches = rollout.num_rollout - self.progress.step
+        producer = build_producer(rollout, stream.next, player, self.filters.choose, num_batches=num_batches)
         producer.resume(self.progress.step, version=version)
         return producer, stream
 
-    def _producer(self, stream: PromptStream) -> Producer:
-        rollout, seed, world = self.config.rollout, self.config.run.seed, self.world
-        assert self.engine is not None, "a run that plays has an engine"
-        sampling = sampling_of(rollout, rollout.rollout_temperature)
-        player = GroupPlayer(
-            make_env=world.make_env,
-            make_agent=agent_factory(self.engine, world.renderer, sampling),
-            scorer=world.scorer,
-            size=rollout.n_samples_per_prompt,
-            retries=rollout.max_episode_retries,
-            seed=seed,
-            shuffle_rewards=rollout.shuffle_rewards,
-            opponents=world.opponents,
-            drops=self.filters.drops,
-            play_episode=world.play_episode,
-        )
-        return build_producer(rollout, stream.next, player, self.filters.choose)
-
-    async def _state(self, producer: Rollouts, prompts: Prompts) -> RunState:
+    async def _state(self, loop: AnyLoop, prompts: Prompts) -> RunState:
         records, progress = self.records, self.progress
         await records.journal.flush()
         return RunState(
             attempt=records.attempt,
             step=progress.step,
-            version=producer.version,
+            version=loop.version,
             source=prompts.fingerprint,
             next_ordinal=prompts.next_ordinal,
+            pending=(*loop.producer.pending, *prompts.pending),
+            skipped=dict(prompts.skipped),
             elapsed_s=records.metrics.elapsed_s,
             records=record_sizes(records.folder.path),
             milestones=tuple(milestone.saved() for milestone in progress.milestones),
             latest=progress.latest,
+            scores=self.evaluations.scores,
+            due_evaluations=self.evaluations.due,
+            evaluating=self.evaluations.step,
             stages=records.watch.stages,
+            # A run that is resumed after this end goes on for as long again.
+            idle_rollouts=0 if self.is_idle else progress.idle_rollouts,
         )
 
     def _restore(self, state: RunState) -> None:
         """Be as far as the checkpoint; its evaluations are read from the journal."""
-        progress, folder = self.progress, self.records.folder.path
+        progress = self.progress
         progress.step = progress.saved_step = state.step
         progress.latest = dict(state.latest)
-        if self.held_out is None:
-            return
-        for saved in state.milestones:
-            journal = {mode: folder / name for mode, name in saved.files.items()}
-            evaluations = self.held_out.restored(journal, saved.seconds)
-            milestone = Milestone(saved.name, saved.step, saved.in_table, evaluations, saved.files)
-            progress.milestones.append(milestone)
+        progress.idle_rollouts = state.idle_rollouts
+        self.evaluations.restore(state)
 
     async def _record(self, iteration: Iteration) -> None:
         records, step = self.records, iteration.step + 1
         self.progress.step = step
+        is_solved = records.diagnoses.facts.is_solved(mean_score(iteration.outcomes))
+        self.progress.idle_rollouts = 0 if iteration.trained or is_solved else self.progress.idle_rollouts + 1
         for warning in iteration.warnings:
             records.console.line(f"Warning: {warning}")
         await records.journal.write_step(step, iteration_entries(iteration))
         events = {} if self.engine is None else self.engine.counts
         counts = {f"engine/{name}": float(count) for name, count in events.items()}
-        records.metrics.log(step, iteration.metrics | counts)
+        records.log(step, iteration.metrics | counts)
 
 
 def _recorded(recorder: StepRecorder | None, step: int) -> AbstractAsyncContextManager[list[Phase]]:

@@ -10,30 +10,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
+from time import thread_time
 from typing import Literal
 
 from jsonschema.exceptions import ValidationError, best_match
 from pydantic import ConfigDict, TypeAdapter
 from pydantic import ValidationError as BuildError
 
+from agentrl.clocks import clocks_stopped
 from agentrl.errors import ToolRejected, did_you_mean
 from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.json_text import read_json
 from agentrl.tools.plain import PlainParameters
 from agentrl.tools.running import run
-from agentrl.tools.validator import MAX_STEPS, Check, OutOfStepsError, Validator
+from agentrl.tools.validator import MAX_STEPS, Check, OutOfStepsError, TooDeepError, Validator
 from agentrl.types import JSON
 
 ArgumentPolicy = Literal["strict", "coerce"]
+"""Whether arguments of a wrong type are refused, or converted where their meaning is clear."""
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 32
 _INLINE_STEPS = 500
 """About ten milliseconds: a check that takes more goes on in a thread."""
 _EXPLAIN_STEPS = 4_000
 _CHECKING = Gate(1)
+UNION_LEVELS = 40
+"""The levels of unions inside unions that a check surely reaches; others cost less of the stack."""
 
 
 class ArgumentsRejected(ToolRejected):
@@ -74,12 +78,18 @@ class Reader:
         """
         try:
             return self._read(arguments, policy, MAX_STEPS)
+        except TooDeepError:
+            problem = (
+                f"the arguments are nested too deep: about {UNION_LEVELS} levels are checked; nest less."
+            )
         except OutOfStepsError:
             problem = "checking the arguments takes too many steps; write less, and nest less."
-            raise ArgumentsRejected(f"{self.schema.name}: {problem}", "steps") from None
+        raise ArgumentsRejected(f"{self.schema.name}: {problem}", "steps")
 
     async def read_async(self, arguments: Mapping[str, JSON], policy: ArgumentPolicy = "strict") -> Reading:
         """The same without holding the event loop: a long check runs in a thread, one at a time.
+
+        Of a check in that thread, the CPU time counts for deadlines, and no wait for the thread.
 
         Raises:
             ArgumentsRejected: they do not fit, or checking them takes more than MAX_STEPS steps.
@@ -88,9 +98,21 @@ class Reader:
             return self._read(arguments, policy, _INLINE_STEPS)
         except OutOfStepsError:
             pass
+        seconds: list[float] = []
+
+        def work() -> Reading:
+            began = thread_time()
+            try:
+                return self.read(arguments, policy)
+            finally:
+                seconds.append(thread_time() - began)
+
         async with _CHECKING.admitted():
-            work = partial(self.read, arguments, policy)
-            reading = await run(work, thread=f"arguments of {self.schema.name}")
+            with clocks_stopped() as stopped:
+                try:
+                    reading = await run(work, thread=f"arguments of {self.schema.name}")
+                finally:
+                    stopped.charge(sum(seconds))
         assert isinstance(reading, Reading)
         return reading
 

@@ -7,8 +7,9 @@ Plain functions need nothing; `@tool(...)` only overrides its name, its descript
         '''Look up a word.'''
         return TABLE.get(word, "nothing found")
 
-A wrong call, or a call that the tool itself refuses, raises `ToolRejected`: one sentence for the model.
-Any other exception counts as a failure of the world.
+What a tool returns is the text of its result; a value that is no string is written as JSON. A wrong call, or
+a call that the tool itself refuses, raises `ToolRejected`: one sentence for the model. Any other exception
+counts as a failure of the world.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from agentrl.gate import Gate
 from agentrl.protocols import ToolSchema
 from agentrl.tools.arguments import Reader
 from agentrl.tools.intake import check_parameters
+from agentrl.tools.json_text import text_of
 from agentrl.tools.running import OverrunError, is_inline, run
 from agentrl.tools.running import inline as inlined
 from agentrl.tools.schema import builders, compile_validator, describe
 from agentrl.types import JSON
 
-ToolFunction = Callable[..., str] | Callable[..., Awaitable[str]]
+ToolFunction = Callable[..., object]
+"""A typed function, sync or async. Its result is text, or a value that becomes JSON."""
 _F = TypeVar("_F", bound=ToolFunction)
 Overrun: TypeAlias = Literal["model", "world"]
 """What causes a tool to overrun its deadline: the model, which gets an error text, or the world."""
@@ -74,11 +77,13 @@ def tool(
 ) -> _F | Callable[[_F], _F]:
     """Override the name and the description of a function, or how it is run.
 
+    name: that the model calls; left out: the function's. description: that the model reads; left out: the
+        first paragraph of its docstring.
     inline: the function returns within microseconds, so it runs on the event loop itself; no
         deadline can interrupt it (see `agentrl.tools.inline`). Other synchronous functions run in a
         thread of their own.
-    max_concurrency: calls that run at a time, over all episodes; the others wait, and the wait does not
-        count against their deadline. None = no limit.
+    max_concurrency: calls that run at a time, over all episodes (count); the others wait, and the wait does
+        not count against their deadline. None = no limit.
     overrun: what causes a call to overrun its deadline. `model`: its arguments can make it slow, so the model
         gets an error text, and the episode is scored. `world`: they cannot, so the episode fails and is
         replaced.
@@ -148,22 +153,23 @@ class Tool:
 
         Raises:
             ToolRejected: the arguments do not fit the schema, or the tool refuses them.
-            TypeError: the tool did not return a string.
+            TypeError: the tool returned a value that JSON has no form for.
         """
         values = (await self.reader.read_async(arguments)).values
-        async with self.gate.admitted():
+        async with self.gate.admitted(self.name):
             return await self.call(values)
 
     async def call(self, values: Mapping[str, object]) -> str:
-        """Call the function with arguments that its reader built.
+        """Call the function with arguments that its reader built; its result as text.
 
         Cancelling it returns at once; a synchronous function that is not inline then runs on in
         its daemon thread, and its result is dropped.
 
         Raises:
-            ToolRejected: the tool refuses the call; or too many earlier calls that overran still run.
+            ToolRejected: the tool refuses the call; or too many earlier calls that overran still run; or its
+                result is a number that is too long to write.
             ToolError: the latter, where `overrun` is `world`.
-            TypeError: the tool did not return a string.
+            TypeError: the tool returned a value that JSON has no form for.
         """
         thread = None if is_inline(self.function) else f"tool {self.name}"
         try:
@@ -173,9 +179,13 @@ class Tool:
             if self.overrun == "model":
                 raise ToolRejected(f"{self.name} is unavailable: {error}.", "unavailable") from None
             raise ToolError("unavailable", f"{self.name}: {error}") from None
-        if not isinstance(result, str):
-            raise TypeError(f"tool `{self.name}` returned {type(result).__name__}; it must return a str")
-        return result
+        try:
+            return text_of(result)
+        except TypeError as error:
+            raise TypeError(f"tool `{self.name}` returned {error}") from None
+        except ValueError:
+            # Arguments of the model can make a number as large as that.
+            raise ToolRejected(f"{self.name} returned a number of too many digits.", "digits") from None
 
 
 def _options(function: FunctionType | MethodType) -> _Options:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config import Section
 from agentrl.errors import did_you_mean
-from agentrl.tools.secrets import literal_secret
+from agentrl.tools.secrets import by_reference
 from agentrl.types import JSON
 
 
@@ -27,7 +27,9 @@ class ToolChoice(Section):
 
     tools: Names = ()
     """Tools to offer in addition to the environment's (`agentrl tools list`; a flag: python,calculator)."""
-    tool_kwargs: dict[str, dict[str, JSON]] = Field(default_factory=dict)
+    tool_kwargs: Annotated[dict[str, dict[str, JSON]], by_reference("tool_kwargs")] = Field(
+        default_factory=dict
+    )
     """Arguments of those tools, by name (a table of tables; as a flag: JSON). A secret is the name of an
     environment variable: "$NAME"."""
 
@@ -40,11 +42,6 @@ class ToolChoice(Section):
             )
         if repeated := [name for name in self.tools if self.tools.count(name) > 1]:
             raise ValueError(f"tools names `{repeated[0]}` twice; once is enough.")
-        if secret := literal_secret(self.tool_kwargs):
-            raise ValueError(
-                f"tool_kwargs.{secret} is a secret, which config.toml and report.html would show; export it "
-                'as an environment variable and write its name, "$NAME".'
-            )
         return self
 
 

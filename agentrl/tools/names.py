@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from agentrl.errors import UserError, did_you_mean
+from agentrl.errors import UserError, did_you_mean, place_of, summary_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,26 @@ class Names:
         """The object at a path `package.module:name`.
 
         Raises:
-            UserError: of type `error`, there is no such module or no such name in it.
+            UserError: of type `error`, there is no such module or no such name in it, or importing it fails.
         """
         module, _, name = path.partition(":")
         try:
-            return getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-            # TypeError and ValueError: a relative or an empty module name.
+            target: object = importlib.import_module(module)
+        except (ImportError, AttributeError, NameError, SyntaxError, TypeError, ValueError) as error:
+            # TypeError and ValueError: also a relative or an empty module name.
+            place, summary = place_of(error), summary_of(error)
+            if place or isinstance(error, SyntaxError):
+                where = f" in {place}" if place else ""
+                problem = (
+                    f"{self.noun} `{path}`: importing {module} failed{where} ({summary}); mend that module."
+                )
+                raise self.error(problem) from error
             raise self.error(f"no {self.noun} `{path}`: {error}; name it `{self.form}`.") from None
+        try:
+            return getattr(target, name)
+        except AttributeError as error:
+            near = did_you_mean(name, vars(target))
+            raise self.error(f"no {self.noun} `{path}`: {error}; name it `{self.form}`.{near}") from None
 
     def unknown(self, name: str, registered: Iterable[str], listed: Iterable[str] = ()) -> UserError:
         """The error for a name that is not registered; the sentence lists the names that are.

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, NoneType, UnionType
 from typing import TypeAlias, cast
 
 from agentrl.errors import UnknownToolError, UserError
 from agentrl.tools.base import ToolFunction
 from agentrl.tools.names import Names, fitted_arguments
-from agentrl.tools.secrets import with_secrets
+from agentrl.tools.secrets import OF_SERVERS, with_secrets
 from agentrl.tools.toolkit import Toolkit
+from agentrl.types import JSON
 
 ToolFactory: TypeAlias = Callable[..., ToolFunction | Toolkit]
 """Creates a tool: a subclass of Toolkit, or a function that returns a Toolkit or a typed function."""
@@ -31,6 +32,8 @@ ToolFactory: TypeAlias = Callable[..., ToolFunction | Toolkit]
 _GROUP = "agentrl.tools"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMES = Names("tool", "package.module:name", UnknownToolError)
+_PLAIN = (str, "str", int, float, bool, NoneType, list, tuple, dict, Sequence, Mapping, JSON)
+"""What a typed function may be annotated to return: one that returns something else makes tools."""
 _registered: dict[str, object] = {}
 
 
@@ -63,7 +66,7 @@ def make_tool(name: str, /, **kwargs: object) -> ToolFunction | Toolkit:
     factory = cast(ToolFactory, target)
     arguments = fitted_arguments(f"tool `{name}`", factory, kwargs)
     try:
-        tool: object = factory(**with_secrets(arguments))
+        tool: object = factory(**with_secrets(arguments, but=OF_SERVERS))
     except (TypeError, ValueError) as error:
         raise UserError(f"tool `{name}` cannot be made of {kwargs}: {error}.") from error
     if not (isinstance(tool, Toolkit) or is_function(tool)):
@@ -93,10 +96,17 @@ def find_tool(name: str) -> object:
 
 
 def is_function(target: object) -> typing.TypeGuard[ToolFunction]:
-    """Whether a target is a typed function: it is annotated to return str, or not annotated."""
+    """Whether a target is a typed function: it is annotated to return plain data, or not annotated."""
     if not isinstance(target, FunctionType | MethodType):
         return False
-    return target.__annotations__.get("return", str) in (str, "str")
+    try:
+        returned = typing.get_type_hints(target).get("return", str)
+    except (NameError, TypeError):
+        # A type that cannot be imported here.
+        returned = target.__annotations__.get("return", str)
+    is_union = typing.get_origin(returned) in (typing.Union, UnionType)
+    alternatives = typing.get_args(returned) if is_union else (returned,)
+    return all((typing.get_origin(each) or each) in _PLAIN for each in alternatives)
 
 
 def _offered() -> dict[str, EntryPoint]:

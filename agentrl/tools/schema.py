@@ -39,6 +39,7 @@ from typing_extensions import is_typeddict
 from agentrl.errors import ToolDefinitionError
 from agentrl.protocols import ToolSchema
 from agentrl.tools.intake import ambiguous_union, check_patterns
+from agentrl.tools.json_text import NO_TEXT
 from agentrl.tools.validator import Validator
 from agentrl.types import JSON
 
@@ -89,10 +90,10 @@ def _hints(function: Callable[..., object], name: str) -> dict[str, type[object]
         raise ToolDefinitionError(
             f"tool `{name}`: a type hint cannot be resolved ({error}); import the type at module level"
         ) from error
-    if hints.get("return", str) is not str:
+    if hints.get("return") in NO_TEXT:
         raise ToolDefinitionError(
-            f"tool `{name}` is annotated to return {hints['return']!r}; let it return the text for the "
-            "model, `-> str`"
+            f"tool `{name}` is annotated to return {hints['return']!r}, which is no text for the model; "
+            "return text, or a value that JSON can hold"
         )
     return hints
 

@@ -43,7 +43,11 @@ _PATTERN_WORK_A_STEP = 512
 
 
 class OutOfStepsError(Exception):
-    """A check exceeded its steps, or the stack."""
+    """A check exceeded its steps."""
+
+
+class TooDeepError(OutOfStepsError):
+    """A value, or a schema with it, is nested deeper than the stack allows."""
 
 
 class _Node(Protocol):
@@ -124,7 +128,7 @@ class Check:
         try:
             yield
         except RecursionError:
-            raise OutOfStepsError from None
+            raise TooDeepError from None
         finally:
             _CHECK.reset(token)
 
@@ -140,7 +144,7 @@ class Check:
             fits = self._known[key][1]
         else:
             if self._depth <= 0:
-                raise OutOfStepsError
+                raise TooDeepError
             was_listing, self._is_listing, self._depth = self._is_listing, False, self._depth - 1
             try:
                 error = next(iter(keyword(node, argument, value, schema) or ()), None)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms.packing import pack
 from agentrl.errors import UserError
-from agentrl.types import BoolArray, Extra, ExtraSpec, FloatArray, Sample, joined_extras
+from agentrl.types import BoolArray, Extra, ExtraSpec, Sample, joined_extras
 
 Int64Array = npt.NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +38,7 @@ class MicroBatch:
     targets_N: Int64Array
     temperature_N: npt.NDArray[np.float64]
 
-    def gather(self, arrays: Sequence[FloatArray]) -> FloatArray:
+    def gather(self, arrays: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
         """The values at this row's predicted tokens, [N]. arrays: one per sample of the batch."""
         return np.concatenate([arrays[m][at] for m, at in zip(self.members, self.positions, strict=True)])
 

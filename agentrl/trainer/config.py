@@ -8,6 +8,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config import Section
 
+COLOCATION = ("colocate", "offload_train", "offload_rollout")
+"""The settings of engine and trainer that take turns."""
+EVERY_VERSION = (
+    "an engine that frees its weights (offload_rollout, colocate) needs new ones after every iteration: drop "
+    "update_weights_interval, or offload_rollout = false."
+)
+"""Why an interval of updates is refused."""
+
 Rate = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -50,6 +58,24 @@ class TrainerConfig(Section):
     bf16: bool = False
     """Multiply matrices in bfloat16; the optimizer steps in fp32. Megatron publishes bfloat16, the torch
     trainer fp32."""
+
+    colocate: bool = False
+    """Engine and trainer take turns on one set of devices: implies offload_rollout and offload_train."""
+    offload_rollout: bool | None = None
+    """Whether the engine frees its weights and its cache while the trainer works; left out, as colocate."""
+    offload_train: bool | None = None
+    """Whether the trainer moves its networks and optimizers to the CPU's memory while the engine works (on
+    the CPU it returns unused memory); left out, as colocate."""
+
+    @property
+    def offloads_rollout(self) -> bool:
+        """`offload_rollout`, derived where it was left out."""
+        return self.colocate if self.offload_rollout is None else self.offload_rollout
+
+    @property
+    def offloads_train(self) -> bool:
+        """`offload_train`, derived where it was left out."""
+        return self.colocate if self.offload_train is None else self.offload_train
 
     @property
     def inactive(self) -> dict[str, str]:

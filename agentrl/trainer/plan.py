@@ -67,6 +67,12 @@ class Worker(Protocol):
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Iterator[Filled]:
         """The policy's weights in buckets, on rank 0; the generator returns their checksum."""
 
+    def onload(self) -> int | None:
+        """Have on the device all that a step needs; the memory of a GPU that was free before (bytes)."""
+
+    def offload(self) -> int:
+        """Free what only a step needs; what the device got back (bytes)."""
+
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Write this rank's part of the trainer's state; returns the updates, and each optimizer's steps."""
 

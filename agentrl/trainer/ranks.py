@@ -10,8 +10,10 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
+from agentrl.activity import CHECKPOINT, PUBLISH, SCORE, TRAIN, working
 from agentrl.checkpoints.directory import atomic_directory
 from agentrl.checkpoints.export import write_directory
+from agentrl.errors import DivergedError
 from agentrl.losses import extras_used
 from agentrl.protocols import Bucket, PublishReport, StepReport, TensorSpec, WeightSink
 from agentrl.trainer import saved
@@ -20,6 +22,7 @@ from agentrl.trainer.launch.rank_plan import RankPlan
 from agentrl.trainer.plan import Done, Plan, StepSums, critic_metrics, scored_tokens, step_metrics
 from agentrl.trainer.recording import Phase, Recording
 from agentrl.types import FloatArray, Sample, ScoreRole, Scores, TrainBatch
+from agentrl.weights.codec import non_finite, views
 
 R = TypeVar("R")
 
@@ -85,8 +88,8 @@ class RankTrainer:
     async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
         """Logprobs of every token in each role, at each sample's temperature; values of trainable tokens.
 
-        A first token has no prefix and gets 0. Without the role `old`, the old logprobs are those of the
-        engine.
+        A first token has no prefix and gets 0. Without the role `old`, the proximal logprobs are those of
+        the engine.
 
         Raises:
             ValueError: the plan has no network in that role, or a sample was sampled greedily.
@@ -95,10 +98,11 @@ class RankTrainer:
         if missing := [role for role in roles if role not in self._plan.roles]:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
-        scored = {role: await self._scored(samples, role) for role in roles}
+        with working(SCORE):
+            scored = {role: await self._scored(samples, role) for role in roles}
         engine = tuple(sample.logprobs for sample in samples)
         return Scores(
-            old=scored.get("old", engine),
+            proximal=scored.get("old", engine),
             ref=scored.get("ref"),
             teacher=scored.get("teacher"),
             values=scored.get("values"),
@@ -119,7 +123,8 @@ class RankTrainer:
             raise ValueError("no token of the batch is under the loss mask; leave the step out")
         check_sampled(sample for sample in batch.samples if sample.loss_mask.any())
         check_extras(batch.samples, extras_used(self._plan.policy.loss))
-        replies = await self.ranks.run(self.ranks.call, "update", batch)
+        with working(TRAIN):
+            replies = await self.ranks.run(self.ranks.call, "update", batch)
         ranks = cast(list[Mapping[ScoreRole, StepSums]], replies)
         metrics: dict[str, float] = {}
         if "values" in ranks[0]:
@@ -135,12 +140,14 @@ class RankTrainer:
         """Send the current weights in buckets, each piece of memory once.
 
         Raises:
+            DivergedError: a weight is not a finite number; the engine still serves its old version.
             EngineError: the engine rejected them, and still serves its old version.
             TrainerError: a rank failed.
         """
         started = time.perf_counter()
-        async with self._streaming:
-            num_bytes = await self._send(target, version)
+        with working(PUBLISH, f"version {version}"):
+            async with self._streaming:
+                num_bytes = await self._send(target, version)
         return PublishReport(version, num_bytes, time.perf_counter() - started)
 
     async def _send(self, target: WeightSink, version: int) -> int:
@@ -148,7 +155,7 @@ class RankTrainer:
         num_bytes, buckets = 0, self._buckets()
         try:
             async with target.begin(self._manifest, version) as transaction:
-                while (bucket := await self.ranks.run(next, buckets, None)) is not None:
+                while (bucket := await self.ranks.run(_next_finite, buckets)) is not None:
                     num_bytes += bucket.data.nbytes
                     await transaction.put(bucket)
                     # A buffer that the sink does not reference is filled again.
@@ -159,6 +166,25 @@ class RankTrainer:
             await self.ranks.run(buckets.drain)
         return num_bytes
 
+    async def onload(self) -> int | None:
+        """Have on the device all that a step needs, until `offload`; see `Trainer`.
+
+        Raises:
+            TrainerError: a rank failed.
+        """
+        replies = await self.ranks.run(self.ranks.call, "onload")
+        return min((free for free in cast(list[int | None], replies) if free is not None), default=None)
+
+    async def offload(self) -> int:
+        """Free what only a step needs; what the devices got back, of all ranks together (bytes).
+
+        Raises:
+            TrainerError: a rank failed.
+        """
+        # A call between two buckets of a stream would take its replies.
+        async with self._streaming:
+            return sum(cast(list[int], await self.ranks.run(self.ranks.call, "offload")))
+
     async def save(self, directory: str) -> None:
         """Write a Hugging Face directory, atomically.
 
@@ -167,7 +193,8 @@ class RankTrainer:
         Raises:
             TrainerError: a rank failed.
         """
-        await self.ranks.run(self._save, Path(directory))
+        with working(CHECKPOINT):
+            await self.ranks.run(self._save, Path(directory))
 
     async def save_state(self, directory: str) -> asyncio.Task[None]:
         """Copy weights, optimizers and steps; the task that is returned ends when the copy is on disk.
@@ -231,7 +258,8 @@ class RankTrainer:
     async def _save_state(self, directory: Path, is_copied: asyncio.Future[None]) -> None:
         with atomic_directory(directory) as partial:
             partial.mkdir()
-            replies = await self.ranks.run(self.ranks.call, "save", partial)
+            with working(CHECKPOINT):
+                replies = await self.ranks.run(self.ranks.call, "save", partial)
             is_copied.set_result(None)
             await self._written()
             steps, done = cast(list[tuple[int, dict[ScoreRole, Done]]], replies)[0]
@@ -257,6 +285,18 @@ class RankTrainer:
             for index, values in reply.items():
                 scored[index][scored_tokens(samples[index], role)] = values
         return tuple(scored)
+
+
+def _next_finite(buckets: _Weights) -> Bucket | None:
+    """The next bucket, whose numbers are all finite; None = there is no other."""
+    bucket = next(buckets, None)
+    name = None if bucket is None else non_finite(views(bucket))
+    if name is not None:
+        raise DivergedError(
+            f"training has diverged: after an update {name} holds weights that are not finite numbers, and "
+            "nothing was sampled from them; resume from the last checkpoint with a lower lr."
+        )
+    return bucket
 
 
 class _Weights:

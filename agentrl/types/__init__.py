@@ -22,28 +22,33 @@ from agentrl.types.episode import (
     added,
 )
 from agentrl.types.extras import Extra, ExtraSpec, joined_extras
-from agentrl.types.statistics import ToolStats, Usage, latency_bin, summed
-from agentrl.types.training import Credit, Sample, ScoreRole, Scores, TrainBatch
-from agentrl.types.world import (
+from agentrl.types.messages import (
     JSON,
     History,
     Image,
-    JointStep,
-    Limits,
     Message,
     Observation,
     Part,
     Restart,
-    RewardParts,
     Role,
-    Step,
-    StepReward,
-    Task,
     Text,
     ToolCall,
     call,
+    observation_of,
+    quoted,
     say,
 )
+from agentrl.types.statistics import ToolStats, Usage, latency_bin, summed
+from agentrl.types.training import (
+    Credit,
+    Sample,
+    ScoreRole,
+    Scores,
+    TrainBatch,
+    newest_version,
+    staleness_of,
+)
+from agentrl.types.world import JointStep, Limits, RewardParts, Step, StepReward, Task
 
 __all__ = [
     "AGENT",
@@ -93,6 +98,10 @@ __all__ = [
     "call",
     "joined_extras",
     "latency_bin",
+    "newest_version",
+    "observation_of",
+    "quoted",
     "say",
+    "staleness_of",
     "summed",
 ]

@@ -70,11 +70,14 @@ IntArray = Annotated[
     PlainValidator(lambda value: np.asarray(value, np.int32)),
     PlainSerializer(lambda array: array.tolist()),
 ]
+"""An array of int32; as JSON, a list."""
 FloatArray = Annotated[
     npt.NDArray[np.float32],
     PlainValidator(lambda value: np.asarray(value, np.float32)),
     PlainSerializer(_shortest),
 ]
+"""An array of float32; as JSON, a list of the digits that restore it."""
 BoolArray = npt.NDArray[np.bool_]
+"""An array of bool."""
 NumberArray = Annotated[npt.NDArray[np.generic], PlainValidator(_unpacked), PlainSerializer(_packed)]
 """Numbers of any dtype and shape; as JSON, their bytes."""

@@ -14,8 +14,9 @@ from pydantic import PlainSerializer
 
 from agentrl.types.arrays import FloatArray, IntArray, freeze
 from agentrl.types.extras import Extra
+from agentrl.types.messages import Message, Observation, Restart
 from agentrl.types.statistics import ToolStats, Usage
-from agentrl.types.world import Limits, Message, Observation, Restart, RewardParts, StepReward, Task
+from agentrl.types.world import Limits, RewardParts, StepReward, Task
 
 AGENT = "agent"
 """The name of the only agent of a single-agent environment."""
@@ -49,12 +50,17 @@ class Ending(StrEnum):
 class Completion:
     """The engine's output: T sampled tokens, each with its logprob and its policy version.
 
-    The stop token, or the tokens of the stop string, are part of it. logprobs are after
-    temperature and before top-p and top-k.
+    The stop token, or the tokens of the stop string, are part of it.
+
+    token_ids: int32 [T]. logprobs: float32 [T], in nats, after temperature and before top-p and top-k.
+    versions: int32 [T], of the policy that sampled the token. finish: why the engine stopped.
     matched: the stop string, or the stop token id, that ended it.
-    cached_tokens: prompt tokens from the prefix cache.
+    cached_tokens: prompt tokens from the prefix cache (count).
     temperature: of the sampling; 0 = greedy.
     extras: more arrays of T tokens by name, see `Extra`.
+
+    Raises:
+        ValueError: the arrays have different lengths.
     """
 
     token_ids: IntArray
@@ -80,6 +86,7 @@ class Completion:
 class TurnTokens:
     """The tokens of one turn: those of the world, then the sampled ones.
 
+    world_ids: int32 [number of the world's tokens]. completion: the tokens that were sampled after them.
     prompt_crc32: CRC-32 of the complete prompt that the engine received, its ids as int32; None = nothing was
     sampled, or it was not recorded.
     """
@@ -94,8 +101,9 @@ class TurnTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """An observation and the agent's action. tokens is None for agents without tokens.
+    """An observation and the agent's action.
 
+    tokens: of both; None for agents without tokens, such as scripts and chat endpoints.
     step: the index of the action's step in the episode, from 0; simultaneous actions share one.
     """
 
@@ -109,11 +117,14 @@ class Turn:
 class Trajectory:
     """One agent's unbroken prefix: the concatenation of its turns' tokens is the model's context.
 
-    agent: the agent of the turns. trainable: whether the trained policy took them; false for a frozen agent,
-    such as an opponent.
+    turns: in order. agent: the agent of the turns. trainable: whether the trained policy took them; false for
+    a frozen agent, such as an opponent.
     parent: index of the trajectory of the same episode that this one continues. reason: of the restart. The
     tokens that repeat the parent's turns count as the world's here, so that every sampled token is trained
     exactly once.
+
+    Raises:
+        ValueError: it has a parent without a reason, or a reason without a parent.
     """
 
     turns: tuple[Turn, ...]
@@ -145,13 +156,16 @@ class Failure:
 class Episode:
     """The record of an episode, without scores: these are in Verdicts.
 
+    id: unique in its file of the journal. env_id: of the environment. task, seed, limits: what was played.
+    trajectories: the conversation of each agent, in one piece unless a prefix was broken off.
+    ending: how it ended. failure: why it failed; None = it did not.
     agents: those of the environment; a single one is called `agent`. frozen_agents: those of them that the
         trained policy did not play, such as opponents.
     step_rewards: one for each completed step, in order: a number for all agents, or one for each; None also
         in place of a step, where a custom generate function let the agent act again before one.
     counts: of events in the environment (tool_calls, rejected_calls, ...) and of the agents
         (`Act.counts`). tools: statistics of each tool's calls. usage: tokens as chat endpoints count them.
-    seconds: wall time.
+    seconds: wall time (seconds).
 
     Raises:
         ValueError: a failure without the ending `failed` or the other way round, a turn of an agent that is
@@ -259,7 +273,13 @@ def added(rewards: list[float | None] | tuple[float | None, ...]) -> float | Non
 class Verdict:
     """A score of one agent's part of an episode. Scoring again writes a new Verdict, never a new Episode.
 
-    turn_rewards: of each of the agent's turns, where it was scored; part of the total.
+    episode_id: of the episode. scorer: the name of what scored it. total: the score.
+    parts: what the score consists of by name, unweighted: `env` is the sum of the step rewards, `env/NAME` a
+    named part of these, any other the reward of that name.
+    turn_rewards: of each of the agent's turns, where it was scored; part of the total. agent: whose score.
+
+    Raises:
+        ValueError: the total is not finite.
     """
 
     episode_id: str
@@ -291,7 +311,8 @@ class Group:
     """One task, one seed: the siblings that played it, and a verdict for each of their agents.
 
     verdicts: in the order of the episodes; those of one episode in the order of its agents.
-    start_version: the policy version at the start of the group.
+    start_version, end_version: the policy versions that were served at the start of the group, and when all
+        of its episodes had ended and were scored; None = the same.
 
     Raises:
         ValueError: verdicts in another order, a missing or repeated verdict, or an episode of another task.
@@ -303,6 +324,7 @@ class Group:
     episodes: tuple[Episode, ...]
     verdicts: tuple[Verdict, ...]
     start_version: int = 0
+    end_version: int | None = None
 
     def __post_init__(self) -> None:
         expected = [RolloutId(episode.id, agent) for episode in self.episodes for agent in episode.agents]

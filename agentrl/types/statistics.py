@@ -22,7 +22,7 @@ class ToolStats:
     `value` (a pydantic model's own check); or that the tool refused: `tool`, or a kind of the tool's own.
     failed: calls that failed without fault of the model, by kind (`error`, `unavailable`, `crashed`, ...).
     took: calls by latency, the upper end of the bin as name (`30ms`, `more`).
-    seconds, queue_seconds: wall time in the tool, and waiting for a free slot, summed over the calls.
+    seconds: wall time in the tool, summed over the calls. queue_seconds: that of waiting for a free slot.
     """
 
     calls: int = 0
@@ -72,8 +72,9 @@ class ToolStats:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as a chat endpoint counts them. cached: of the prompt. reasoning: of the completion.
+    """Tokens as a chat endpoint counts them.
 
+    cached_tokens: of the prompt. reasoning_tokens: of the completion.
     cost: in the currency of the prices; None = no prices.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -18,8 +18,10 @@ from agentrl.types.extras import Extra
 class Sample:
     """One trajectory as arrays of one length T.
 
-    author: int8 [T], an Author each. loss_mask: bool [T], never true for tokens of the world.
-    logprobs: float32 [T], 0 where not sampled. versions: int32 [T], NO_VERSION where not sampled.
+    token_ids: int32 [T]. author: int8 [T], an Author each. loss_mask: bool [T], never true for tokens of the
+    world.
+    logprobs: float32 [T], those of the behaviour policy: the engine's, when it sampled; 0 where not sampled.
+    versions: int32 [T], of the weights that sampled the token; NO_VERSION where not sampled.
     turns: int32 [T], the turn of the agent that added the token, whoever its author is.
     temperatures: float32 [T], of the sampling, 1 where not sampled; the trainer divides its logits by them.
     extras: more arrays of T tokens by name, from the engine to the loss; see `Extra`.
@@ -66,28 +68,40 @@ class Sample:
         return len(self.token_ids)
 
 
+def staleness_of(versions: IntArray, served: int) -> IntArray:
+    """How many versions older than the served weights tokens of these versions are; 0 where not sampled."""
+    return np.where(versions == NO_VERSION, 0, served - versions).astype(np.int32)
+
+
+def newest_version(samples: Sequence[Sample]) -> int:
+    """The version of the newest token of the samples; NO_VERSION where none was sampled."""
+    return max((int(sample.versions.max()) for sample in samples), default=NO_VERSION)
+
+
 ScoreRole: TypeAlias = Literal["old", "ref", "teacher", "values"]
+"""A model that scores samples: a field of `Scores`. old: the trained policy, whose field is `proximal`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """Outputs of models on samples, one float32 [T] array for each sample.
 
-    old: logprobs of the policy in the denominator of ratios. ref, teacher: logprobs of the reference model
-    and of the distillation teacher. values: the critic's estimate of the return before each token.
+    proximal: logprobs of the policy before the first update of the batch, the denominator of the loss's
+    ratios; where the trainer does not compute them, the engine's. ref, teacher: logprobs of the reference
+    model and of the distillation teacher. values: the critic's estimate of the return before each token.
 
     Raises:
         ValueError: their shapes differ.
     """
 
-    old: tuple[FloatArray, ...]
+    proximal: tuple[FloatArray, ...]
     ref: tuple[FloatArray, ...] | None = None
     teacher: tuple[FloatArray, ...] | None = None
     values: tuple[FloatArray, ...] | None = None
 
     def __post_init__(self) -> None:
         for other in (self.ref, self.teacher, self.values):
-            if other is not None and [a.shape for a in other] != [a.shape for a in self.old]:
+            if other is not None and [a.shape for a in other] != [a.shape for a in self.proximal]:
                 raise ValueError("all scores must share their shapes, sample by sample")
 
 
@@ -95,9 +109,13 @@ class Scores:
 class Credit:
     """Advantages, loss weights and a critic's targets, one float32 [T] array for each sample.
 
-    weights are computed once for the whole optimizer step, so that the split into
-    micro-batches cannot change the gradient: loss = sum over all tokens of weight x term.
+    Weights are computed once for the whole optimizer step, so that the split into micro-batches cannot change
+    the gradient: loss = sum over all tokens of weight x term.
+
     returns: the critic's targets, the return before each token; None without a critic.
+
+    Raises:
+        ValueError: their shapes differ.
     """
 
     advantages: tuple[FloatArray, ...]
@@ -112,16 +130,28 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
-    """The input of one optimizer step."""
+    """The input of one optimizer step: samples, and the scores and the credit of each.
+
+    version: of the weights that are served meanwhile; None = that of the newest token.
+
+    Raises:
+        ValueError: they differ in number.
+    """
 
     samples: tuple[Sample, ...]
     scores: Scores
     credit: Credit
+    version: int | None = None
 
     def __post_init__(self) -> None:
-        counts = (len(self.samples), len(self.scores.old), len(self.credit.weights))
+        counts = (len(self.samples), len(self.scores.proximal), len(self.credit.weights))
         if len(set(counts)) != 1:
             raise ValueError(f"samples, scores and credit must match one to one, got {counts}")
+
+    @property
+    def served(self) -> int:
+        """The version that staleness is relative to."""
+        return newest_version(self.samples) if self.version is None else self.version
 
     @property
     def num_loss_tokens(self) -> int:

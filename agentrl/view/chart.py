@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from agentrl.view.panels import Panel, Point, Series
+from agentrl.view.panels import MAX_CURVES, Panel, Point, Series
 from agentrl.view.scores import figure_text
 
 WIDTH, HEIGHT = 400, 210
@@ -102,7 +102,7 @@ def _steps(values: Sequence[float], across: _Scale) -> Iterator[Markup]:
 def _curve(index: int, series: Series, across: _Scale, up: _Scale, link: Link | None) -> Iterator[Markup]:
     points = _thinned(series.points)
     path = _path(points, across, up)
-    yield Markup('<path class="curve s{}" d="{}"/>').format(index % 6, path)
+    yield Markup('<path class="curve {}" d="{}"/>').format(_style(index), path)
     dots = [(x, y) for x, y in points if y is not None]
     size = 2.6 if len(dots) <= _MAX_DOTS else 0
     for x, y in dots:
@@ -110,12 +110,17 @@ def _curve(index: int, series: Series, across: _Scale, up: _Scale, link: Link | 
             '<g class="point s{}"><circle class="dot" cx="{}" cy="{}" r="{}"/>'
             '<circle class="reach" cx="{}" cy="{}" r="7"><title>{}</title></circle></g>'
         ).format(
-            index % 6,
+            index % MAX_CURVES,
             across(x), up(y), size, across(x), up(y),
-            f"step {x:g} · {series.label} {figure_text(y)}",
+            f"step {x:g} · {series.label}: {figure_text(y)}",
         )  # fmt: skip
         address = None if link is None else link(series, x)
         yield point if address is None else Markup('<a href="{}">{}</a>').format(address, point)
+
+
+def _style(index: int) -> str:
+    """The classes of a curve: a colour and dashes, a pair that none of the 63 curves before it has."""
+    return f"s{index % MAX_CURVES} d{(index + index // MAX_CURVES) % MAX_CURVES}"
 
 
 def _path(points: Sequence[Point], across: _Scale, up: _Scale) -> str:
@@ -148,8 +153,8 @@ def legend(panel: Panel) -> Markup:
     items = [
         Markup(
             '<li><svg class="key" viewBox="0 0 22 8" aria-hidden="true">'
-            '<path class="curve s{}" d="M1 4 L21 4"/></svg>{}</li>'
-        ).format(index % 6, escape(series.label))
+            '<path class="curve {}" d="M1 4 L21 4"/></svg>{}</li>'
+        ).format(_style(index), escape(series.label))
         for index, series in enumerate(panel.series)
     ]
     return Markup('<ul class="legend">{}</ul>').format(Markup().join(items))

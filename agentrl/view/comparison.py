@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.files import write_text
 from agentrl.observe import Record, read_metrics
 from agentrl.observe.history import METRICS
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import Panel, overlaid
-from agentrl.view.report import render_page, save_page
-from agentrl.view.scores import figure_text, score_text, time_text
+from agentrl.view.report import render_page
+from agentrl.view.scores import figure_text, score_text, setting_text, time_text
 from agentrl.view.transcript import visible
 
 T = TypeVar("T")
@@ -174,7 +174,8 @@ class Comparison:
             tables=self.tables(),
             panels=[(panel, draw(panel), legend(panel)) for panel in self._panels()],
         )
-        return save_page(page, path)
+        write_text(path, page, errors="replace")
+        return path
 
     def _panels(self) -> Sequence[Panel]:
         return overlaid({name: run.records for name, run in self.runs.items()})
@@ -203,7 +204,7 @@ class Comparison:
 
 
 def _setting_text(value: JSON, default: JSON) -> str:
-    text = value if isinstance(value, str) else _NONE if value is None else json.dumps(value)
+    text = _NONE if value is None else setting_text(value)
     return f"{text} (default)" if value == default else text
 
 

@@ -13,28 +13,37 @@ from dataclasses import dataclass, field
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from agentrl.types import Episode, Verdict
-from agentrl.view.scores import Figure, ScoreRow, columns_of, figure_text, score_text, time_text
+from agentrl.view.scores import Figure, ScoreRow, figure_text, lines_of, score_text, stages_of, time_text
 from agentrl.view.transcript import MODEL, WORLD, TranscriptEntry, summary_of, transcript_entries, visible
 
 _STYLES = {MODEL: "bold green", WORLD: "cyan"}
 _MARGIN = max(map(len, _STYLES)) + 1
 _MIN_WIDTH = 20
+_SCORE_WIDTH = 6
+_MARGINS = 7
+"""Characters around a table and its first column."""
 
 
 @dataclass(slots=True)
 class StageBar:
-    """A running stage: its progress and its latest figures."""
+    """A running stage: its progress and its latest figures.
+
+    notes: figures of this moment, which are left out when the stage has ended. is_live: a terminal shows it.
+    """
 
     title: str
     total: int
     show: Callable[[StageBar], None]
     done: int = 0
     fields: dict[str, Figure] = field(default_factory=dict)
+    notes: dict[str, Figure] = field(default_factory=dict)
+    is_live: bool = False
 
     def advance(self, n: int = 1, **fields: Figure) -> None:
         """Record `n` more steps as done; `fields` are figures to show until they are replaced."""
@@ -42,10 +51,17 @@ class StageBar:
         self.fields.update(fields)
         self.show(self)
 
+    def note(self, **notes: Figure) -> None:
+        """Show these figures, too, in place of the last notes; without a terminal only with the next step."""
+        self.notes = notes
+        if self.is_live:
+            self.show(self)
+
     @property
     def figures(self) -> str:
         """The latest figures as one line."""
-        return " · ".join(f"{name} {figure_text(value)}" for name, value in self.fields.items())
+        figures = self.fields | self.notes
+        return " · ".join(f"{name} {figure_text(value)}" for name, value in figures.items())
 
 
 class _StandardOutput(Console):
@@ -87,26 +103,30 @@ class RunConsole:
         started = self._clock()
         live = self._console.is_terminal and not self._quiet
         show, hide = self._open_bar(title, total) if live else self._open_lines(title, started)
-        bar = StageBar(title, total, show)
+        bar = StageBar(title, total, show, is_live=live)
         succeeded = False
         try:
             yield bar
             succeeded = True
         finally:
             hide()
+            bar.notes = {}
             self._sum_up(bar, succeeded, self._clock() - started)
 
     def table(self, rows: Sequence[ScoreRow], *, title: str = "") -> None:
-        """Print one line per row and one column per score."""
-        columns = columns_of(rows)
+        """Print one line per score and one column per stage. Nothing is cut off: long names are wrapped."""
         heading = Text(visible(title), style="bold") if title else None
         table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("")
-        for name in columns:
-            table.add_column(Text(visible(name)), justify="right")
-        for row in rows:
-            cells = [score_text(row.scores.get(name)) for name in columns]
-            table.add_row(Text(visible(row.stage)), *cells)
+        lines, stages = tuple(lines_of(rows)), stages_of(rows)
+        longest = max((2 * line.level + len(visible(line.name)) for line in lines), default=0)
+        # Names get the room that scores leave; headings of stages are wrapped first.
+        room = self._console.width - _MARGINS - (_SCORE_WIDTH + 2) * len(stages)
+        table.add_column("", overflow="fold", width=min(longest, max(room, _SCORE_WIDTH)))
+        for stage in stages:
+            table.add_column(Text(visible(stage)), justify="right", overflow="fold", min_width=_SCORE_WIDTH)
+        for line in lines:
+            name = Text(visible(line.name), style="" if line.values else "dim")
+            table.add_row(Padding(name, (0, 0, 0, 2 * line.level)), *map(score_text, line.values))
         self._show(table)
 
     def line(self, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.extras import require
 from agentrl.observe import Record
@@ -13,7 +13,11 @@ from agentrl.view.panels import points_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0b5cad", "#c2500a", "#00795c", "#a8437f", "#7a6a00", "#3d87b8")
+_COLOURS = ("#0b5cad", "#c2500a", "#00795c", "#a8437f", "#7a6a00", "#3d87b8", "#5b4bb5", "#5c6670")
+_LINES: Sequence[Literal["solid"] | tuple[float, Sequence[float]]] = (
+    *("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.2, 1.2, 1.2))),
+)
+"""Line styles, with strokes and gaps in widths of the line: with eight colours, 32 different lines."""
 _INK, _FAINT, _RULE = "#1b1f24", "#59636e", "#e3e7ec"
 
 
@@ -45,13 +49,16 @@ def plot_curves(
     ends: list[tuple[float, float, str, str]] = []
     for index, (label, key) in enumerate(metrics.items()):
         colour = _COLOURS[index % len(_COLOURS)]
+        line = _LINES[index // len(_COLOURS) % len(_LINES)]
         curves = [curve for records in runs.values() if (curve := _finite_points(records, key))]
         mean = mean_curve(curves)
         if not mean:
             continue
         for curve in curves if len(curves) > 1 else []:
             axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.9, alpha=0.35)
-        axes.plot(list(mean), list(mean.values()), color=colour, linewidth=2.6, solid_capstyle="round")
+        (thick,) = axes.plot(list(mean), list(mean.values()), color=colour, linewidth=2.6)
+        thick.set_linestyle(line)
+        thick.set_solid_capstyle("round")
         last = max(mean)
         ends.append((mean[last], last, label, colour))
     if not ends:

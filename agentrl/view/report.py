@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from agentrl.files import write_text
 from agentrl.observe import Record
+from agentrl.observe.diagnoses import Diagnosis
+from agentrl.observe.timeline import Timeline
 from agentrl.types import JSON, Author, Episode, Verdict
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import panels_of
-from agentrl.view.scores import ScoreRow, columns_of, score_text
+from agentrl.view.scores import ScoreRow, ToolRow, lines_of, score_text, setting_text, stages_of, tool_table
+from agentrl.view.timeline import pictures
 from agentrl.view.tokens import NAMES, blocks_of, token_rows
 from agentrl.view.transcript import summary_of, visible
+
+Sections: TypeAlias = Mapping[str, Mapping[str, JSON]]
+"""Settings by section and key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +39,12 @@ class ReportEpisode:
 class ReportData:
     """The contents of the page.
 
-    title: the run's name. facts: shown at the top, e.g. {"model": "0.66 M parameters"}. rows: of the
-    table of scores, usually before and after training. config: sections of settings. folder: of the run, for
-    the command that makes pages of all its episodes; "" = it has none.
+    title: the run's name. facts: shown at the top, e.g. {"model": "0.66 M parameters"}.
+    diagnoses: faults of the training. warnings: sentences on its settings.
+    rows: of the table of scores, usually before and after training. tools: of the table of tools.
+    limits: of an episode. config: sections of settings; defaults: those of a run where nothing was set.
+    folder: of the run, for the command that makes pages of all its episodes; "" = it has none.
+    timeline: when each side worked; None = it is not shown.
     decode_token: the text of one token id; episodes without tokens do not need it.
     """
 
@@ -44,8 +54,26 @@ class ReportData:
     episodes: Sequence[ReportEpisode]
     decode_token: Callable[[int], str]
     facts: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    config: Sections = field(default_factory=dict)
     folder: str = ""
+    diagnoses: Sequence[Diagnosis] = ()
+    warnings: Sequence[str] = ()
+    tools: Sequence[ToolRow] = ()
+    limits: Mapping[str, JSON] = field(default_factory=dict)
+    defaults: Sections = field(default_factory=dict)
+    timeline: Timeline | None = None
+
+    @property
+    def own_settings(self) -> Sections:
+        """The settings with other values than their defaults, by section."""
+        own = {
+            section: {key: value for key, value in values.items() if value != self._default(section, key)}
+            for section, values in self.config.items()
+        }
+        return {section: values for section, values in own.items() if values}
+
+    def _default(self, section: str, key: str) -> JSON:
+        return self.defaults.get(section, {}).get(key)
 
 
 def write_report(data: ReportData, path: Path) -> Path:
@@ -54,16 +82,21 @@ def write_report(data: ReportData, path: Path) -> Path:
     Raises:
         OSError: the file cannot be written.
     """
-    return save_page(render_report(data), path)
+    write_text(path, render_report(data), errors="replace")
+    return path
 
 
 def render_report(data: ReportData) -> str:
     """The page as HTML."""
+    lines = tuple(lines_of(data.rows))
     return render_page(
         "report.html",
         data=data,
-        columns=columns_of(data.rows),
-        has_bars=_are_shares(data.rows),
+        stages=stages_of(data.rows),
+        lines=lines,
+        has_bars=all(0 <= value <= 1 for line in lines for value in line.values if value is not None),
+        tools=tool_table(data.tools),
+        pictures=[] if data.timeline is None else pictures(data.timeline),
         panels=[(panel, draw(panel), legend(panel)) for panel in panels_of(data.records)],
         episodes=[_EpisodeView(entry, data.decode_token) for entry in data.episodes],
         authors=list(NAMES.values()),
@@ -80,21 +113,8 @@ def render_page(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters.update(visible=visible, score=score_text)
+    pages.filters.update(visible=visible, score=score_text, setting=setting_text)
     return pages.get_template(template).render(values)
-
-
-def save_page(page: str, path: Path) -> Path:
-    """Write a page atomically and return its path.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    unfinished = path.with_name(path.name + ".part")
-    # Text of a model may be invalid Unicode; `visible` has made most of it readable.
-    unfinished.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(unfinished, path)
-    return path
 
 
 class _EpisodeView:
@@ -109,7 +129,3 @@ class _EpisodeView:
         self.answer = episode.task.answer
         self.blocks = list(blocks_of(episode, decode, entry.author))
         self.tokens = list(token_rows(episode, decode, entry.author))
-
-
-def _are_shares(rows: Sequence[ScoreRow]) -> bool:
-    return all(value is None or 0 <= value <= 1 for row in rows for value in row.scores.values())

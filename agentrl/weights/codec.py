@@ -110,6 +110,20 @@ def views(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         offset += len(data)
 
 
+def non_finite(named_tensors: NamedTensors) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity; None = all numbers are finite.
+
+    It takes one pass over each tensor, without a copy.
+    """
+    for name, tensor in named_tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            # torch has no minimum of the types of one byte. A NaN is the minimum of all that hold one.
+            lowest, highest = (tensor.half() if tensor.itemsize == 1 else tensor).aminmax()
+            if not (lowest.isfinite() and highest.isfinite()):
+                return name
+    return None
+
+
 def size_of(spec: TensorSpec) -> int:
     """The size of a tensor in bytes.
 

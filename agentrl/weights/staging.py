@@ -19,7 +19,7 @@ class StagingArea(Protocol):
             ValueError: the bytes do not add up to the tensors, or a dtype is unknown.
         """
 
-    def checksum(self) -> int:
+    async def checksum(self) -> int:
         """The checksum of all staged tensors, computed from the engine's copy."""
 
     async def install(self) -> None:
@@ -60,7 +60,7 @@ class Transaction:
                 f"{len(self._missing)} tensors did not arrive, {next(iter(self._missing))} among them; "
                 "the old version stays in service, send all of the manifest before commit."
             )
-        staged = self._staging.checksum()
+        staged = await self._staging.checksum()
         if staged != checksum:
             raise EngineError(
                 f"the weights of version {self._version} arrived damaged (checksum {staged}, expected "

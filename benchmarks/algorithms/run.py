@@ -90,6 +90,7 @@ async def _reinforce(job: Job) -> str:
     """RL without a warm start, with weights delayed by the arm's lag; returns the environment's id."""
     from agentrl.assembly.load import load_config
     from agentrl.assembly.processes import run_processes
+    from agentrl.config import write_toml
     from agentrl.run.checkpoints import Begun
     from agentrl.run.folder import RunFolder
     from agentrl.run.parts import Records
@@ -106,7 +107,10 @@ async def _reinforce(job: Job) -> str:
         **job.arm.settings,
     }
     config = load_config(job.bench.run_file, {**_QUIET, **settings})
-    folder = RunFolder.create(config)
+    folder = RunFolder.of(config)
+    folder.check_free(config)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_toml(config, folder.config)
     async with run_processes(config, folder.engine, folder.trainer) as processes:
         records = Records.opened(config, folder, RunConsole(quiet=True), Begun(1, None))
         run = await TrainingRun.build(config, records, {}, processes)

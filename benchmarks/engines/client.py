@@ -56,9 +56,10 @@ async def measured(server: str, url: str, requests: int, context: EngineContext)
     token_ids = np.random.default_rng(0).integers(1, size, (load.concurrency, load.prompt)).tolist()
     prompts = [token_ids[number % len(token_ids)] for number in range(requests)]
     policy = SGLangPolicy(url, max_concurrency=load.concurrency, vocab_size=size)
+    policy.salt = salt = "benchmark"
     limits = httpx2.Limits(max_connections=load.concurrency, max_keepalive_connections=load.concurrency)
     async with httpx2.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
-        bodies = [wire.generate_body(uuid.uuid4().hex, prompt, sampling) for prompt in prompts]
+        bodies = [wire.generate_body(uuid.uuid4().hex, prompt, sampling, salt) for prompt in prompts]
 
         async def client_request(number: int) -> None:
             await policy.generate(prompts[number], sampling, session=str(number))

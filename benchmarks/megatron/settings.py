@@ -90,7 +90,9 @@ class GpuModel:
 
     def make(self) -> PreTrainedModel:
         """The model with random weights."""
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(self.make_config(), dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            self.make_config(), dtype=torch.float32, trust_remote_code=False
+        )
         return model
 
 

@@ -30,7 +30,8 @@ def play(settings: PlayerSettings) -> None:
     _print({"env": ENV_ID, **settings["settings"]})
     for number, _ in enumerate(sys.stdin):
         folder = str(Path(settings["folder"]) / str(number))
-        report = agentrl.evaluate(ENV_ID, None, quiet=True, output_dir=folder, **settings["settings"])
+        options = settings["settings"]
+        report = agentrl.evaluate(ENV_ID, None, resume=False, quiet=True, output_dir=folder, **options)
         _print(
             {
                 "episodes": report.n,

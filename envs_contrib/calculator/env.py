@@ -51,6 +51,10 @@ class Calculator(ToolEnv):
         """1.0 for the right number, written as digits."""
         return float(answer.strip() == task.answer)
 
+    def save_state(self) -> Mapping[str, str]:
+        """Nothing: calls change no state."""
+        return {}
+
     def expert(self, task: Task) -> Script:
         """One call per step, then the last result."""
         steps = _steps(task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from agentrl import Limits, Message, Script, Tags, Task, ToolEnv, UserError, call, exact_match, say, tool
@@ -68,6 +68,10 @@ class HopSearch(ToolEnv):
     def reward(self, task: Task, answer: str) -> float:
         """1.0 for the right name, however it is capitalised or punctuated."""
         return exact_match(answer, task.answer)
+
+    def save_state(self) -> Mapping[str, str]:
+        """Nothing: calls change no state."""
+        return {}
 
     def expert(self, task: Task) -> Script:
         """Search for the person, then, for a question of two hops, for the city's country."""

@@ -72,6 +72,10 @@ class RockPaperScissors(MultiAgentEnv):
         }
         return JointStep.going(observations, rewards)
 
+    def save_state(self) -> Mapping[str, int]:
+        """The number of rounds."""
+        return {"round": self.round}
+
     def expert(self, task: Task, agent: str, prompt: str) -> Script:
         """Beats the script: first its opening, then its reply to the agent's last move."""
         del prompt

@@ -85,6 +85,10 @@ class SolverCritic(MultiAgentEnv):
         self.acting = (SOLVER,)
         return JointStep.going({SOLVER: (Message("user", _AGAIN),)}, {CRITIC: self.judgement})
 
+    def save_state(self) -> Mapping[str, float | None]:
+        """The judgement, and whether it was to be positive."""
+        return {"is_right": self.is_right, "judgement": self.judgement}
+
     def expert(self, task: Task, agent: str, prompt: str) -> Script:
         """A solver and a critic without errors."""
         if agent == SOLVER:

@@ -73,6 +73,10 @@ class Wordle(Env):
             answer = Message("user", _NO_WORD)
         return Step.finished(answer, reward=0.0) if self._guesses == GUESSES else Step.going(answer)
 
+    def save_state(self) -> Mapping[str, JSON]:
+        """The number of guesses."""
+        return {"_guesses": self._guesses}
+
     def expert(self, task: Task) -> Script:
         """Guess only what the marks allow, and few words that are not told apart."""
         del task

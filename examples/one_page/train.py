@@ -81,8 +81,8 @@ async def run(options: argparse.Namespace) -> list[float]:
     env = agentrl.make(options.env)
     if not isinstance(env.dialect, agentrl.Tags):
         raise SystemExit(f"{options.env} uses the chat dialect, which this page leaves out; choose another.")
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     renderer = InlineRenderer(tokenizer, env.dialect)
     # The engine has a copy of the weights: it serves the last version while the trainer computes the next.
     engine = EmbeddedEngine.from_model(
@@ -103,10 +103,10 @@ async def run(options: argparse.Namespace) -> list[float]:
         groups = await asyncio.gather(*(player.group(next(tasks), seed) for seed in seeds))
         totals = [verdict.total for group in groups for verdict in group.verdicts]
         rewards.append(sum(totals) / max(len(totals), 1))
-        # 2. Samples: the tokens of all episodes. The old logprobs are those of their sampling.
+        # 2. Samples: the tokens of all episodes. The proximal logprobs are those of their sampling.
         samples = samples_from(groups)
         tokens = Tokens.of(samples)
-        scores = Scores(old=tuple(sample.logprobs for sample in samples))
+        scores = Scores(proximal=tuple(sample.logprobs for sample in samples))
         # 3. Advantages: zero where all siblings earned the same.
         advantages = estimator(groups, tokens, tokens.scores(scores))
         if advantages.advantages_N.any():

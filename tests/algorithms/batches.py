@@ -106,6 +106,20 @@ def batch(*groups: Sequence[EpisodeSpec], gap: float = 1.0, seed: int = 0) -> Ba
     return Batch(played, samples, Scores(near(), near(), near(), near()))
 
 
+def aged(samples: Sequence[Sample], seed: int) -> list[Sample]:
+    """The samples, whose tokens have random versions of 3 to 7 that rise along each of them."""
+    rng = np.random.default_rng(seed)
+    return [
+        replace(
+            sample,
+            versions=np.where(
+                sample.versions < 0, sample.versions, np.sort(rng.integers(3, 8, len(sample)))
+            ).astype(np.int32),
+        )
+        for sample in samples
+    ]
+
+
 def walk(samples: Sequence[Sample]) -> dict[RolloutId, list[Token]]:
     """The trainable tokens of each episode in the order they were sampled in."""
     by_rollout: dict[RolloutId, list[tuple[int, int, int]]] = {}

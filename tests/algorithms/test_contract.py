@@ -30,12 +30,12 @@ def each(f):
 
 
 def in_place(advantages, scores):
-    scores.old_N[:] = 0
+    scores.proximal_N[:] = 0
     return advantages
 
 
 def overflowing(advantages, scores):
-    return replace(advantages, advantages_N=np.exp(scores.old_N - scores.rollout_N))
+    return replace(advantages, advantages_N=np.exp(scores.proximal_N - scores.behaviour_N))
 
 
 @dataclass

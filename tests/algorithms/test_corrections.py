@@ -53,7 +53,7 @@ def naive_factors(name, drawn: Batch):
     for tokens in walk(drawn.samples).values():
         ratios = [
             exp(
-                float(drawn.scores.old[token.sample][token.position])
+                float(drawn.scores.proximal[token.sample][token.position])
                 - float(drawn.samples[token.sample].logprobs[token.position])
             )
             for token in tokens
@@ -96,7 +96,7 @@ def test_each_name_is_its_own_formula_and_no_other():
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_without_a_gap_every_factor_is_one(name):
     drawn = with_gaps([0.0, 0.0], [0.0])
-    factors_N, metrics = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
+    factors_N, metrics, _ = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
     assert factors_N.tolist() == [1, 1, 1]
     assert {key: value for key, value in metrics.items() if value} == {next(iter(metrics)): 1.0}
 
@@ -104,7 +104,7 @@ def test_without_a_gap_every_factor_is_one(name):
 @given(drawn=batches(gap=1e4))
 def test_huge_gaps_stay_finite(drawn):
     for name, correction in CORRECTIONS.items():
-        factors_N, metrics = correction(drawn.tokens, drawn.token_scores)
+        factors_N, metrics, _ = correction(drawn.tokens, drawn.token_scores)
         assert np.all(np.isfinite(factors_N)), name
         assert all(np.isfinite(list(metrics.values()))), name
         assert factors_N.max(initial=0.0) <= 1.8, name
@@ -114,7 +114,7 @@ def test_huge_gaps_stay_finite(drawn):
 @pytest.mark.parametrize("specs", [[EpisodeSpec([0])], []])
 def test_without_trainable_tokens_there_is_nothing_to_correct(name, specs):
     drawn = batch(specs)
-    factors_N, metrics = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
+    factors_N, metrics, _ = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
     assert not len(factors_N)
     assert set(metrics.values()) == {0.0}
 
@@ -150,7 +150,7 @@ def test_bounds_are_inside():
     drawn = drawn._replace(
         scores=Scores((np.array([0, *np.log([0.5, 5.0])], np.float32) + drawn.samples[0].logprobs,))
     )
-    ratios = np.exp(drawn.scores.old[0].astype(np.float64) - drawn.samples[0].logprobs)[1:]
+    ratios = np.exp(drawn.scores.proximal[0].astype(np.float64) - drawn.samples[0].logprobs)[1:]
     factors_N = IcePop(float(ratios[0]), float(ratios[1]))(drawn.tokens, drawn.token_scores).factors_N
     assert factors_N.tolist() == pytest.approx([0.5, 5.0], rel=1e-5)
 

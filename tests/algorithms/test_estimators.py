@@ -130,7 +130,7 @@ def naive_advantages(name, drawn: Batch):
     order, advantages = [], []
     for id, tokens in walk(drawn.samples).items():
         siblings, i = places[id]
-        old, ref = scores_of(drawn, drawn.scores.old, tokens), scores_of(drawn, drawn.scores.ref, tokens)
+        old, ref = scores_of(drawn, drawn.scores.proximal, tokens), scores_of(drawn, drawn.scores.ref, tokens)
         kl = [0.25 * (a - b) if name.endswith(" with kl") else 0.0 for a, b in zip(old, ref, strict=True)]
         penalties = [sum(kl[n:]) for n in range(len(tokens))]
         totals = [v.total for v in siblings.verdicts]
@@ -317,7 +317,7 @@ def test_distillation_pulls_towards_the_teacher_before_whitening(drawn):
     for tokens in walk(drawn.samples).values():
         for t in tokens:
             position = t.sample, t.position
-            gaps[position] = float(drawn.scores.old[t.sample][t.position]) - float(
+            gaps[position] = float(drawn.scores.proximal[t.sample][t.position]) - float(
                 drawn.scores.teacher[t.sample][t.position]
             )
             pulled[position] = float(advantages[t.sample][t.position]) - 0.5 * gaps[position]
@@ -333,7 +333,7 @@ def test_distillation_pulls_towards_the_teacher_before_whitening(drawn):
 def test_a_correction_multiplies_advantages(drawn):
     correction = Mis("token", "mask")
     plain, corrected = (drawn.credit(Adjusted(GroupRelative(), correction=c)) for c in (None, correction))
-    factors_N, metrics = correction(drawn.tokens, drawn.token_scores)
+    factors_N, metrics, _ = correction(drawn.tokens, drawn.token_scores)
     expected = drawn.tokens.gather(plain.advantages, "advantages") * factors_N
     assert close(corrected.advantages, drawn.tokens.scatter(expected))
     assert corrected.metrics == metrics

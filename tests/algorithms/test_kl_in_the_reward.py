@@ -114,7 +114,7 @@ def test_estimates_that_are_right_in_the_loss_are_wrong_in_the_reward():
         exact = policy.of_the_divergence()
         for kind, values in cosines.items():
             token_scores = tokens.scores(scores)
-            penalty_N = kl_estimate(token_scores.old_N, token_scores.ref_N, kind)
+            penalty_N = kl_estimate(token_scores.proximal_N, token_scores.ref_N, kind)
             gradient = policy.of_the_reward(by_sequence(-discounted_returns(penalty_N, tokens)))
             values.append(float((gradient * exact).sum() / (gradient.norm() * exact.norm())))
     assert min(cosines["k1"]) > 1 - 1e-9

@@ -1,12 +1,15 @@
-from math import exp
+from math import exp, log
 from statistics import fmean
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from agentrl.algorithms.off_policy import mismatch_metrics
-from tests.algorithms.batches import Batch, EpisodeSpec, batch, batches, walk
+from agentrl.algorithms.corrections import Tis
+from agentrl.algorithms.off_policy import mismatch_by_staleness, mismatch_metrics
+from agentrl.algorithms.tokens import Tokens
+from tests.algorithms.batches import Batch, EpisodeSpec, aged, batch, batches, walk
 from tests.algorithms.episodes import of_engine
 
 NO_GAP = {
@@ -23,7 +26,7 @@ def naive_metrics(drawn: Batch):
     gaps = [
         [
             float(drawn.samples[k.sample].logprobs[k.position])
-            - float(drawn.scores.old[k.sample][k.position])
+            - float(drawn.scores.proximal[k.sample][k.position])
             for k in tokens
         ]
         for tokens in walk(drawn.samples).values()
@@ -62,3 +65,38 @@ def test_huge_gaps_stay_finite(drawn):
     assert all(np.isfinite(list(metrics.values())))
     assert 0 < metrics["train_rollout_ess"] <= 1 + 1e-9
     assert metrics["train_rollout_kl_k3"] >= 0
+
+
+def naive_bins(drawn: Batch, samples, *, version: int, last: int, bounds: tuple[float, float]):
+    """By name of the bin: of each of its tokens the ratio of the trainer's probability and the engine's."""
+    ratios: dict[str, list[float]] = {}
+    for token in (token for tokens in walk(samples).values() for token in tokens):
+        age = version - int(samples[token.sample].versions[token.position])
+        gap = float(drawn.scores.proximal[token.sample][token.position]) - float(
+            samples[token.sample].logprobs[token.position]
+        )
+        ratios.setdefault(f"{age}" if age <= last else f"{last + 1}+", []).append(exp(gap))
+    total = sum(map(len, ratios.values()))
+    metrics = {}
+    for name, members in ratios.items():
+        size = len(members)
+        metrics |= {
+            f"staleness_{name}/share": size / total,
+            f"staleness_{name}/k3": fmean(r - 1 - log(r) for r in members),
+            f"staleness_{name}/ess": sum(members) ** 2 / size / sum(r * r for r in members),
+            f"staleness_{name}/clipfrac": fmean(not bounds[0] <= r <= bounds[1] for r in members),
+        }
+    return metrics
+
+
+@given(batches(), st.integers(0, 99), st.integers(0, 5))
+def test_gauges_by_staleness_agree_with_a_loop_over_tokens(drawn, seed, last):
+    samples = aged(drawn.samples, seed)
+    tokens = Tokens.of(samples, 8)
+    scores = tokens.scores(drawn.scores)
+    clipped_N = Tis(1.5, 0.7)(tokens, scores).clipped_N
+    expected = naive_bins(drawn, samples, version=8, last=last, bounds=(0.7, 1.5))
+    metrics = mismatch_by_staleness(tokens, scores, clipped_N, max_staleness=last)
+    assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    only_shares = {name: value for name, value in expected.items() if name.endswith("/share")}
+    assert mismatch_by_staleness(tokens, None, max_staleness=last) == pytest.approx(only_shares)

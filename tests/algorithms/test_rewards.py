@@ -115,7 +115,7 @@ def test_the_penalty_compares_the_old_policy_with_the_reference():
     estimates = KlPenalty(0.1).estimate(drawn.token_scores)
     expected = [
         old - ref
-        for old, ref in zip(flat(drawn, drawn.scores.old), flat(drawn, drawn.scores.ref), strict=True)
+        for old, ref in zip(flat(drawn, drawn.scores.proximal), flat(drawn, drawn.scores.ref), strict=True)
     ]
     assert estimates.tolist() == pytest.approx(expected)
 
@@ -123,4 +123,4 @@ def test_the_penalty_compares_the_old_policy_with_the_reference():
 def test_a_penalty_without_a_reference_says_what_to_do():
     drawn = batch([EpisodeSpec([1])])
     with pytest.raises(ValueError, match="load one"):
-        KlPenalty(0.1).estimate(drawn.tokens.scores(Scores(drawn.scores.old)))
+        KlPenalty(0.1).estimate(drawn.tokens.scores(Scores(drawn.scores.proximal)))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.tokens import Tokens
-from tests.algorithms.batches import EpisodeSpec, batch, batches, flat, walk
+from tests.algorithms.batches import EpisodeSpec, aged, batch, batches, flat, walk
 
 
 @given(batches(), st.randoms())
@@ -38,9 +38,24 @@ def test_values_by_rollout_are_those_of_its_tokens_or_the_one_that_all_have(draw
         assert values.tolist() == (own[:1] if alike else own)
 
 
+@given(batches(), st.integers(0, 99), st.sampled_from([None, 9]))
+def test_each_token_has_its_own_staleness_and_is_the_newest_of_its_rollout_or_not(drawn, seed, version):
+    samples = aged(drawn.samples, seed)
+    versions = [int(v) for s in samples for v in s.versions if v >= 0]
+    served = max(versions, default=0) if version is None else version
+    expected, newest = [], []
+    for tokens in walk(samples).values():
+        own = [int(samples[t.sample].versions[t.position]) for t in tokens]
+        expected += [served - v for v in own]
+        newest += [v == max(own) for v in own]
+    tokens = Tokens.of(samples, version)
+    assert tokens.staleness_N.tolist() == expected
+    assert tokens.is_newest().tolist() == newest
+
+
 def test_no_samples_are_no_tokens():
     tokens = Tokens.of([])
-    assert len(tokens) == 0
+    assert len(tokens) == len(tokens.is_newest()) == 0
     assert tokens.scatter(np.zeros(0)) == ()
     assert tokens.mean(np.zeros(0)) == 0.0
 

@@ -188,6 +188,18 @@ def test_those_are_scored_who_are_asked(settings, roles):
 
 
 @pytest.mark.parametrize(
+    ("settings", "roles"),
+    [
+        ({"accept_bias": True}, ("old",)),
+        ({"use_opsm": True}, ("old",)),
+        ({"use_opsm": True, "use_rollout_logprobs": True}, ()),
+    ],
+)
+def test_the_trainer_scores_what_older_weights_sampled_unless_it_is_switched_off(settings, roles):
+    assert roles_of(AlgorithmConfig(**settings), is_async=True) == roles
+
+
+@pytest.mark.parametrize(
     ("settings", "idle"),
     [
         ({}, 1),
@@ -313,3 +325,11 @@ def test_one_that_does_not_keep_its_promise_is_one_sentence(kind, path, message)
     config = AlgorithmConfig(**{f"custom_{kind}_function_path": path})
     with pytest.raises(ConfigError, match=message):
         build_estimator(config) if kind == "advantage" else build_loss(config)
+
+
+@pytest.mark.parametrize(
+    ("level", "bounds"), [("token", (0.5, 2.0)), ("sequence", (0.5, 2.0)), ("geometric", (0.999, 1.001))]
+)
+def test_bounds_of_mis_follow_its_level(level, bounds):
+    assert AlgorithmConfig(correction="mis", mis_level=level).mis.bounds == bounds
+    assert AlgorithmConfig(correction="mis", mis_level=level, mis_upper=4.0).mis.bounds == (bounds[0], 4.0)

@@ -100,6 +100,8 @@ ALGORITHM = {
     "critic_lr": of_estimator(1e-2),
     "num_critic_only_steps": of_estimator(3),
 }
+# They act where tokens are older than the weights: see INACTIVE, and tests/run/test_older_tokens.py.
+OF_STALENESS = ("accept_bias", "mask_offpolicy_in_partial_rollout")
 # Each is the same as other settings.
 SPELLED = {
     "use_tis": (True, {"correction": "tis"}),
@@ -107,6 +109,7 @@ SPELLED = {
     "use_icepop": (True, {"correction": "icepop"}),
     "use_opsm": (True, {"correction": "opsm"}),
     "tis_threshold": (3.0, {"tis_clip": 3.0}),
+    "i_accept_bias": (True, {"accept_bias": True}),
     "use_critic": (True, {"advantage_estimator": "ppo"}),
     "calculate_per_token_loss": (True, {"loss_weighting": "token"}),
     "disable_grpo_std_normalization": (True, {"grpo_std_normalization": False}),
@@ -156,7 +159,7 @@ def observed(config: RunConfig, source: ModelSource, folder) -> object:
 
 def test_every_setting_of_the_algorithm_is_here():
     section = {name for name, (home, _) in leaves(RunConfig).items() if home == "algorithm"}
-    assert set(ALGORITHM) == section
+    assert {*ALGORITHM, *OF_STALENESS} == section
     assert set(SPELLED) == {name for name, (home, _) in spellings(RunConfig).items() if home == "algorithm"}
 
 
@@ -185,7 +188,7 @@ def test_a_setting_without_effect_is_refused_by_its_name(name):
 @pytest.mark.parametrize("name", SPELLED)
 def test_another_tools_word_is_the_setting_that_it_stands_for(name):
     value, settings = SPELLED[name]
-    under = {"correction": "tis"} if name == "tis_threshold" else {}
+    under = {"tis_threshold": {"correction": "tis"}, "i_accept_bias": {"max_staleness": 1}}.get(name, {})
     assert config_of({**under, name: value}) == config_of({**under, **settings})
 
 
@@ -247,14 +250,6 @@ def test_adam_is_adamw_and_a_temperature_of_zero_is_greedy():
     assert config_of({"eval_temperature": 0}).eval.eval_temperature == 0
 
 
-@pytest.mark.parametrize(
-    ("level", "bounds"), [("token", (0.5, 2.0)), ("sequence", (0.5, 2.0)), ("geometric", (0.999, 1.001))]
-)
-def test_bounds_of_mis_follow_its_level(level, bounds):
-    assert AlgorithmConfig(correction="mis", mis_level=level).mis.bounds == bounds
-    assert AlgorithmConfig(correction="mis", mis_level=level, mis_upper=4.0).mis.bounds == (bounds[0], 4.0)
-
-
 SERVERS = {"engine": "sglang", "sglang_url": "http://127.0.0.1:1"}
 # What a setting of another section is given, and what it has no effect under.
 WITHOUT_RL = {"num_rollout": 0, "warm_start_steps": 1}
@@ -266,6 +261,7 @@ INACTIVE = {
     "num_attention_heads": (4, {"hf_checkpoint": "x"}),
     "num_query_groups": (1, {"hf_checkpoint": "x"}),
     "rotary_base": (5e3, {"hf_checkpoint": "x"}),
+    **dict.fromkeys(OF_STALENESS, (True, {})),
     "sft_data": ("x.jsonl", {}),
     "eval_sft_data": ("x.jsonl", {}),
     "messages_key": ("x", {}),
@@ -302,7 +298,9 @@ INACTIVE = {
     "recompute_granularity": ("full", {}),
     "megatron_config": ({"x": 1}, {}),
     "enable_deterministic_inference": (True, SERVERS),
+    "eval_engine": ("own", {"async_eval": True, **SERVERS}),
     "update_weights_transport": ("disk", {}),
+    "adaptive_concurrency": (True, {}),
     "rollout_num_engines": (2, SERVERS),
     "rollout_num_gpus_per_engine": (1, SERVERS),
     "sglang_python": ("python", SERVERS),

@@ -188,7 +188,7 @@ def test_the_producer_over_samples_where_that_is_set():
     player = GroupPlayer(Parrot, lambda: None, Scorer(), 2, 0, 0)
 
     def built(**settings):
-        return build_producer(RolloutConfig(**settings), lambda: None, player, None)
+        return build_producer(RolloutConfig(**settings), lambda: None, player, None, num_batches=1)
 
     assert type(built()) is Producer
     assert type(built(over_sampling_batch_size=40)) is OverSamplingProducer

@@ -7,8 +7,22 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.assembly.memory import Memory, Networks, embedded_memory, torch_memory
+from agentrl.assembly import memory as module
+from agentrl.assembly.config import ModelSection
+from agentrl.assembly.memory import (
+    Memory,
+    Networks,
+    check_machine,
+    embedded_memory,
+    learned_memory,
+    torch_memory,
+)
+from agentrl.assembly.model import fresh_parameters, fresh_source
+from agentrl.assembly.policy import check_cache
+from agentrl.checkpoints.tensors import num_parameters
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.envs import Chat
+from agentrl.errors import ConfigError
 from agentrl.trainer.plan import Learning
 from agentrl.trainer.torch import AuxiliaryModels
 from agentrl.trainer.torch.worker import TorchWorker
@@ -104,3 +118,58 @@ def test_the_embedded_engines_cache_is_counted():
     expected = embedded_memory(model.config, 7, 33)
     assert engine._decoder.num_bytes == expected.kv_cache
     assert expected.weights == sum(p.nbytes for p in model.parameters())
+
+
+SHAPES = (
+    {},
+    {"num_layers": 1, "hidden_size": 96, "ffn_hidden_size": 70, "num_attention_heads": 6, "kv_channels": 8},
+    {"num_layers": 5, "num_attention_heads": 4, "num_query_groups": 1, "vocab_size": 300},
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_parameters_of_a_fresh_model_are_known_before_it_is_made(shape, tmp_path):
+    section = ModelSection(**shape)
+    source = fresh_source(section, None, Chat(), seed=0, folder=tmp_path / "model", corpus=["a b c"])
+    assert fresh_parameters(section, source.vocab_size) == num_parameters(source.config)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ({"hidden_size": 10**12}, "hidden_size = 1000000000000"),
+        ({"hidden_size": 10**30}, "hidden_size = 1000000000000000000000000000000"),
+        ({"num_layers": 10**9}, "num_layers = 1000000000"),
+    ],
+)
+def test_a_fresh_model_that_cannot_fit_is_refused_before_anything_is_made(shape, text, tmp_path):
+    with pytest.raises(
+        ConfigError, match=rf"{text}.* asks for \d+ TB of weights, and this machine has .* GB; lower"
+    ):
+        fresh_source(ModelSection(**shape), None, Chat(), seed=0, folder=tmp_path / "model", corpus=["a"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slots_that_cannot_fit_are_refused_with_the_memory_that_they_ask_for():
+    config = Qwen3Config(**WIDE)
+    # Keys and values of 4 layers, 2 heads of 32 numbers, in 4 bytes, of 128 tokens and one more.
+    cache_tb = 4 * 2 * 2 * 32 * 4 * 129 * 10**8 / 10**12
+    with pytest.raises(ConfigError) as refused:
+        check_cache(config, 10**8, 128)
+    assert "max_slots = 100,000,000, each of 128 tokens, asks for " in str(refused.value)
+    assert f"and {cache_tb:.1f} TB of kv cache, and this machine has " in str(refused.value)
+    assert str(refused.value).endswith("lower max_slots or max_context_len, or take a smaller model.")
+    check_cache(config, 256, 128)
+
+
+def test_the_trainer_of_a_model_is_counted_whole(monkeypatch):
+    config = Qwen3Config(**WIDE)
+    memory = learned_memory(config, settings())
+    assert memory == torch_memory(Networks(config), settings(), tokens=16)._replace(activations=0)
+    monkeypatch.setattr(module, "machine_memory", lambda: memory.exact)
+    check_machine("the trainer", memory._replace(activations=10**9), "wait")
+    monkeypatch.setattr(module, "machine_memory", lambda: memory.exact - 1)
+    with pytest.raises(
+        ConfigError, match=r"the trainer asks for .* of weights and .* of gradients and .*; wait\."
+    ):
+        check_machine("the trainer", memory, "wait")

@@ -113,6 +113,7 @@ class Asking(Bandit):
         return super().tasks(split)
 
 
+@pytest.mark.full
 def test_a_run_and_an_evaluation_give_their_addresses_to_the_world(tmp_path):
     models = {"judge": judge(tmp_path, sglang={"mem_fraction_static": 0.5})}
     settings = {"sglang_models": models, "sglang_python": sys.executable}

@@ -16,7 +16,6 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly.token_texts import token_texts
-from agentrl.benchmark.identity import code_version
 from agentrl.benchmark.report import Benchmark
 from agentrl.benchmark.results import RESULT, CellResult, usage_of
 from agentrl.benchmark.run import run_benchmark
@@ -25,6 +24,7 @@ from agentrl.cli import main
 from agentrl.config import read_toml
 from agentrl.envs import find
 from agentrl.errors import UserError
+from agentrl.evaluation.identity import code_version
 from agentrl.observe import members, read_journal
 from agentrl.observe.history import locked
 from agentrl.observe.journal import to_line

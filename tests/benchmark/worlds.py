@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 
 from agentrl import Env, GroupReward, Limits, MultiAgentEnv, Step, Task, ToolEnv, say
 from agentrl.types import JointStep
+from tests.disks import make_read_only
 
 LIMITS = Limits(max_turns=3, max_tokens=None)
 
@@ -49,6 +52,35 @@ class SlowGuess(Guess):
 
     async def wait(self):
         await asyncio.sleep(0.05)
+
+
+class Signalled(Guess):
+    """Sends its process a signal in one of its resets, and hangs there. struck_s: when (CPU seconds)."""
+
+    at, resets, number, struck_s = 0, 0, signal.SIGTERM, 0.0
+
+    async def wait(self):
+        Signalled.resets += 1
+        if Signalled.resets == self.at:
+            await strike()
+
+
+async def strike() -> None:
+    """Send the signal, and wait for its effect."""
+    Signalled.struck_s = time.process_time()
+    os.kill(os.getpid(), Signalled.number)
+    await asyncio.sleep(3600)
+
+
+class Frozen(Guess):
+    """Makes the folder $FROZEN read-only in its hundredth reset."""
+
+    resets = 0
+
+    async def wait(self):
+        Frozen.resets += 1
+        if Frozen.resets == 100:
+            make_read_only(os.environ["FROZEN"])
 
 
 class Failing(Guess):
@@ -130,3 +162,8 @@ def length(episode) -> float:
 def is_no(task, answer) -> float:
     """The opposite of the reward of `Guess`."""
     return float(answer == "no")
+
+
+async def hanging(episode) -> float:
+    """A reward that is interrupted."""
+    await strike()

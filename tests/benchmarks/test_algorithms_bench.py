@@ -125,9 +125,9 @@ def test_the_arms_are_all_estimators_a_control_and_every_correction_at_every_lag
             **{"none": "none", "TIS": "tis", "MIS": "mis", "icepop": "icepop", "OPSM": "opsm"},
             "engine's logprobs": "none",
         }
-        assert [name for (at, name), config in lagged.items() if at == lag and not config.rescores] == [
-            "engine's logprobs"
-        ]
+        assert [
+            name for (at, name), config in lagged.items() if at == lag and not config.rescores(is_async=False)
+        ] == ["engine's logprobs"]
     assert len({arm.name for arm in (*estimators(), control(), *lags())}) == len(RECIPES) + 1 + 1 + 12
 
 

@@ -12,9 +12,9 @@ from benchmarks.__main__ import cli, main
 from tests.house.source import ROOT
 
 NAMES = {
-    *("algorithms", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
+    *("algorithms", "async", "checkpoint", "data", "deterministic", "engine", "engines", "envs", "generator"),
     *("grading", "journal", "megatron", "peers", "python", "quickstart", "refill", "search", "security"),
-    *("stall", "suite", "view", "worlds"),
+    *("stall", "suite", "tools", "update", "view", "worlds"),
 }
 
 
@@ -49,6 +49,7 @@ def test_no_benchmark_is_a_command_of_the_package():
         (["engines", "--only", "turnz"], "mean `turns`"),
         (["peers", "--verifiers-python", "no-such-python"], "does not run verifiers (No such file"),
         (["quickstart", "--episodes", "0"], "episodes"),
+        (["async", "speeedup"], "'speeedup' is not one of"),
     ],
 )
 def test_a_mistake_is_a_one_line_error(capsys, arguments, message):

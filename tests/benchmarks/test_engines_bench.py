@@ -74,10 +74,10 @@ class Recording(EmbeddedEngine):
         engine.requests: list[tuple[tuple[int, ...], int, float]] = []
         return engine
 
-    async def generate(self, prompt_ids, sampling, *, session):
+    async def generate(self, prompt_ids, sampling, *, session, client=()):
         request = (tuple(prompt_ids), sampling.max_new_tokens, sampling.temperature)
         self.requests.append(request)
-        return await super().generate(prompt_ids, sampling, session=session)
+        return await super().generate(prompt_ids, sampling, session=session, client=client)
 
 
 @asynccontextmanager

@@ -40,13 +40,11 @@ def test_flags_of_our_own_stay_what_they_are():
     [
         (["--sglang-dtype", "x"], "arguments of servers that the run starts"),
         (["--sglang-url", "http://127.0.0.1:1"], "needs engine = sglang"),
-        (
-            ["--engine", "sglang", "--sglang-url", "http://127.0.0.1:1"],
-            "is the server up?",
-        ),
         *(
             pytest.param(["--engine", "sglang", *words], message, marks=pytest.mark.full)
             for words, message in (
+                # The connection is tried again for some seconds.
+                (["--sglang-url", "http://127.0.0.1:1"], "is the server up?"),
                 (["--sglang", '{"dtype": {}}'], "`dtype` is a number, a text, true, false"),
                 (["--sglang-python", "/nowhere/python"], "/nowhere/python cannot be run"),
                 (
@@ -79,3 +77,10 @@ def test_flags_of_our_own_stay_what_they_are():
 def test_a_mistake_is_one_sentence(tmp_path, capfd, words, message):
     output = complaint(capfd, "train", "--env=Calculator-v0", "--inline", f"--output-dir={tmp_path}", *words)
     assert message in output
+
+
+@pytest.mark.parametrize("name", ["partial_rollout", "normalize_advantages", "use_rollout_logprobs", "bf16"])
+def test_a_setting_that_is_on_or_off_takes_no_value(name):
+    flag = name.replace("_", "-")
+    for words, value in (([f"--{flag}"], True), ([f"--no-{flag}"], False), ([], None)):
+        assert train_command.make_context("train", words).params[name] is value

@@ -11,6 +11,7 @@ from agentrl import GymEnv, env_ids, make, register
 from agentrl.cli import main
 from agentrl.envs import registry
 from agentrl.envs.base import FACILITIES, GROUPS
+from agentrl.envs.catalog import by_family, catalog
 from agentrl.envs.registry import families
 from agentrl.extras import EXTRAS
 from tests.worlds import Parrot
@@ -51,20 +52,30 @@ def test_what_an_environment_needs_is_an_extra_or_a_facility(capsys):
         assert set(row["needs"]) <= set(EXTRAS) | set(FACILITIES), row["id"]
 
 
-def test_people_are_shown_a_table(capsys, own_registry, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+def test_people_are_shown_groups_and_lines(capsys, own_registry, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     register("Parrot-v0", Parrot)
-    out = printed(capsys, "list")
-    for word in ("Parrot-v0", "echo, add", "tools", "0", "Two small tools"):
-        assert word in out
+    lines = printed(capsys, "list").splitlines()
+    place = lines.index("  Parrot-v0  chance 0  tools echo, add")
+    assert lines[place - 1] == "tools"
+    assert lines[place + 1].startswith("      Two small tools")
     output = printed(capsys, "show", "Parrot-v0")
     for word in ("Parrot-v0", "expert_score", "chance_score", '"train": 5', "How many are 0 and 1?"):
         assert word in output
 
 
-def test_an_id_is_never_cut_short_however_narrow_the_terminal(capsys, monkeypatch):
+def test_a_list_of_80_columns_is_grouped_and_cuts_nothing_short(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = printed(capsys, "list")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out
+    assert [line for line in lines if line in GROUPS.values()] == [
+        name for name in GROUPS.values() if name in lines
+    ]
+    words = set(out.split())
+    for entry in by_family(catalog(env_ids())):
+        assert set(entry.description.split()) <= words, entry.id
     members = {id for family in families().values() for id in family}
     assert [id for id in {*env_ids(), *families()} - members if id not in out] == []
     assert "ReasoningGym-gcd-v0" not in out
@@ -111,3 +122,10 @@ def test_one_environment_is_shown_whole(capsys, own_registry):
     assert facts["limits"]["max_turns"] == make("lab/Lake-v0").limits.max_turns == 100
     assert (facts["expert_score"], facts["chance_score"]) == (1.0, 0.0)
     assert facts["kwargs"] == {"gym_id": "FrozenLake-v1", "actions": "('left', 'down', 'right', 'up')"}
+
+
+def test_arguments_of_the_constructor_make_another_instance(capsys):
+    facts = json.loads(printed(capsys, "show", "HopSearch-v0", "--env-kwargs", '{"seed": 7}', "--json"))
+    usual = json.loads(printed(capsys, "show", "HopSearch-v0", "--json"))
+    assert (facts["kwargs"], usual["kwargs"]) == ({"seed": 7}, {})
+    assert facts["first_task"] != usual["first_task"]

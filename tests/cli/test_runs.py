@@ -14,7 +14,9 @@ from agentrl.cli import cli, main
 from agentrl.config import by_section, parse, write_toml
 from agentrl.observe.history import begin_attempt, end_attempt, locked
 from agentrl.run.checkpoints import Checkpoints
+from agentrl.view.status import status_lines
 from tests.run.test_checkpoints import Saver, names, state
+from tests.view.test_status import BUSY
 
 
 def config_of(**settings: object) -> RunConfig:
@@ -67,6 +69,19 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+def test_the_status_of_a_run_is_what_it_wrote_last(tmp_path, capsys):
+    folder = made(tmp_path, "a")
+    assert "a has no status.json" in refused(capsys, "status", "a", "--output-dir", tmp_path)
+    BUSY.write(folder)
+    shown = json.loads(invoked("status", "a", "--output-dir", tmp_path, "--json").stdout)
+    assert shown == {"name": "a", "state": "not begun", **BUSY.as_json()}
+    text = invoked("status", "a", "--output-dir", tmp_path).stdout
+    assert text.splitlines()[2:] == list(status_lines(BUSY, ""))[2:]
+    begin_attempt(folder, resumed_from=None, changes={})
+    with locked(folder):
+        assert invoked("status", "a", "--output-dir", tmp_path).stdout.startswith("state            running")
 
 
 @pytest.fixture
@@ -131,7 +146,7 @@ def test_its_page_lays_the_curves_over_each_other(two):
     invoked("compare", "a", "b", "--output-dir", two, "--html", page)
     text = page.read_text()
     reward = text[text.index("Reward in training</b>") :].partition("</figure>")[0]
-    assert re.findall(r'class="curve (s\d)" d="M\d', reward) == ["s0", "s1", "s0", "s1"]
+    assert re.findall(r'class="curve (s\d) d\d" d="M\d', reward) == ["s0", "s1", "s0", "s1"]
     assert "reward in training" not in reward
     assert "<script" not in text
 

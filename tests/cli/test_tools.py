@@ -13,8 +13,8 @@ from agentrl.assembly.config import RunConfig
 from agentrl.assembly.env import env_factory
 from agentrl.assembly.load import load_config
 from agentrl.cli import main
-from agentrl.config import ConfigError, read_toml, write_toml
-from agentrl.errors import UnknownToolError
+from agentrl.config import read_toml, write_toml
+from agentrl.errors import ConfigError, UnknownToolError
 from agentrl.tools import Tool, Toolkit, register_tool, registry
 from agentrl.tools.config import ToolChoice
 from tests.tools.mcp.watching import RAW

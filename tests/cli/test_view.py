@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.cli import main
 from tests.cli.light import run_light
-from tests.view.episodes.journals import entry, failed, searched, write
+from tests.view.episodes.journals import entry, failed, searched, write, write_benchmark
 
 
 @pytest.fixture
@@ -38,6 +38,18 @@ def test_any_folder_with_journals_has_pages_and_so_has_one_file(runs, capsys, fo
     assert printed["page"] == f"{out}/index.html"
     assert printed["num_bytes"] > 10_000
     assert (printed["num_episodes"], printed["num_files"]) in [(1, 1), (2, 1)]
+
+
+def test_the_page_of_a_benchmark_has_links_to_the_pages_in_its_folder(runs):
+    folder = write_benchmark(runs / "bench", {"x": [entry(searched())]})
+    page = folder / "benchmark.html"
+    main(["view", "bench", "--out", "elsewhere"])
+    assert "href" not in page.read_text()
+    main(["view", "bench"])
+    text = page.read_text()
+    assert '<a href="view/index.html">' in text
+    assert '<a href="view/index.html#file=cells%2FA-v0--x%2Feval_test_000000">x</a>' in text
+    assert '<a href="../benchmark.html">' in (folder / "view" / "index.html").read_text()
 
 
 def test_the_core_alone_writes_pages_without_the_texts_of_tokens(runs):

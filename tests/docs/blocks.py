@@ -2,6 +2,7 @@
 
     ```bash test     runs in `make test`
     ```bash full     runs in `make test-full`
+    ```bash fresh    likewise, in a virtual environment that the document makes itself (test_first_agent.py)
     ```bash check    is too long or too far-reaching to run: its commands and flags must exist
     ```python test   runs in `make test`; `python full` likewise in `make test-full`
     ```python test file=my_env.py    is also kept under that name for the blocks below it
@@ -19,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SHELLS = {"bash", "sh", "shell", "console"}
-MARKS = {"test", "full", "check"}
+MARKS = {"test", "full", "fresh", "check"}
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>\S[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
@@ -63,5 +64,5 @@ def blocks(markdown: str, name: str) -> Iterator[Block]:
         file = next((word.removeprefix("file=") for word in words if word.startswith("file=")), None)
         marks = [word for word in words if word in MARKS]
         if len(marks) != 1 or len(words) != len(marks) + (file is not None):
-            raise ValueError(f"{where}: say `{language} test`, `{language} full` or `{language} check`")
+            raise ValueError(f"{where}: say `{language}` and one of {', '.join(sorted(MARKS))}")
         yield Block(where, language, marks[0], file, match["text"])

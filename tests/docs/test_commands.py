@@ -15,12 +15,17 @@ from agentrl.cli import cli
 from benchmarks.__main__ import cli as benchmarks
 from tests.docs.blocks import ROOT, Block, blocks, documents
 
+LONG = {
+    *("docs/write-an-environment.md", "docs/tools.md", "docs/record-and-replay.md"),
+    *("docs/environments.md", "docs/evaluate-and-compare.md", "docs/algorithms.md"),
+}
+"""Documents with so many quick blocks that the full tier runs them."""
 TIMEOUT_S = {"test": 300, "full": 1200}
 ELSEWHERE = {
     "python3 -m venv .venv": "the Makefile does it; it downloads gigabytes on a machine with a GPU",
     ".venv/bin/pip install -e .[train]": "likewise",
-    "pip install agentrl": "tests/house/test_wheel.py installs the core",
-    "pip install agentrl[train]": "it downloads gigabytes, too",
+    "pip install .": "tests/house/test_wheel.py installs the core",
+    "pip install .[train]": "test_first_agent.py does it, editable",
     "pip install agentrl[agentdojo]": "it downloads the clients of model vendors; the tests run without them",
     "pip install --no-deps agentdojo==0.1.35": "the Makefile does it",
     "pip install deepdiff docstring-parser email-validator pyyaml": "likewise",
@@ -28,6 +33,7 @@ ELSEWHERE = {
 }
 """Commands of neither make nor agentrl nor the benchmarks, and why nothing runs them."""
 
+FIRST_AGENT = "docs/your-first-agent.md"
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in documents()}
 
 
@@ -105,7 +111,22 @@ def test_blocks_that_only_show_commands_show_real_ones(name: str) -> None:
                 check(words)
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+def test_only_the_guide_of_newcomers_makes_an_environment_and_its_commands_exist() -> None:
+    fresh = {name: [block for block in read(name) if block.mark == "fresh"] for name in DOCUMENTS}
+    # test_first_agent.py runs them.
+    assert [name for name, shown in fresh.items() if shown] == [FIRST_AGENT]
+    commands = [
+        words for block in fresh[FIRST_AGENT] if block.language != "python" for words in block.commands
+    ]
+    own = [list(words[1:]) for words in commands if words[0] == "agentrl"]
+    assert {words[0] for words in own} >= {"envs", "train", "plot", "eval", "benchmark", "view"}
+    for words in own:
+        check_arguments(cli, words)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.full if n in LONG else ()) for n in DOCUMENTS]
+)
 def test_quick_blocks_run(name: str, tmp_path: Path) -> None:
     run_tier(name, "test", tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,12 +18,15 @@ from agentrl.data.source import TOO_LONG
 from agentrl.engine.sglang.fleet import Fleet
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import OVER_SAMPLED
+from agentrl.run.colocation import Colocation
 from agentrl.run.metrics import rollout_metrics, skipped_metrics
+from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Group, ToolStats, Verdict
 from tests.algorithms.episodes import TASK, episode, turn
 from tests.docs.blocks import ROOT
 from tests.flow.runs import SHAPE, metrics_of
 from tests.flow.sft import conversations, settings_of, sft
+from tests.run.test_colocation import Calls, iterate
 
 GUIDE = ROOT / "docs" / "when-a-run-goes-wrong.md"
 METRIC = re.compile(r"`((?:rollout|train|perf|engine|eval)/[^`]+)`")
@@ -45,6 +49,8 @@ CRITIC = {
     "use_kl_loss": True,
     "kl_loss_coef": 0.1,
     "use_tis": True,
+    "max_staleness": 1,
+    "mask_offpolicy_in_partial_rollout": True,
     "dynamic_sampling_filter_path": "tests.flow.worlds:drop_even_seeds",
 }
 TALKATIVE = {"env": "tests.flow.worlds:Talkative"}
@@ -54,6 +60,7 @@ OTHERS = {
     "a penalty in the reward, mis": {**TALKATIVE, "kl_coef": 0.1, "use_mis": True},
     "icepop": {**TALKATIVE, "use_icepop": True},
     "opsm": {**TALKATIVE, "use_opsm": True},
+    "evaluations beside training": {**TALKATIVE, "async_eval": True},
     "two agents": {"env": "RockPaperScissors-v0"},
     "named parts": GRADED,
     "samples": {**GRADED, "n_samples_per_eval_prompt": 2},
@@ -123,11 +130,27 @@ def synthetic() -> set[str]:
 def test_a_run_with_a_critic_a_filter_and_a_correction_logs_nothing_that_the_guide_lacks(critic):
     names = logged(critic)
     assert {"train/value_loss", "train/tis_clipfrac", "rollout/dynamic_filter/drop_even"} <= names
+    assert {"train/staleness_0/ess", "train/mask_offpolicy_fraction", "rollout/staleness/queue/mean"} <= names
     assert unlisted(names) == set()
 
 
 def test_what_may_happen_to_tools_and_servers_is_in_the_guide():
-    assert unlisted({*synthetic(), *engine_counts()}) == set()
+    assert unlisted({*synthetic(), *engine_counts(), *asyncio.run(offloads())}) == set()
+
+
+class Gpu(Calls):
+    """The calls of a trainer on a GPU."""
+
+    async def onload(self):
+        return 1
+
+
+async def offloads() -> set[str]:
+    calls = Gpu()
+    colocation = Colocation.of(TrainerConfig(colocate=True), calls, calls)
+    colocation.trainer = calls
+    await iterate(colocation, calls, sends=True)
+    return set(colocation.take_metrics())
 
 
 def engine_counts() -> set[str]:
@@ -145,7 +168,7 @@ def test_no_metric_is_listed_twice_and_a_new_one_is_noticed():
 
 @pytest.mark.full
 def test_the_guide_lists_no_metric_that_nothing_logs(critic, tmp_path):
-    names = logged(critic) | synthetic() | engine_counts()
+    names = logged(critic) | synthetic() | engine_counts() | asyncio.run(offloads())
     for number, settings in enumerate(OTHERS.values()):
         run = agentrl.train(**{**SMALL, **settings}, output_dir=str(tmp_path), name=f"run{number}")
         names |= logged(run.folder)

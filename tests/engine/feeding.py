@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -67,22 +67,32 @@ class Rig:
             assert all(name == str(seed) for name, seed in scheduler.served)
 
 
-class Damaging(NamedTuple):
+@dataclass(eq=False)
+class Damaging:
     """A transport that flips a byte of the next delivery once it is armed."""
 
     inner: Transport
     armed: list[bool]
+    changed: Delivery | None = None
 
     async def open(self, servers: Sequence[Server]) -> None:
         await self.inner.open(servers)
 
-    async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
+    @asynccontextmanager
+    async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
+        self.changed = None
         if self.armed and self.armed.pop():
             first, *rest = delivery.buckets
             data = first.data.copy()
             data[-1] ^= 1
-            delivery = delivery._replace(buckets=(Bucket(first.tensors, data), *rest))
-        return await self.inner.send(servers, delivery)
+            self.changed = delivery._replace(buckets=(Bucket(first.tensors, data), *rest))
+        async with self.inner.staged(servers, self.changed or delivery):
+            yield
+        self.changed = None
+
+    async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
+        sent, self.changed = self.changed or delivery, None
+        return await self.inner.send(servers, sent)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -109,6 +109,7 @@ class Scheduler:
         self.version = "default"
         self.paused = False
         self.calls: list[str] = []
+        self.released: set[str] = set()
         self.dead: str | None = None
         self.before: Callable[[str, dict], object] = lambda path, body: None
         self.served: list[tuple[str, int]] = []
@@ -122,6 +123,8 @@ class Scheduler:
             "/pause_generation": self._pause,
             "/continue_generation": self._resume,
             "/flush_cache": self._flush,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._restore,
             "/update_weight_version": self._rename,
             "/update_weights_from_tensor": self._tensor,
             "/update_weights_from_disk": self._disk,
@@ -190,6 +193,18 @@ class Scheduler:
 
     def _flush(self, body: dict) -> Response:
         return Response("", 200)
+
+    def _release(self, body: dict) -> Response:
+        # A request may run in a server that is not paused.
+        self.dead = None if self.paused else "AssertionError"
+        self.released |= set(body["tags"])
+        return Response("" if not self.dead else self.dead, 500 if self.dead else 200)
+
+    def _restore(self, body: dict) -> Response:
+        if not set(body["tags"]) <= self.released:
+            self.dead = "KeyError"
+        self.released -= set(body["tags"])
+        return Response("" if not self.dead else self.dead, 500 if self.dead else 200)
 
     def _rename(self, body: dict) -> Response:
         assert self.paused

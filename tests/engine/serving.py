@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl import guard
 from agentrl.engine.embedded import EmbeddedEngine
@@ -42,6 +42,11 @@ async def embedded_server(
     app = EngineApp(engine, CODEC, name="tiny", **{"checks": RequestChecks(control_key=KEY), **changes})
     async with listening(app.app) as url:
         yield url, engine
+
+
+def session_of(key: str, salt: str = "") -> str:
+    """The embedded engine's session of a routing key and a salt."""
+    return f"key {json.dumps([key, salt])}"
 
 
 class ScriptedServer:
@@ -122,9 +127,11 @@ def generated(ids: Sequence[int], finish: dict | None = None, **meta) -> dict:
     return {"text": text_of(ids), "output_ids": list(ids), "meta_info": defaults | meta}
 
 
-def save_tiny(folder: Path, seed: int = 0, *, context_len: int = 256) -> Path:
+def save_tiny(
+    folder: Path, seed: int = 0, *, context_len: int = 256, model: PreTrainedModel | None = None
+) -> Path:
     """A model directory with a tokenizer whose text is `text_of`."""
-    tiny("qwen3", seed, max_position_embeddings=context_len).save_pretrained(folder)
+    (model or tiny("qwen3", seed, max_position_embeddings=context_len)).save_pretrained(folder)
     word_level = Tokenizer(models.WordLevel({text_of([i]): i for i in range(VOCAB)}, unk_token=text_of([0])))
     word_level.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     word_level.decoder = decoders.Fuse()

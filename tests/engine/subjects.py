@@ -8,7 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from agentrl.engine.conformance import EngineCaps, Subject, WeightVersion
 from agentrl.engine.embedded import EmbeddedEngine
@@ -44,6 +52,8 @@ def tiny(architecture: str, seed: int = 0, **changes: object) -> PreTrainedModel
             model: PreTrainedModel = Qwen3ForCausalLM(
                 Qwen3Config(**sizes | {"head_dim": 16, "tie_word_embeddings": True} | changes)
             )
+        elif architecture == "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes | {"tie_word_embeddings": True} | changes))
         else:
             model = LlamaForCausalLM(LlamaConfig(**sizes | {"tie_word_embeddings": False} | changes))
         for name, parameter in model.named_parameters():
@@ -81,18 +91,18 @@ def embedded_subject(architecture: str, deterministic: bool = False) -> Subject:
     )
 
 
-HTTP_CAPS = EngineCaps(private_caches=False, weight_updates=False)
+HTTP_CAPS = EngineCaps(private_caches=False, weight_updates=False, releases_memory=False)
 """Over HTTP no session is closed, and the policy has no sink."""
 
-SGLANG_CAPS = EngineCaps(seeds=False, private_caches=False, weight_updates=False)
+SGLANG_CAPS = EngineCaps(seeds=False, private_caches=False, weight_updates=False, releases_memory=False)
 """SGLang samples without regard to seeds, has one cache for all, and this policy has no sink."""
 
 
-def remote_subject(url: str, caps: EngineCaps, max_context_len: int) -> Subject:
+def remote_subject(url: str, caps: EngineCaps, max_context_len: int, *, adaptive: bool = False) -> Subject:
     """The server of `tiny("qwen3")` at an address, with its own policy."""
     model = tiny("qwen3")
     return Subject(
-        engine=SGLangPolicy(url, vocab_size=VOCAB, decode=text_of),
+        engine=SGLangPolicy(url, adaptive=adaptive, vocab_size=VOCAB, decode=text_of),
         caps=caps,
         vocab_size=VOCAB,
         max_slots=4,

@@ -18,9 +18,9 @@ from agentrl.engine.conformance import (
     lack,
     run_conformance,
 )
-from agentrl.engine.fake import FakeEngine
+from agentrl.engine.fake import FakeEngine, _Running
 from agentrl.protocols import Sampling
-from agentrl.types import Completion, Finish
+from agentrl.types import Completion, Finish, FloatArray
 from tests.engine.subjects import VOCAB, embedded_subject, fake_subject, text_of
 
 SUBJECTS = {
@@ -72,7 +72,45 @@ CHANGES: dict[str, Callable[[Completion], Completion]] = {
     "versions always new": lambda c: replace(c, versions=np.ones_like(c.versions)),
     "the cache not reported": lambda c: replace(c, cached_tokens=0),
     "the matched string is missing": lambda c: replace(c, matched=None),
+    "a shorter budget after an update": lambda c: (
+        replace(c, token_ids=c.token_ids[:-1], logprobs=c.logprobs[:-1], versions=c.versions[:-1])
+        if len(set(c.versions.tolist())) > 1
+        else c
+    ),
+    "a longer budget after an update": lambda c: (
+        replace(
+            c,
+            token_ids=np.append(c.token_ids, c.token_ids[-1:]),
+            logprobs=np.append(c.logprobs, c.logprobs[-1:]),
+            versions=np.append(c.versions, c.versions[-1:]),
+        )
+        if len(set(c.versions.tolist())) > 1
+        else c
+    ),
 }
+
+
+class Stale(FakeEngine):
+    """A fake whose sessions go on with the weights that they began with, under the version that serves."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=VOCAB, max_slots=4, max_context_len=64, decode=text_of)
+        self._tables: dict[str, FloatArray] = {}
+
+    def _next(self, request: _Running) -> tuple[int, float]:
+        current = self._table
+        self._table = self._tables.setdefault(request.session, current)
+        try:
+            return super()._next(request)
+        finally:
+            self._table = current
+
+
+async def test_the_suite_catches_a_stale_cache() -> None:
+    for name in ("an update drops all caches", "across updates every token has the version"):
+        (check,) = [check for check in CHECKS if check.name.startswith(name)]
+        with pytest.raises(ConformanceError, match=r"has logprob|cache of older weights"):
+            await check.run(fake_subject(engine=Stale()))
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

@@ -13,8 +13,8 @@ from tests.engine.fleets import served_fleet, sglang_fleet
 from tests.engine.subjects import HTTP_CAPS, SGLANG_CAPS, VOCAB, delivery_of, logits_of, text_of, tiny
 from tests.engine.test_fleet import publish
 
-SERVED_CAPS = replace(HTTP_CAPS, weight_updates=True)
-FLEET_CAPS = replace(SGLANG_CAPS, weight_updates=True)
+SERVED_CAPS = replace(HTTP_CAPS, weight_updates=True, releases_memory=True)
+FLEET_CAPS = replace(SGLANG_CAPS, weight_updates=True, releases_memory=True)
 CLOSING = CHECKS[-1]
 
 
@@ -45,8 +45,8 @@ async def keeps_all(subject: Subject, checks: Sequence[Check]) -> None:
 
 @pytest.mark.full
 async def test_agentrls_own_servers_take_new_weights_while_requests_run(tmp_path):
-    checks = [check for check in CHECKS if check.needs == "weight_updates"]
-    assert len(checks) == 3
+    checks = [check for check in CHECKS if check.needs in ("weight_updates", "releases_memory")]
+    assert len(checks) == 5
     async with served_fleet(tmp_path) as fleet:
         await keeps_all(subject_of(fleet, SERVED_CAPS, 1024), checks)
 

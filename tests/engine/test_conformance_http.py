@@ -44,8 +44,8 @@ def test_missing_capabilities_are_reported(capsys: pytest.CaptureFixture[str]) -
         for name, caps in {"embedded over HTTP": HTTP_CAPS, "SGLang": SGLANG_CAPS}.items():
             lacks = [reason for check in CHECKS if (reason := lack(check, caps))]
             print(f"\n{name}:", *lacks, sep="\n  ")
-    assert len(CHECKS) - len(checked(HTTP_CAPS)) == 4
-    assert len(CHECKS) - len(checked(SGLANG_CAPS)) == 5
+    assert len(CHECKS) - len(checked(HTTP_CAPS)) == 6
+    assert len(CHECKS) - len(checked(SGLANG_CAPS)) == 7
 
 
 @pytest.mark.parametrize("check", checked(HTTP_CAPS), ids=lambda check: check.name)

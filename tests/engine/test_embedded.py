@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.engine.embedded.decoder import Decoder
 from agentrl.errors import EngineError, ModelLoadError, RequestTooLargeError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
@@ -235,7 +238,9 @@ def test_broken_directories_are_refused_in_a_sentence(tmp_path: Path) -> None:
 
 def test_other_architectures_are_refused_by_name() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=1))
-    with pytest.raises(ModelLoadError, match="Llama and Qwen3 models, not `gpt2`"):
+    with pytest.raises(
+        ModelLoadError, match="Llama, Qwen2 and Qwen3 models, not `gpt2`; sample with --engine sglang"
+    ):
         EmbeddedEngine.from_model(model)
 
 
@@ -247,9 +252,12 @@ def test_other_architectures_are_refused_by_name() -> None:
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
     ],
 )
-def test_variants_that_are_not_computed_are_refused(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ModelLoadError, match=sentence):
-        EmbeddedEngine.from_model(tiny("qwen3", **changes))
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_variants_that_are_not_computed_are_refused(
+    architecture: str, changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"{sentence}.*; sample with --engine sglang"):
+        EmbeddedEngine.from_model(tiny(architecture, **changes))
 
 
 async def test_a_cancelled_request_frees_its_slot_at_once() -> None:
@@ -268,3 +276,17 @@ async def test_a_cancelled_request_frees_its_slot_at_once() -> None:
     await asyncio.gather(sample("next", 2), steady)
     assert ended == ["next", "steady"]
     await engine.close()
+
+
+def resident_bytes():
+    """The memory of this process that the system has provided."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_short_sequences_in_long_slots_take_memory_for_their_tokens_alone():
+    architecture = read_architecture(tiny("qwen3", max_position_embeddings=65_536).config)
+    decoder = Decoder(architecture, num_slots=16, context_len=65_536, dtype=torch.float32)
+    before = resident_bytes()
+    decoder._kv[..., :32, :] = 1.0
+    assert decoder.num_bytes > 50 * 2**20
+    assert resident_bytes() - before < decoder.num_bytes / 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.protocols import Sampling
 from agentrl.types import Completion
+from agentrl.weights import named_weights
 from tests.engine.subjects import VOCAB, logits_of, tiny
 
 CLOSE = 1e-5
@@ -40,6 +43,27 @@ VARIANTS = {
         },
     ),
 }
+QWEN2 = {
+    "qwen2": tiny("qwen2"),
+    # Rows of six numbers are no multiple of 16 bytes.
+    "qwen2 untied, one key head, heads of their own size": tiny(
+        "qwen2", tie_word_embeddings=False, num_key_value_heads=1, head_dim=6
+    ),
+    "qwen2 with own key for each head, yarn, windows that no layer has": tiny(
+        "qwen2",
+        num_key_value_heads=4,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=2,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+}
+VARIANTS |= QWEN2
 variants = pytest.mark.parametrize("model", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -99,6 +123,30 @@ async def test_ragged_conversations_are_exact(model: PreTrainedModel, max_slots:
         await engine.close_session(str(number))
 
     await asyncio.gather(*(converse(number) for number in range(7)))
+
+
+@variants
+def test_the_tensors_are_the_models_own(model: PreTrainedModel) -> None:
+    """The table of another family has other biases, or norms of heads."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_weights(model)}
+    assert read_architecture(model.config).shapes() == shapes
+
+
+@pytest.mark.parametrize("part", ["q_proj.bias", "k_proj.bias", "v_proj.bias"])
+async def test_every_bias_of_a_qwen2_counts(part: str) -> None:
+    model, prompt = deepcopy(QWEN2["qwen2"]), [7, 3, 9, 20]
+    before = await sampled(model, prompt)
+    with torch.no_grad():
+        bias = dict(model.named_parameters())[f"model.layers.1.self_attn.{part}"]
+        bias.copy_(torch.linspace(-2, 2, bias.numel()))
+    after = await sampled(model, prompt)
+    expect_exact(model, prompt, after, 1.0)
+    assert np.abs(after.logprobs[:1] - before.logprobs[:1]).max() > 100 * CLOSE
+
+
+async def sampled(model: PreTrainedModel, prompt: Sequence[int]) -> Completion:
+    engine = EmbeddedEngine.from_model(model, max_slots=1, max_context_len=32)
+    return await engine.generate(prompt, Sampling(4, seed=1), session="a")
 
 
 @settings(max_examples=15)

@@ -14,7 +14,9 @@ from agentrl.engine.sglang.transports.shared_memory import SharedMemory
 from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
+from agentrl.weights import checksum, manifest_of, pack_buckets
 from tests.engine.fleets import pids_at, send_signal, served_fleet, sglang_fleet, until
+from tests.engine.scheduling import Scheduler, checkpoint
 from tests.engine.serving import CONTROL, embedded_server
 from tests.engine.subjects import delivery_of, logits_of, tiny
 
@@ -47,11 +49,15 @@ def start_request(fleet, number, new=LONG):
     return prompt, asyncio.create_task(fleet.generate(prompt, greedy, session=f"s{number}"))
 
 
-async def expect_exact(requests):
+async def expect_exact(requests, new=LONG):
+    """Expect requests to get all their tokens; returns the versions of each."""
+    versions = []
     for prompt, task in requests:
         done = await asyncio.wait_for(task, 120)
-        assert (len(done.token_ids), done.finish) == (LONG, Finish.LENGTH)
+        assert (len(done.token_ids), done.finish) == (new, Finish.LENGTH)
         expect_versions(prompt, done)
+        versions.append(set(done.versions.tolist()))
+    return versions
 
 
 @pytest.mark.full
@@ -130,6 +136,24 @@ async def test_requests_wait_while_a_role_has_no_server():
             assert [incident.server for incident in fleet.incidents] == ["decode"]
         finally:
             await fleet.close()
+
+
+async def test_after_an_update_every_request_has_the_salt_of_the_new_weights():
+    async with Scheduler().listening() as url:
+        policy = SGLangPolicy(url)
+        fleet = Fleet([Part("regular", url)], None, policy, SharedMemory(), no_op)
+        salts = []
+        for version in (1, 2, 1):
+            tensors = checkpoint(3 if salts else 1)
+            async with fleet.sink.begin(manifest_of(tensors), version) as transaction:
+                for bucket in pack_buckets(tensors, 1 << 20):
+                    await transaction.put(bucket)
+                await transaction.commit(checksum(tensors))
+            salts.append(policy.salt)
+        await fleet.close()
+    # Version 1 has come twice, with other weights: another run may use the same servers.
+    assert [salt.partition(".")[0] for salt in salts] == ["1", "2", "1"]
+    assert len(set(salts)) == 3
 
 
 async def no_op():

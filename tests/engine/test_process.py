@@ -20,6 +20,8 @@ from agentrl.engine.embedded.hosted import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
 from agentrl.protocols import Sampling
+from tests.engine.across_updates import play_across_updates
+from tests.engine.serving import save_tiny
 from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, text_of, tiny
 
 
@@ -57,6 +59,14 @@ async def test_it_keeps_its_promise(check: Check, process: EngineProcess, folder
     await subject.engine.close()
 
 
+async def test_every_logprob_is_the_trainers_at_the_version_of_its_token(
+    process: EngineProcess, folder: Path
+) -> None:
+    engine = await ProcessEngine.opened(process, opened(folder)._replace(max_context_len=256))
+    await play_across_updates(engine, 32)
+    await engine.close()
+
+
 async def test_it_samples_bit_for_bit_what_is_sampled_inline(process: EngineProcess, folder: Path) -> None:
     remote, local = await subject_on(process, folder), embedded_subject("qwen3")
     rules = [Sampling(12, temperature=t, seed=3) for t in (0.0, 0.7, 1.3)]
@@ -65,6 +75,38 @@ async def test_it_samples_bit_for_bit_what_is_sampled_inline(process: EngineProc
         assert a.token_ids.tolist() == b.token_ids.tolist()
         assert a.logprobs.tolist() == b.logprobs.tolist()
     await remote.engine.close()
+
+
+async def test_released_memory_is_given_back_to_the_system(process: EngineProcess, tmp_path: Path) -> None:
+    model = tiny("qwen3", hidden_size=128, intermediate_size=512, num_hidden_layers=4)
+    path = save_tiny(tmp_path / "model", model=model)
+    engine = await ProcessEngine.opened(process, Open(str(path), 32, 256, False, 1, None))
+    # The cache is in RAM where it is used.
+    prompt = [1] * 250
+    await asyncio.gather(*(engine.generate(prompt, Sampling(4), session=str(n)) for n in range(32)))
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    cache = 4 * 2 * 32 * 2 * 257 * 16 * 4
+    before = resident_bytes_of(process.pid)
+    freed = await engine.release_memory(("weights", "kv_cache"))
+    after = resident_bytes_of(process.pid)
+    assert before - after > 0.9 * (weights + cache) > 6e6
+    assert freed == pytest.approx(before - after, rel=0.05)
+    held = asyncio.create_task(engine.generate([1], Sampling(1), session="held"))
+    delivery = delivery_of(model)
+    await engine.resume_memory(("weights",))
+    async with engine.sink.begin(delivery.manifest, 1) as transaction:
+        for bucket in delivery.buckets:
+            await transaction.put(bucket)
+        await transaction.commit(delivery.checksum)
+    assert not held.done()
+    await engine.resume_memory(("kv_cache",))
+    assert (await held).versions.tolist() == [1]
+    await engine.close()
+
+
+def resident_bytes_of(pid: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) * 1024
 
 
 async def test_many_versions_arrive_intact_in_reused_memory(process: EngineProcess, folder: Path) -> None:
@@ -101,6 +143,27 @@ async def test_what_cannot_be_opened_is_a_sentence_and_the_process_goes_on(
         await subject.sample(1, Sampling(2))
 
 
+async def test_answers_that_arrive_together_are_settled_a_few_in_each_turn_of_the_loop(
+    process: EngineProcess, folder: Path
+) -> None:
+    subject, ended, most = await subject_on(process, folder), 0, 0
+
+    async def refused(number: int) -> None:
+        nonlocal ended
+        with pytest.raises(EngineError, match="needs a prompt"):
+            await subject.engine.generate([], Sampling(1), session=str(number))
+        ended += 1
+
+    tasks = [asyncio.create_task(refused(number)) for number in range(40)]
+    while not all(task.done() for task in tasks):
+        before = ended
+        await asyncio.sleep(0)
+        most = max(most, ended - before)
+    assert ended == 40
+    assert most <= 4
+    await subject.engine.close()
+
+
 async def test_the_loop_goes_on_while_it_decodes(process: EngineProcess, folder: Path) -> None:
     subject, ticks = await subject_on(process, folder), 0
     tasks = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(64)]
@@ -112,18 +175,27 @@ async def test_the_loop_goes_on_while_it_decodes(process: EngineProcess, folder:
     await subject.engine.close()
 
 
-async def test_a_process_that_dies_fails_every_pending_call(tmp_path: Path, folder: Path) -> None:
+async def test_a_process_that_dies_in_an_update_fails_every_pending_call(
+    tmp_path: Path, folder: Path
+) -> None:
     process = EngineProcess(tmp_path / "engine")
     subject = await subject_on(process, folder)
-    waiting = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(200)]
-    await asyncio.sleep(0)
-    os.kill(process.pid, signal.SIGKILL)
+    assert subject.sink is not None
+    delivery = subject.delivery(1)
     sentence = rf"the embedded engine \(process {process.pid}\) was ended by SIGKILL; see .*engine.log"
-    for task in waiting:
-        with pytest.raises(EngineDiedError, match=sentence) as died:
-            await task
+    async with subject.sink.begin(delivery.manifest, 1) as transaction:
+        waiting = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(200)]
+        await transaction.put(delivery.buckets[0])
+        os.kill(process.pid, signal.SIGKILL)
+        for task in waiting:
+            with pytest.raises(EngineDiedError, match=sentence) as died:
+                await task
+        for call in (transaction.put(delivery.buckets[1]), transaction.commit(delivery.checksum)):
+            with pytest.raises(EngineDiedError, match=sentence):
+                await call
     # The error ends a run, instead of one episode after the other.
     assert isinstance(died.value, UserError)
+    assert subject.engine.version == 0, "the version that never served is not reported"
     with pytest.raises(EngineDiedError, match=sentence):
         await subject.sample(1, Sampling(1))
     await subject.engine.close()

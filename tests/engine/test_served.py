@@ -20,7 +20,7 @@ from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.protocols import Sampling
 from agentrl.serving import bound
 from agentrl.types import Finish
-from tests.engine.serving import CONTROL, embedded_server, save_tiny
+from tests.engine.serving import CONTROL, embedded_server, save_tiny, session_of
 from tests.engine.subjects import delivery_of, text_of, tiny
 
 IDS = [1, 10, 20, 30]
@@ -230,7 +230,7 @@ async def start_requests(client, engine, count=1):
 
 def partial_tokens(engine, number=0):
     """The tokens of a running request so far."""
-    completion = engine.partial_completion(f"key r{number}")
+    completion = engine.partial_completion(session_of(f"r{number}"))
     return [] if completion is None else completion.token_ids.tolist()
 
 
@@ -294,7 +294,7 @@ async def test_weights_from_disk_serve_under_their_version_and_every_token_has_i
         policy = SGLangPolicy(str(client.base_url))
         rule = Sampling(240, seed=3)
         task = asyncio.create_task(policy.generate(IDS, rule, session="a"))
-        while engine.partial_completion("key a") is None:
+        while engine.partial_completion(session_of("a", "0")) is None:
             await asyncio.sleep(0)
         update = {"model_path": str(folder), "weight_version": "7"}
         response = await client.post("/update_weights_from_disk", json=update)
@@ -372,6 +372,7 @@ def test_a_taken_port_and_a_wrong_model_are_one_sentence(capsys, tmp_path):
             assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_the_command_serves_and_ends_cleanly_in_mid_generation(tmp_path, number):
     command = [Path(sys.executable).parent / "agentrl", "serve", save_tiny(tmp_path), "--port", "0", "--json"]

@@ -10,11 +10,11 @@ import time
 import httpx2
 import pytest
 
-from agentrl.engine.served import app as served_app
-from agentrl.engine.served import requests
+from agentrl.engine.served import pending, requests
 from agentrl.engine.served.config import CONTROL_KEY, control_headers
 from agentrl.engine.served.requests import TextCodec
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.errors import ConfigError, EngineError
 from agentrl.protocols import Sampling
 from agentrl.serving import RequestChecks
@@ -132,8 +132,9 @@ async def test_copies_of_a_prompt_share_its_tokens():
     assert len({id(item.prompt_ids) for item in batch.requests}) == 1
 
 
-async def test_pending_completions_are_bounded(monkeypatch):
-    monkeypatch.setattr(served_app, "_MAX_PENDING", 10)
+@pytest.mark.parametrize("most", ["MAX_OF_CLIENT", "MAX_OF_ALL"])
+async def test_pending_completions_are_bounded(monkeypatch, most):
+    monkeypatch.setattr(pending, most, 10)
     async with embedded_server() as (url, engine), client_of(url) as http:
         engine.pause()
         first = asyncio.create_task(http.post("/generate", json=rules(n=8)))
@@ -143,6 +144,22 @@ async def test_pending_completions_are_bounded(monkeypatch):
         engine.resume()
         assert len((await first).json()) == 8
         assert (await http.post("/generate", json=rules(n=3))).status_code == 200
+
+
+async def test_a_flood_of_one_client_keeps_no_other_one_waiting():
+    async with embedded_server() as (url, engine), client_of(url) as flooding, client_of(url) as http:
+        body = {"input_ids": [IDS] * 200, "sampling_params": {"max_new_tokens": 20}}
+        flood = asyncio.create_task(flooding.post("/generate", json=body))
+        while engine.num_requests < 200:
+            await asyncio.sleep(0.005)
+        left = []
+        for _ in range(3):
+            reply = await http.post("/generate", json=rules(max_new_tokens=20), headers={ROUTING_KEY: "mine"})
+            assert reply.status_code == 200
+            left.append(engine.num_requests)
+        # Each of its completions waits as long as one takes, and takes as long: 4 slots end one each, twice.
+        assert left[-1] > 200 - 3 * 4 * 4
+        assert len((await flood).json()) == 200
 
 
 async def test_a_client_ends_no_request_of_another_one():

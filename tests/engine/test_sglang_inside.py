@@ -84,6 +84,39 @@ def test_crcs_are_of_the_fused_and_padded_parameters(tmp_path: Path) -> None:
         place.copy_(before)
 
 
+def load_all(folder: Path, model: torch.nn.Module, weights) -> Mapping[str, object]:
+    """Load weights from several files, of which each has some tensors."""
+    files: list[JSON] = []
+    for number, bucket in enumerate(pack_buckets(weights, 100)):
+        path = folder / f"{FILE}-{number}"
+        files.append([str(path), _write_bucket(path, bucket)])
+    assert len(files) > 2
+    return call(folder, model, action="load_all", files=files)
+
+
+def test_all_files_are_loaded_then_compared_bit_for_bit(tmp_path: Path) -> None:
+    model, weights = Layered(), checkpoint(1)
+    weights[0][1][0, 0], weights[0][1][0, 1] = torch.nan, -0.0
+    assert load_all(tmp_path, model, weights) == {"error": None, "tensors": {}}
+    assert call(tmp_path, model, action="read", tensors=listed(weights))["tensors"] == crcs(weights)
+    assert load_all(tmp_path, Layered(torch.bfloat16), weights)["error"] is None
+    plain = model.load_weights
+    for name in ("embed_tokens.weight", "q_proj.weight", "v_proj.bias", "up_proj.weight", "norm", "steps"):
+
+        def damaging(loaded, name=name) -> None:
+            plain(loaded)
+            model.layer.slice_of(name)[()] += 1
+
+        model.load_weights = damaging
+        assert f"holds another layer.{name} than was sent" in load_all(tmp_path, model, weights)["error"]
+    wrong = [*weights[:-1], ("layer.other", torch.zeros(2))]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert "has no tensor layer.other" in load_all(tmp_path, model, wrong)["error"]
+    assert all(
+        torch.equal(before[name].nan_to_num(), model.state_dict()[name].nan_to_num()) for name in before
+    )
+
+
 def test_fused_parameters_without_padding_are_read_back(tmp_path: Path) -> None:
     model, weights = Layered(), checkpoint(1)
     load(tmp_path, model, weights)

@@ -15,7 +15,8 @@ from agentrl.errors import EngineUnavailableError
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
 from tests.engine.serving import CONTROL, ScriptedServer, embedded_server, generated
-from tests.engine.subjects import text_of
+from tests.engine.subjects import logits_of, text_of, tiny
+from tests.engine.test_fleet import publish
 from tests.engine.test_sglang_client import complete, wait_for_requests
 
 ENDED = {"type": "abort", "message": "Aborted"}
@@ -85,6 +86,58 @@ def test_an_abort_at_the_end_of_a_completion_is_its_end(ids, rule, finish):
     draft = drafted(rule, generated(ids, ENDED))
     assert draft.ended
     assert draft.completion().finish is finish
+
+
+async def test_requests_share_cached_prefixes_only_where_their_salts_are_equal():
+    ids = list(range(1, 21))
+    rules = {"temperature": 0, "max_new_tokens": 4}
+    async with embedded_server() as (url, _), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+
+        async def generate(**body):
+            body |= {"input_ids": ids, "sampling_params": rules}
+            reply = await client.post("/generate", json=body, headers={wire.ROUTING_KEY: "a"})
+            return reply.json()
+
+        salts = ({}, {"extra_key": "1"}, {"extra_key": "1"}, {"extra_key": "2"}, {})
+        cached = [(await generate(**salt))["meta_info"]["cached_tokens"] for salt in salts]
+        assert cached == [0, 0, len(ids) - 1, 0, len(ids) - 1]
+        for wrong in (["1", "2"], 3, "x" * 257):
+            assert "`extra_key`" in (await generate(extra_key=wrong))["error"]["message"]
+
+
+@pytest.mark.parametrize("salted", [True, False])
+async def test_stale_prefix_cache_no_prefix_of_older_weights_is_used_where_nothing_is_flushed(salted):
+    """The caches of this server survive an update, as SGLang's do where a flush is refused."""
+    rule, ids = Sampling(8, seed=1), [1, 2, 3, 4, 5]
+    async with embedded_server() as (url, engine):
+        engine.drop_caches = lambda: None
+        policy = SGLangPolicy(url)
+        for version in (0, 1):
+            if version:
+                async with policy.held():
+                    await publish(engine, version)
+                    policy.salt = "1" if salted else "0"
+            completion = await policy.generate(ids, rule, session="a")
+            start, ids = len(ids), [*ids, *completion.token_ids.tolist()]
+        await policy.close()
+    rows = logits_of(tiny("qwen3", 1), ids)[start - 1 : -1].astype(np.float64)
+    exact = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+    difference = np.abs(exact[np.arange(8), completion.token_ids] - completion.logprobs).max()
+    assert (completion.cached_tokens == 0, difference < 1e-4) == (salted, salted)
+
+
+async def test_every_part_of_a_request_has_the_salt_of_the_weights_that_compute_it():
+    first = generated([4, 5], ENDED, weight_version="1")
+    server = ScriptedServer(first, generated([6], ENDED, weight_version="1"), generated([7, 8]))
+    async with server.listening() as url:
+        policy = SGLangPolicy(url)
+        await policy.generate([1], Sampling(5), session="a")
+        # Nobody sends weights through this policy: the version that the server reports is all it knows.
+        assert [request["extra_key"] for request in server.requests] == ["0", "1", "1"]
+        policy.salt = "2.00ff"
+        await policy.generate([1], Sampling(2), session="b")
+        await policy.close()
+    assert server.requests[-1]["extra_key"] == "2.00ff"
 
 
 async def test_held_requests_go_on_afterwards_and_none_is_sent_meanwhile():

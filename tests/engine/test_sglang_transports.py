@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.transports import shared_memory
 from agentrl.engine.sglang.transports.disk import Disk
 from agentrl.engine.sglang.transports.distributed import Distributed
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
-from agentrl.protocols import Sampling
+from agentrl.protocols import Bucket, Sampling
+from agentrl.types import JSON
 from tests.engine.feeding import TIMEOUT_S, Rig, block_first, open_rig, transports
 from tests.engine.scheduling import Layered, Scheduler, checkpoint
 from tests.engine.serving import CONTROL, embedded_server, save_tiny
@@ -77,6 +81,29 @@ async def test_servers_without_our_loader_are_detected(tmp_path: Path) -> None:
         Disk(tmp_path / "disk", full_every=2)
 
 
+async def test_weights_that_do_not_fit_are_written_while_the_servers_are_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    write = shared_memory._write_bucket
+
+    def full(path: Path, bucket: Bucket) -> JSON:
+        held = sum(file.stat().st_size > 0 for file in tmp_path.glob("agentrl-weights-*"))
+        if held > 1:
+            raise EngineError(f"{tmp_path} is too full for a bucket")
+        writes.append(held)
+        return write(path, bucket)
+
+    async with open_rig(tmp_path, Scheduler()) as rig:
+        await rig.send(1)
+        assert rig.schedulers[0].calls.count("/update_weights_from_tensor") == 1, "all files in one call"
+        assert rig.sink.standstill_s > 0
+        monkeypatch.setattr(shared_memory, "_write_bucket", full)
+        await rig.send(2)
+        await rig.expect_version(2)
+    assert len(writes) > 4
+
+
 async def test_every_rank_reports_the_tensors_it_received(tmp_path: Path) -> None:
     async with open_rig(tmp_path, Scheduler(tp_size=2)) as rig:
         await rig.send(1)
@@ -106,11 +133,14 @@ async def test_weights_may_be_kept_in_another_dtype(
         await rig.send(1, tensors=tensors)
         assert scheduler.holds(1, getattr(torch, sent_dtype))
 
-        def damage(path: str, body: dict) -> None:
-            if path == "/update_weights_from_tensor" and scheduler.holds(2, getattr(torch, sent_dtype)):
+        load = scheduler.model.load_weights
+
+        def damage(weights: Iterable[tuple[str, Tensor]]) -> None:
+            load(weights)
+            if scheduler.holds(2, getattr(torch, sent_dtype)):
                 scheduler.model.layer.slice_of("k_proj.bias")[0] += 1
 
-        scheduler.before = damage
+        scheduler.model.load_weights = damage
         with pytest.raises(EngineError, match=r"k_proj\.bias"):
             await rig.send(2, tensors=checkpoint(2, getattr(torch, sent_dtype)))
         assert scheduler.holds(1, getattr(torch, sent_dtype))

@@ -155,23 +155,19 @@ async def test_an_update_under_running_requests_loses_none_and_every_token_has_i
 
 
 class Doomed(Server):
-    """A server that is killed when it receives its third bucket."""
-
-    num_buckets = 0
+    """A server that is killed when it receives weights."""
 
     async def update_from_tensor(self, *arguments, **more):
-        self.kill_at_third()
+        self.kill()
         return await super().update_from_tensor(*arguments, **more)
 
     async def update_from_group(self, *arguments, **more):
-        self.kill_at_third()
+        self.kill()
         return await super().update_from_group(*arguments, **more)
 
-    def kill_at_third(self) -> None:
-        self.num_buckets += 1
-        if self.num_buckets == 3:
-            port = self.url.rpartition(":")[2]
-            os.kill(launched(port), signal.SIGKILL)
+    def kill(self) -> None:
+        port = self.url.rpartition(":")[2]
+        os.kill(launched(port), signal.SIGKILL)
 
 
 def launched(port: str) -> int:

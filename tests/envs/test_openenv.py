@@ -111,6 +111,8 @@ async def schema(request):
 async def url():
     app = Starlette(routes=[Route("/schema", schema), WebSocketRoute("/ws", session)])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    # It would restore the handler of an event loop that has ended by then.
+    server.capture_signals = contextlib.nullcontext
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

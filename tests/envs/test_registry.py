@@ -129,6 +129,33 @@ def test_a_path_that_leads_nowhere_is_a_one_sentence_error(path, sentence):
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("from agentrl import Taks", "line 1 (ImportError: cannot import name 'Taks' from 'agentrl'"),
+        ("import no_such_module", "line 1 (ModuleNotFoundError: No module named 'no_such_module'); mend"),
+        ("\n\nx = unknown", "line 3 (NameError: name 'unknown' is not defined); mend that module."),
+        ("from agentrl import Limits\nx = Limits(max_turn=3)", "line 2 (TypeError: Limits.__init__() got an"),
+        (
+            "from agentrl import Limits\nx = Limits(max_turns=0)",
+            "line 2 (ValueError: max_turns must be above 0",
+        ),
+    ],
+)
+def test_a_module_that_fails_is_named_with_its_line(tmp_path, monkeypatch, code, sentence):
+    (tmp_path / "failing_world.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownEnvError) as caught:
+        make("failing_world:World")
+    assert "importing failing_world failed in failing_world.py, " in str(caught.value)
+    assert sentence in str(caught.value)
+
+
+def test_a_name_that_a_module_lacks_is_suggested():
+    with pytest.raises(UnknownEnvError, match=r"has no attribute 'Parot'; .* Did you mean `Parrot`\?"):
+        make("tests.worlds:Parot")
+
+
 def test_a_module_that_python_cannot_read_is_a_one_sentence_error(tmp_path, monkeypatch):
     (tmp_path / "unreadable_world.py").write_text("class World(:\n")
     monkeypatch.syspath_prepend(tmp_path)

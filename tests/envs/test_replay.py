@@ -151,7 +151,8 @@ def test_a_failure_of_the_environment_is_compared_and_one_of_the_agent_repeated(
     assert replayed(Talk({"step": broken}), episode) == []
     reward, ending = replayed(Talk(steps=[Step.finished(reward=1.0)]), episode)
     assert reward == Difference(1, "reward", NOTHING, "1.0")
-    assert ending[1:] == ("ending", "failed: step error, ConnectionError: no disk", "completed")
+    assert ending.expected.startswith("failed: step error, ConnectionError: no disk (worlds.py, line ")
+    assert (ending.what, ending.actual) == ("ending", "completed")
 
     class Silent:
         async def act(self, observation, *, tools, session):

@@ -106,7 +106,9 @@ async def test_the_command_prints_json_loads_nothing_heavy_and_shows_the_key_now
     assert report["cost"] > 0
     assert server.requests[1]["temperature"] == 0
     written = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.name for path in written} == {"config.toml", "report.json", "eval_test_000000.jsonl.gz"}
+    episodes = {"eval_test_000000.jsonl.gz", "eval_test_000000.seconds"}
+    names = {"config.toml", "identity.json", "report.json", "run.lock", *episodes}
+    assert {path.name for path in written} == names
     assert "OPENAI_API_KEY" in (folder / "config.toml").read_text()
     assert not [path for path in written if KEY in text_of(path)]
     assert KEY not in out

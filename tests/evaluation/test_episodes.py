@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -23,10 +24,11 @@ SETTING = EvalSetting("Env-v0", "test", 1.0, None)
 
 @dataclass
 class Record:
-    """The resets of all environments of an evaluation, and how many run."""
+    """The resets of all environments of an evaluation, and how many run. on_reset: gets their number."""
 
     failing: Collection[str] = ()
     log: list[tuple[str, int]] = field(default_factory=list)
+    on_reset: Callable[[int], None] = lambda _: None
     running: int = 0
     max_running: int = 0
 
@@ -43,6 +45,8 @@ class Recorded(Talk):
         self.record.max_running = max(self.record.max_running, self.record.running)
         await asyncio.sleep(0)
         self.record.log.append((task.id, seed))
+        self.record.on_reset(len(self.record.log))
+        await asyncio.sleep(0.001)  # a signal that was sent arrives while this episode is in progress
         observation = await super().reset(task, seed=seed)
         if task.id in self.record.failing:
             raise RuntimeError("no world")
@@ -157,8 +161,10 @@ async def test_when_every_episode_fails_an_error_contains_the_cause():
     judge, _ = evaluator(failing={"t0", "t1", "t2"})
     with pytest.raises(WorldBrokenError) as caught:
         await judge.run(TASKS, 4, seed=0)
-    assert str(caught.value) == (
-        "Env-v0: all 4 episodes failed (first: reset failed: RuntimeError: no world); mend the environment."
+    assert re.fullmatch(
+        r"Env-v0: all 4 episodes failed \(first: reset failed: RuntimeError: no world "
+        r"\(test_episodes.py, line \d+\)\); mend the environment\.",
+        str(caught.value),
     )
 
 

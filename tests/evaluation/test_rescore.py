@@ -10,12 +10,14 @@ import pytest
 
 from agentrl import GroupReward
 from agentrl.cli import main
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunBusyError
 from agentrl.evaluation.recorded import recorded_env
 from agentrl.evaluation.rescore import NewRewards, Rescorer
 from agentrl.observe import members, read_journal
+from agentrl.observe.history import locked
 from tests.benchmark.test_run import W, play, suite_of
 from tests.benchmark.worlds import Guess
+from tests.observe.test_history import contents
 
 RANK = GroupReward(lambda siblings: list(range(len(siblings))), weight=0.5, name="rank")
 
@@ -63,6 +65,15 @@ async def test_a_function_of_an_episode_is_added_to_the_recorded_step_rewards(ce
     assert rescoring.folder.name.startswith("length-")
     largest = rescoring.largest(3)
     assert abs(largest[0].new - largest[0].old) == max(lengths)
+
+
+async def test_verdicts_that_another_process_writes_stay_as_they_are(cell):
+    folder = (await rescored(cell, f"{W}:length")).folder
+    with locked(folder):
+        before = contents(folder)
+        with pytest.raises(RunBusyError, match=f"another process works on {folder} "):
+            await rescored(cell, f"{W}:length")
+        assert contents(folder) == before
 
 
 async def test_a_function_of_a_task_and_an_answer_can_replace_the_step_rewards(cell):

@@ -37,13 +37,17 @@ main(sys.argv[1:])
 """
 
 
-def train(world, output_dir, name, **settings):
-    """A run in one of `tests.flow.worlds`."""
+def options_of(world, output_dir, name, **settings):
+    """The settings of a run in one of `tests.flow.worlds`."""
     # A model that is opened has a shape of its own.
     tiny = {k: v for k, v in TINY.items() if k not in SHAPE or "hf_checkpoint" not in settings}
     fixed = {"inline": True, "output_dir": str(output_dir), "name": name}
-    options = {**tiny, **fixed, "env": f"tests.flow.worlds:{world}"}
-    return agentrl.train(quiet=True, **{**options, **settings})
+    return {**tiny, **fixed, "env": f"tests.flow.worlds:{world}", **settings}
+
+
+def train(world, output_dir, name, **settings):
+    """A run in one of `tests.flow.worlds`."""
+    return agentrl.train(**{"quiet": True, **options_of(world, output_dir, name, **settings)})
 
 
 def metrics_of(folder):

@@ -73,6 +73,7 @@ def test_a_teacher_teaches_where_rewards_do_not(tmp_path):
     assert gained["taught"] > 0.7
 
 
+@pytest.mark.full
 def test_a_run_warns_of_a_correction_that_never_acts_and_takes_a_temperature_of_zero(tmp_path, capsys):
     settings = {"num_rollout": 3, "num_steps_per_rollout": 8, "lr": 1e-5, "eval_temperature": 0}
     result = agentrl.train(

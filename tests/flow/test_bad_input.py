@@ -230,6 +230,7 @@ def complaint(capfd, *arguments):
         (("train", BANDIT, "--kv-channels=15", "--output-dir=here"), "kv_channels"),
         (("train", BANDIT, "--train-split=", *SMALL, "--output-dir=file"), "file"),
         (("train", "--env=tests.flow.worlds:Bookless", *SMALL, "--warm-start-steps=1"), "expert"),
+        (("train", "--env=tests.flow.worlds:Spelled", *SMALL), "`corpus` returned 'press left right gold"),
         (("train", "--env=HopSearch-v0", "--train-split=nope", *SMALL, "--eval-split=demo"), "nope"),
         (("train", "--env=HopSearch-v0", "--eval-split=nope", *SMALL), "nope"),
         (("train", BANDIT, *SMALL, "--max-context-len=10", "--num-rollout=1"), "max_context_len"),
@@ -265,6 +266,7 @@ def test_a_mistake_leaves_no_run_folder_in_the_way_of_the_next_try(tmp_path, cap
     assert complaint(capfd, *arguments) == first
 
 
+@pytest.mark.full
 def test_a_world_in_the_current_folder_can_be_named(tmp_path):
     (tmp_path / "my_world.py").write_text("from tests.flow.worlds import Untyped as World\n")
     process = command(("train", "--env=my_world:World"), tmp_path)

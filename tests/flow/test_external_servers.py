@@ -35,6 +35,7 @@ def test_servers_that_run_already_are_fed_and_go_on_afterwards(tmp_path, monkeyp
     assert reconcile(result.folder).problems == ()
 
 
+@pytest.mark.full
 def test_nobody_there_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="is the server up"):
         train("Bandit", tmp_path, "x", engine="sglang", sglang_url=f"http://127.0.0.1:{free_port()}")

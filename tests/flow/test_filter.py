@@ -119,7 +119,7 @@ def test_a_choice_among_all_groups_is_made_again_after_a_restart(tmp_path):
         (
             "tests.flow.worlds:drop_with_an_error",
             UserError,
-            r"failed on group g\d+ \(KeyError: 'no such key'\)",
+            r"failed on group g\d+ \(KeyError: 'no such key' \(worlds.py, line \d+\)\)",
         ),
     ],
 )

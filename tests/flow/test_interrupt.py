@@ -1,4 +1,4 @@
-"""Ctrl-C in mid-run: the checkpoint loads, the journal's lines are whole, nothing is left running."""
+"""Ctrl-C and SIGTERM in mid-run: the checkpoint loads, the journal's lines are whole, a report is there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.observe import members, read_journal, reconcile
+from agentrl.observe.history import attempts
 from tests.flow.runs import HEARING, TINY, WARM, journal_of, metrics_of
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = {**TINY, **WARM, "num_rollout": 100_000, "eval_interval": 100_000, "eval_episodes": 16}
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
+"""A limit on a run that hangs: on a machine with other work, its start alone may take minutes."""
 
 
 def started(folder, *, world="Slow", **settings):
@@ -33,6 +35,7 @@ def started(folder, *, world="Slow", **settings):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -51,9 +54,12 @@ def parsed_lines(path):
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """A run that was interrupted after at least three iterations, in the middle of another."""
+@pytest.fixture(scope="module", params=[signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def interrupted(tmp_path_factory, request):
+    """A run that was interrupted after at least three iterations, in the middle of another.
+
+    As terminals and schedulers do, the signal is sent to all of its processes.
+    """
     place = tmp_path_factory.mktemp("runs")
     process = started(place)
     metrics = place / "x" / "metrics.jsonl"
@@ -63,20 +69,28 @@ def interrupted(tmp_path_factory):
 
     try:
         wait_for(process, trained)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, request.param)
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    return place / "x", process.returncode, out, err
+    assert process.returncode == 128 + request.param
+    return place / "x", out, err
 
 
 @pytest.mark.full
 def test_it_ends_at_once_with_a_word_and_without_a_traceback(interrupted):
-    folder, code, out, err = interrupted
-    assert code == 130
+    folder, out, err = interrupted
     assert "Traceback" not in out + err
     assert "Stopped." in out + err
     assert str(folder) in out + err
+
+
+@pytest.mark.full
+def test_it_has_a_report_and_a_summary_of_what_it_measured(interrupted):
+    folder = interrupted[0]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["ended"], summary["steps"] >= 3) == ("interrupted", True)
+    assert f"interrupted after {summary['steps']} of 100000" in (folder / "report.html").read_text()
 
 
 @pytest.mark.full
@@ -143,3 +157,19 @@ def test_a_closed_standard_output_does_not_end_a_run(tmp_path):
     assert "Traceback" not in err
     assert (tmp_path / "x" / "summary.json").exists()
     assert [row["step"] for row in metrics_of(tmp_path / "x") if "train/loss" in row] == [1, 2]
+
+
+@pytest.mark.full
+def test_of_two_runs_of_one_name_that_begin_at_once_one_is_refused_and_the_other_undisturbed(tmp_path):
+    place = tmp_path / "runs"
+    options = {"world": "Bandit", "num_rollout": 2}
+    processes = [started(place, seed=seed, **options) for seed in (1, 2)]
+    ended = [(*process.communicate(timeout=PATIENCE_S), process.returncode) for process in processes]
+    (seed, refused), (_, other) = sorted(zip((1, 2), ended, strict=True), key=lambda item: -item[1][2])
+    assert (refused[2], other[2]) == (2, 0), ended
+    assert refused[1].startswith(f"agentrl: another process works on {place / 'x'} (process ")
+    assert refused[1].count("\n") == 1
+    folder = place / "x"
+    assert f"seed = {seed}" not in (folder / "config.toml").read_text()
+    assert reconcile(folder).problems == ()
+    assert len(attempts(folder)) == 1

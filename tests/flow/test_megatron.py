@@ -24,6 +24,7 @@ ON_TWO = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "tensor_model_par
 SETTINGS = {**WARM, **ON_TWO, "num_query_groups": 2}
 
 
+@pytest.mark.full
 def test_an_agent_learns_on_two_ranks(tmp_path):
     result = train(
         "Bandit", tmp_path, "x", num_rollout=8, use_kl_loss=True, kl_loss_coef=0.01, use_tis=True, **SETTINGS

@@ -113,6 +113,7 @@ def test_advantages_are_taken_among_siblings_of_the_same_role(two_roles):
         assert [mine[id] for id in ranked] == sorted(mine.values())
 
 
+@pytest.mark.full
 def test_a_frozen_opponent_is_scored_and_never_trained(against_a_script):
     entries = entries_of(against_a_script.folder)
     assert len(entries) == 2 * EPISODES_PER_STEP
@@ -152,6 +153,7 @@ def test_an_opponent_may_be_a_model_directory(two_roles, tmp_path):
     assert "agent=critic" not in scored.by
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("opponents", "sentence"),
     [

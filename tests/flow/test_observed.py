@@ -18,6 +18,7 @@ from agentrl.cli import main
 from agentrl.engine.embedded.engine import EmbeddedEngine
 from agentrl.errors import MissingExtraError
 from agentrl.observe import reconcile
+from agentrl.observe.status import read_status
 from tests.flow.runs import SHAPE, journal_of, metrics_of
 
 KEY = "0123456789abcdef" * 3
@@ -85,6 +86,34 @@ def test_a_step_is_traced_with_its_phases(observed):
     assert path.name == "step_000002-rank-0.json.gz"
     (row,) = (row for row in metrics_of(observed) if row["step"] == 2 and "perf/step_time" in row)
     check_trace(path, row)
+
+
+def test_a_synchronous_run_has_no_overlap_and_leaves_its_last_status(observed):
+    rows = [row for row in metrics_of(observed) if "perf/step_time" in row]
+    assert len(rows) == 3
+    for row in rows:
+        assert row["perf/overlap_time_ratio"] == 0.0
+        waited = row["perf/wait_time_ratio"] + row["perf/rollout_wait_time_ratio"]
+        # Each side works at some time, and waits at least while the other one works.
+        assert 1.0 <= waited < 2.0
+        assert row["perf/rollout_time"] <= row["perf/train_wait_time"]
+    status = read_status(observed)
+    assert (status.pid, status.episodes, status.oldest, status.working) == (os.getpid(), {}, None, ())
+
+
+def test_each_attempt_has_a_timeline_and_the_report_a_picture_of_the_last(observed):
+    files = sorted(path.name for path in (observed / "timeline").iterdir())
+    assert files == ["attempt_1.json.gz", "attempt_2.json.gz"]
+    events = events_of(observed / "timeline" / "attempt_1.json.gz")
+    kinds = {event["cat"] for event in events if event["ph"] == "X"}
+    assert {"play", "reward", "train", "publish", "eval", "RL", "group"} <= kinds
+    (trained,) = (row for row in metrics_of(observed) if row["step"] == 2 and "perf/step_time" in row)
+    durations = [e["dur"] / 1e6 for e in events if e["name"] == "train" and e["ph"] == "X"]
+    assert len(durations) == 2
+    assert durations[1] <= trained["perf/actor_train_time"] + 1e-3
+    page = (observed / "report.html").read_text()
+    assert page.count('<figure class="timeline">') == 2
+    assert all(name in page for name in (">play<", ">train<", ">publish<"))
 
 
 def test_the_memory_of_a_step_is_recorded_by_operator_and_by_process(observed):

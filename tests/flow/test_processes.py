@@ -13,6 +13,7 @@ from tests.trainer.megatron.launching import descendants
 SHORT = {**WARM, "num_rollout": 2, "eval_episodes": 16, "eval_interval": 5, "num_threads": 1}
 
 
+@pytest.mark.full
 def test_a_run_learns_the_same_inline_and_in_processes(tmp_path):
 
     before = set(descendants(os.getpid()))

@@ -30,7 +30,13 @@ PATCHY = {
     "rollout_sample_filter_path": "tests.flow.worlds:every_second",
     **{**WARM, "warm_start_steps": 4, "num_demonstrations": 32},
 }
-PLAYED = ("max_episode_retries", "dynamic_sampling_filter_path", "rollout_batch_size", "n_samples_per_prompt")
+PLAYED = (
+    "max_staleness",
+    "max_episode_retries",
+    "dynamic_sampling_filter_path",
+    "rollout_batch_size",
+    "n_samples_per_prompt",
+)
 EVALUATED = ("eval_episodes", "eval_interval", "max_slots")
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 import agentrl
-from agentrl.errors import ConfigError, UserError
-from agentrl.observe import reconcile
-from agentrl.observe.history import attempts, locked
+from agentrl.errors import ConfigError, DiskError, UserError
+from agentrl.observe import members, reconcile
+from agentrl.observe.history import attempts
 from agentrl.run.audit import Audit, audit
-from tests.flow.runs import HEARING, TINY, metrics_of, train
+from tests.disks import file_size_limit
+from tests.flow.runs import HEARING, TINY, metrics_of, options_of, train
 from tests.flow.worlds import Struck
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +88,88 @@ def test_a_run_that_broke_off_ends_as_if_it_had_not(whole, tmp_path, reset):
     assert second.ended == "finished"
     assert second.resumed_from is not None
     assert second.resumed_from > 0
+
+
+async def hang(number):
+    """Send this process a signal, and wait for its effect."""
+    os.kill(os.getpid(), number)
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("number", "ended"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_a_signal_leaves_a_report_of_what_was_measured_and_the_run_goes_on(
+    whole, tmp_path, monkeypatch, capsys, number, ended
+):
+    """In the third iteration, while episodes are played."""
+    monkeypatch.setattr(Struck, "strike", lambda self: hang(number))
+    Struck.at, Struck.resets = 36, 0
+    started = time.monotonic()
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        agentrl.train(**options_of("Struck", tmp_path, "x", **SMALL))
+    assert time.monotonic() - started < 60.0, "the reset hangs for an hour"
+    Struck.at = None
+    assert (number == signal.SIGTERM) == (isinstance(caught.value, SystemExit) and caught.value.code == 143)
+    folder = tmp_path / "x"
+    assert attempts(folder)[0].ended == ended
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["ended"], summary["steps"]) == ("interrupted", 2)
+    assert [milestone["name"] for milestone in summary["milestones"]] == ["before", "iteration 2"]
+    page = (folder / "report.html").read_text()
+    assert "interrupted after 2 of 5 iterations" in page
+    assert "How it went" in page
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Stopped. Resume it with `agentrl train {folder} --resume`." in printed
+    assert f"Report: {folder / 'report.html'}" in printed
+    assert reconcile(folder).problems == ()
+    assert {row["step"] for row in metrics_of(folder)} == {0, 1, 2}
+    agentrl.train(folder, quiet=True)
+    same(folder, whole)
+    assert json.loads((folder / "summary.json").read_text())["ended"] == "finished"
+    assert "interrupted" not in (folder / "report.html").read_text()
+
+
+def test_a_disk_that_gets_full_in_mid_run_is_one_sentence_and_the_run_goes_on(whole, tmp_path, monkeypatch):
+    """In the third iteration; no file may grow any more."""
+
+    async def fill(self):
+        disk.enter_context(file_size_limit(1000))
+
+    monkeypatch.setattr(Struck, "strike", fill)
+    Struck.at, Struck.resets = 36, 0
+    folder = tmp_path / "x"
+    with ExitStack() as disk, pytest.raises(DiskError) as caught:
+        agentrl.train(quiet=True, **options_of("Struck", tmp_path, "x", **SMALL))
+    assert Struck.resets > 36, "the disk was full in mid-run"
+    Struck.at = None
+    sentence = rf"{folder}.* cannot be written \(File too large\); make room.*"
+    assert re.fullmatch(sentence, str(caught.value)), caught.value
+    assert attempts(folder)[0].ended in ("failed", None)
+    for path in (folder / "trajectories").iterdir():
+        assert path.stat().st_size == members.end_of_members(path)
+    assert reconcile(folder).problems == ()
+    assert (folder / "config.toml").stat().st_size > 0
+    agentrl.train(folder, quiet=True)
+    same(folder, whole)
+
+
+def test_what_a_run_without_metrics_recorded_is_no_part_of_the_run_that_takes_its_place(
+    whole, tmp_path, monkeypatch
+):
+    """It was killed between the journal and the metrics of its first evaluation."""
+    monkeypatch.setattr(Struck, "strike", lambda self: hang(signal.SIGINT))
+    Struck.at, Struck.resets = 6, 0
+    with pytest.raises(KeyboardInterrupt):
+        train("Struck", tmp_path, "x", **SMALL)
+    Struck.at = None
+    folder, (first, *_) = tmp_path / "x", sorted((whole / "trajectories").glob("eval_*before*"))
+    assert not (folder / "metrics.jsonl").exists()
+    (folder / "trajectories").mkdir()
+    shutil.copy(first, folder / "trajectories")
+    train("Struck", tmp_path, "x", **SMALL)
+    same(folder, whole)
+    assert (folder / "rolled_back" / "attempt_1" / "trajectories" / first.name).exists()
 
 
 def test_a_run_without_a_checkpoint_begins_again(whole, tmp_path):
@@ -170,14 +256,6 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         agentrl.train(tmp_path, quiet=True)
 
 
-def test_two_processes_cannot_work_on_one_run(whole):
-    with (
-        locked(whole),
-        pytest.raises(UserError, match=rf"another process works on .* \(process {os.getpid()}\)"),
-    ):
-        agentrl.train(whole, quiet=True)
-
-
 def started(folder: Path, *flags: str, world: str = "Slow", **settings: object) -> subprocess.Popen[str]:
     """A run in a process of its own."""
     options = {**SMALL, "env": f"tests.flow.worlds:{world}", "output_dir": folder, "name": "x", **settings}
@@ -194,7 +272,7 @@ def started(folder: Path, *flags: str, world: str = "Slow", **settings: object) 
 def test_sigterm_leaves_a_checkpoint_and_exit_code_143(tmp_path):
     process = started(tmp_path, "--inline", num_rollout=100_000, save_interval=1, eval_interval=100_000)
     deadline = time.monotonic() + 180
-    while _newest(tmp_path / "x") < 1:
+    while newest(tmp_path / "x") < 1:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -248,11 +326,11 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(tmp_path, flag
 
 def _kill(process: subprocess.Popen[str], folder: Path, *, after_steps: int, in_writing: bool) -> int:
     """Kill a run some steps after the checkpoint that it resumed from, or while it writes one; 1."""
-    saved, number, stale = _newest(folder), len(attempts(folder)), _partial(folder)
+    saved, number, stale = newest(folder), len(attempts(folder)), _partial(folder)
     deadline = time.monotonic() + 300
     while (
         len(attempts(folder)) == number
-        or _newest(folder) < saved + after_steps
+        or newest(folder) < saved + after_steps
         or (in_writing and _partial(folder) <= stale)
     ):
         assert process.poll() is None, process.communicate()
@@ -272,7 +350,7 @@ def _partial(folder: Path) -> set[tuple[str, int]]:
     return found
 
 
-def _newest(folder: Path) -> int:
+def newest(folder: Path) -> int:
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*")), default=0)
 
 

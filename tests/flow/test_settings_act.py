@@ -21,8 +21,10 @@ import torch
 
 import agentrl
 from agentrl.assembly.config import RunConfig
+from agentrl.assembly.rollout import producer_settings, staleness_policy
 from agentrl.config import leaves
 from agentrl.errors import AgentRLError
+from agentrl.rollout.config import RolloutConfig
 from tests.assembly.test_every_setting import ALGORITHM, INACTIVE, REFUSED_ANYWAY
 from tests.flow.runs import SHAPE, journal_of, metrics_of
 from tests.flow.worlds import Shaky
@@ -41,6 +43,7 @@ SMALL = {
 RPS = {"env": "RockPaperScissors-v0"}
 PROMPTS = str(Path(__file__).with_name("prompts.jsonl"))
 FILE = {"prompt_data": PROMPTS}
+LATE = {"max_staleness": 1}
 SINGLE = {"env": "SingleTurn-v0", "rollout_max_context_len": 96, **FILE}
 
 
@@ -117,9 +120,13 @@ CHANGES = {
     "custom_generate_function_path": Change("tests.flow.worlds:hinted"),
     "group_reward": Change("tests.flow.worlds:place"),
     "group_reward_kwargs": Change({"weight": 0.5}, {"group_reward": "diversity"}),
+    "max_staleness": Change(1, {"correction": "tis"}),
+    "update_weights_interval": Change(2, {"correction": "tis"}),
     "replay": Change("nowhere"),
     "debug_rollout_only": Change(True),
+    "max_idle_rollouts": Change(1, {"env": "tests.flow.worlds:Bandit"}),
     "max_episode_retries": Change(0, {"env": "tests.flow.worlds:Shaky", "num_rollout": 6}),
+    "group_timeout_s": Change(1e-9),
     "trainer": Change("megatron"),
     "optimizer": Change("muon"),
     "lr": Change(1e-2),
@@ -131,6 +138,9 @@ CHANGES = {
     "clip_grad": Change(1e-3),
     "max_tokens_per_gpu": Change(64),
     "bf16": Change(True),
+    "colocate": Change(True),
+    "offload_rollout": Change(True),
+    "offload_train": Change(True),
     "engine": Change("sglang", {"sglang_url": "http://127.0.0.1:1"}),
     "max_slots": Change(1),
     "enable_deterministic_inference": Change(True),
@@ -142,6 +152,12 @@ CHANGES = {
     "eval_episodes": Change(3),
     "eval_temperature": Change(0.1),
     "n_samples_per_eval_prompt": Change(2),
+    # An evaluation that is awaited is the same on both engines; the second one has a log.
+    "async_eval": Change(True),
+    "eval_engine": Change(
+        "own",
+        {"async_eval": True, "inline": False, "enable_deterministic_inference": True, "num_rollout": 1},
+    ),
     "eval_top_p": Change(0.3),
     "eval_max_response_len": Change(2),
     "save_interval": Change(1),
@@ -152,8 +168,36 @@ CHANGES = {
 }
 
 
+# Acts on a run that hangs: `tests/run/test_monitor.py`.
+OF_HANGS = {"hang_warning_s"}
+# What these do depends on which group ends first, so no two runs are equal: `tests/rollout/test_producer.py`
+# shows it.
+OF_TIMING = {
+    "staleness_policy": Change("ready_first", LATE),
+    "staleness_window": Change(1, LATE),
+    "async_buffer_size": Change(1, LATE),
+    "partial_rollout": Change(False, LATE),
+}
+
+
 def test_every_setting_is_here_or_where_the_algorithms_are():
-    assert {*CHANGES, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(leaves(RunConfig))
+    assert {*CHANGES, *OF_TIMING, *OF_HANGS, *ALGORITHM, *INACTIVE, *REFUSED_ANYWAY} == set(leaves(RunConfig))
+
+
+@pytest.mark.parametrize("name", OF_TIMING)
+def test_a_setting_changes_when_groups_start_or_are_taken(name):
+    value, under = OF_TIMING[name]
+    without, plain, other = (
+        RolloutConfig.model_validate(settings) for settings in ({}, under, {**under, name: value})
+    )
+    assert name in without.without_effect
+    assert name not in other.without_effect
+
+    def parts(config):
+        policy, settings = staleness_policy(config), producer_settings(config, num_batches=1)
+        return policy, type(policy), settings, config.spans_updates
+
+    assert parts(other) != parts(plain)
 
 
 class StandInWandb(ModuleType):
@@ -180,11 +224,10 @@ def without_times(value):
     if isinstance(value, dict):
         timed = {"seconds", "queue_seconds", "took", "time_s"}
         return {
-            key: without_times(inner)
+            # What is measured is another time and again.
+            key: 0 if key.startswith("perf/") else without_times(inner)
             for key, inner in value.items()
-            if key not in timed
-            and not key.startswith("perf/")
-            and not any(part in key for part in ("latency", "_ms", "/took/"))
+            if key not in timed and not any(part in key for part in ("latency", "_ms", "/took/"))
         }
     return [without_times(inner) for inner in value] if isinstance(value, list) else value
 

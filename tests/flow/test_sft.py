@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,12 +19,14 @@ from transformers import AutoModelForCausalLM
 
 import agentrl
 from agentrl.cli import main
-from agentrl.errors import ConfigError, RunExistsError
-from agentrl.observe.history import attempts
+from agentrl.errors import ConfigError, RunBusyError, RunExistsError
+from agentrl.observe.diagnoses import read_diagnoses
+from agentrl.observe.history import attempts, locked
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import HEARING, metrics_of, train
 from tests.flow.sft import SMALL, conversations, reader_of, settings_of, sft
+from tests.observe.test_history import contents
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +73,27 @@ def test_a_run_learns_and_records_its_losses(whole, place):
     assert "Success on held-out tasks" not in page
     assert json.loads((whole.folder / "summary.json").read_text())["losses"]["10"] == whole.losses[10]
     assert list((whole.folder / "tensorboard").iterdir())
+
+
+def test_a_healthy_run_has_no_diagnosis(whole):
+    assert whole.diagnoses == ()
+    assert json.loads((whole.folder / "summary.json").read_text())["diagnoses"] == []
+    assert "What goes wrong" not in (whole.folder / "report.html").read_text()
+
+
+def test_a_fault_is_printed_once_and_in_all_results(place, tmp_path, monkeypatch, capfd):
+    async def broken(*args, **options):
+        return math.nan
+
+    monkeypatch.setattr("agentrl.run.sft_training.held_out_loss", broken)
+    result = sft(tmp_path, **settings_of(place, num_epoch=1, quiet=False))
+    (diagnosis,) = result.diagnoses
+    assert (diagnosis.name, diagnosis.step) == ("not-finite", 0)
+    assert capfd.readouterr().out.count("Warning: not-finite: the held-out loss of step 0 is not a") == 1
+    assert read_diagnoses(result.folder) == [diagnosis]
+    assert json.loads((result.folder / "summary.json").read_text())["diagnoses"][0]["name"] == "not-finite"
+    assert "What goes wrong" in (result.folder / "report.html").read_text()
+    assert "not-finite" in result._repr_html_()
 
 
 async def test_the_held_out_loss_is_that_of_the_saved_model(whole, place):
@@ -168,6 +192,15 @@ def test_a_setting_that_decides_what_is_learned_stays(whole, settings, sentence)
         agentrl.sft(whole.folder, quiet=True, **settings)
 
 
+def test_a_second_run_of_the_name_is_refused_before_it_writes(place, tmp_path):
+    folder = tmp_path / "x-sft"
+    with locked(folder):
+        before = contents(folder)
+        with pytest.raises(RunBusyError, match=f"another process works on {folder} "):
+            sft(tmp_path, **settings_of(place))
+        assert contents(folder) == before
+
+
 def test_data_that_has_changed_is_refused(monkeypatch, tmp_path):
     conversations(tmp_path / "c.jsonl")
     broken_off(monkeypatch, tmp_path, tmp_path, 6)
@@ -258,22 +291,26 @@ def started(folder, name, **settings):
     )
 
 
-def test_ctrl_c_leaves_what_a_run_resumes_from(monkeypatch, place, whole, tmp_path, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_report_and_what_a_run_resumes_from(monkeypatch, place, whole, tmp_path, number):
     struck = RankTrainer.update
 
     async def interrupted(self, batch):
         report = await struck(self, batch)
         if report.metrics["train/loss"] < 1.5:
-            # As the signal does: it takes effect at the next wait.
-            asyncio.current_task().cancel()
+            # It takes effect at the next wait.
+            os.kill(os.getpid(), number)
         return report
 
     with monkeypatch.context() as patched:
         patched.setattr(RankTrainer, "update", interrupted)
-        with pytest.raises((KeyboardInterrupt, asyncio.CancelledError)):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
             sft(tmp_path, **settings_of(place))
     folder = tmp_path / "x-sft"
     assert newest_of(folder) == 7
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["ended"], summary["steps"], set(summary["losses"])) == ("interrupted", 7, {"0", "5"})
+    assert "interrupted after 7 of 10 steps" in (folder / "report.html").read_text()
     agentrl.sft(folder, quiet=True)
     assert weights_of(folder) == weights_of(whole.folder)
 

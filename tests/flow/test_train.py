@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentrl
+from agentrl import call, say
 from agentrl.assembly.config import RunConfig
 from agentrl.config import effective_values, parse, read_toml
 from agentrl.errors import WorldBrokenError
 from agentrl.observe import reconcile
 from tests.flow.runs import EPISODES_PER_STEP, TINY, WARM, journal_of, metrics_of, tokens_of, train
+from tests.flow.worlds import Bandit
 
 STEPS = 12
 
@@ -62,6 +65,11 @@ def test_the_agent_gets_better_by_what_it_was_rewarded_for(learned):
     assert after["greedy"].mean == 1.0
 
 
+def test_a_run_that_learns_has_no_diagnosis(learned):
+    assert learned.diagnoses == ()
+    assert not (learned.folder / "diagnoses.jsonl").exists()
+
+
 def test_the_folder_holds_everything(learned):
     names = {path.name for path in learned.folder.iterdir()}
     assert names >= {
@@ -75,7 +83,13 @@ def test_the_folder_holds_everything(learned):
     assert any((learned.folder / "tensorboard").iterdir())
     steps = sorted(path.name for path in (learned.folder / "trajectories").glob("step_*"))
     assert steps == [f"step_{step:06d}.jsonl.gz" for step in range(1, STEPS + 1)]
-    assert "<svg" in (learned.folder / "report.html").read_text()
+    page = (learned.folder / "report.html").read_text()
+    assert "<svg" in page
+    own_settings, _, all_settings = page[page.index("How it was set up") :].partition("<details>")
+    assert "warm_start_steps" in own_settings
+    assert "max_turns" in own_settings
+    assert "rollout_temperature" not in own_settings
+    assert "rollout_temperature" in all_settings
 
 
 def test_the_resolved_configuration_reads_back_equal_and_holds_what_was_asked(learned):
@@ -180,6 +194,48 @@ def test_the_same_seed_is_the_same_run_and_another_seed_another(warm, tmp_path):
     first = tokens("a", 1)
     assert tokens("b", 1) == first
     assert tokens("c", 2) != first
+
+
+class Scripted(Bandit):
+    """A warm start imitates its expert, in this form of a script or in another one."""
+
+    def demonstrator(self, task, rng):
+        return self.expert(task)
+
+
+class ListScripted(Scripted):
+    """Its expert is a list of actions."""
+
+    def expert(self, task):
+        return [call("press", button="right"), "gold"]
+
+
+class AsyncScripted(Scripted):
+    """Its expert is an async generator, which waits for what it does next."""
+
+    async def expert(self, task):
+        answer = yield call("press", button="right")
+        await asyncio.sleep(0)
+        yield say(answer)
+
+
+class AwaitedScripted(Scripted):
+    """Its expert is an async function that returns a list."""
+
+    async def expert(self, task):
+        await asyncio.sleep(0)
+        return [call("press", button="right"), say("gold")]
+
+
+def test_a_warm_start_learns_the_same_from_an_expert_in_any_form_of_a_script(tmp_path):
+    steps = {"warm_start_steps": 2, "warm_start_batch_size": 8, "num_demonstrations": 8}
+    weights = {}
+    for form in (Scripted, ListScripted, AsyncScripted, AwaitedScripted):
+        name = form.__name__
+        folder = train(name, tmp_path, name, env=form, **steps, num_rollout=0, eval_episodes=1).folder
+        weights[form] = (folder / "checkpoint-warm-start" / "model.safetensors").read_bytes()
+        assert weights[form] == weights[Scripted], name
+        assert weights[form] != (folder / "model" / "model.safetensors").read_bytes()
 
 
 def test_shuffled_rewards_teach_nothing(warm, tmp_path):

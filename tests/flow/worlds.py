@@ -126,6 +126,20 @@ class Talkative(Bandit):
     rewards = (Reward(length),)
 
 
+def anything(episode):
+    """The full score, whatever was played."""
+    return 1.0
+
+
+class Generous(Bandit):
+    """Pays for everything, so that siblings have no signal, and every task is solved."""
+
+    rewards = (Reward(anything),)
+
+    def reward(self, task, answer):
+        return 0.0
+
+
 def drop_even_seeds(group):
     """A dynamic sampling filter that depends on nothing that is sampled."""
     return None if group.seed % 2 else "even"
@@ -178,8 +192,12 @@ class Struck(Talkative):
     async def reset(self, task, *, seed):
         Struck.resets += 1
         if Struck.resets == self.at:
-            raise UserError("struck")
+            await self.strike()
         return await super().reset(task, seed=seed)
+
+    async def strike(self):
+        """Break the run."""
+        raise UserError("struck")
 
 
 class Brittle(Struck):
@@ -236,6 +254,13 @@ class Bookless(Bandit):
 
     def demonstrator(self, task, rng):
         return self.expert(task)
+
+
+class Spelled(Bandit):
+    """Its corpus is one string, which a tokenizer would read by letters."""
+
+    def corpus(self):
+        return "press left right gold dust"
 
 
 class Endless(Bandit):
@@ -316,3 +341,32 @@ async def hinted(episode):
 def place(siblings):
     """The place of each among its siblings."""
     return range(len(siblings))
+
+
+class Examined(Struck):
+    """Holds half of the first evaluation beside training up until further episodes of training have begun.
+
+    hold: their number (count); None = nothing is held up. begun: episodes of training so far. until: how many
+    release it; None = it has not begun. error: what evaluations beside training end with.
+    """
+
+    limits = Limits(max_turns=3, max_tokens=64, reset_timeout_s=300.0)
+    hold: int | None = None
+    begun = 0
+    until: int | None = None
+    released = asyncio.Event()
+    error: Exception | None = None
+
+    async def reset(self, task, *, seed):
+        if task.id.startswith("train"):
+            Examined.begun += 1
+            if Examined.begun == Examined.until:
+                Examined.released.set()
+            return await super().reset(task, seed=seed)
+        if Examined.begun and Examined.error is not None:
+            raise Examined.error
+        if Examined.begun and Examined.hold is not None and task.id.endswith(("2", "3")):
+            if Examined.until is None:
+                Examined.until, Examined.released = Examined.begun + Examined.hold, asyncio.Event()
+            await Examined.released.wait()
+        return await Talkative.reset(self, task, seed=seed)

@@ -102,6 +102,25 @@ async def test_in_bf16_networks_that_rest_go_on_bit_for_bit_and_an_engine_serves
 
 
 @pytest.mark.parametrize("count", COUNTS)
+async def test_offloaded_networks_are_no_longer_on_the_card_and_train_on_as_they_were(tmp_path, count):
+    results = []
+    for offloads in (False, True):
+        with trainer_on(tmp_path, ranks=count, ref=True, critic=True, bf16=True) as trainer:
+            reports = await learn(trainer, [0])
+            if offloads:
+                assert await trainer.offload() > 0
+                offloaded_weights = await published(trainer)
+                free = await trainer.onload()
+                assert free is not None
+                assert free > (await trainer.onload() or 0)
+            else:
+                offloaded_weights = await published(trainer)
+            reports += await learn(trainer, [1])
+            results.append((reports, offloaded_weights, await published(trainer)))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("count", COUNTS)
 async def test_a_rank_that_fails_says_why_within_seconds(tmp_path, count):
     with trainer_on(tmp_path, loss=BreaksOn(count - 1), ref=False, ranks=count) as trainer:
         began = time.monotonic()

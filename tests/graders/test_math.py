@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -233,30 +232,3 @@ def test_bad_settings_and_a_missing_package_are_one_sentence(monkeypatch):
         MissingExtraError, match=r"grading math needs math-verify: pip install 'agentrl\[math\]'"
     ):
         make_grader("math")
-
-
-def test_a_worker_reports_its_replies_as_lines_of_json(stand_in):
-    """The program alone, as the pool starts it."""
-    import socket
-
-    from agentrl.graders.pool import _PROGRAM
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", _PROGRAM, "512", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": str(stand_in)},
-        )
-        theirs.close()
-        lines = ours.makefile("rw", encoding="utf-8")
-        for answer, reply in {
-            "2": {"equal": True},
-            "spin": {"died": signal.SIGPROF},
-            "3": {"equal": False},
-        }.items():
-            print(json.dumps({"answer": answer, "gold": "2", "cpu_s": 0.1}), file=lines, flush=True)
-            assert json.loads(lines.readline()) == reply
-        lines.close()
-        ours.close()
-        assert process.wait(10) == 0

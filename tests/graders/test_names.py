@@ -75,6 +75,33 @@ async def test_every_name_is_its_own_grader_and_no_others(settings):
             assert (found == [case[-1] for case in cases]) == (other == name), (name, other, found)
 
 
+SOLVABLE = {
+    "exact_match": [Task.ask("t", "?", "the City of Light!"), Task.ask("t", "?", answers=["Paris"])],
+    "f1": [Task.ask("t", "?", "the City of Light")],
+    "number": [Task.ask("t", "?", "So it is #### 1,072.50")],
+    "choice": [Task.ask("t", "?", "(C) because")],
+    "gpqa": [Task.ask("t", "?", "D"), Task.ask("t", "?", "answer B", choices=["gene A", "answer B"])],
+    "dapo": [Task.ask("t", "?", "72"), Task.ask("t", "?", r"\frac{1}{2}")],
+    "math": [Task.ask("t", "?", "0.5"), Task.ask("t", "?", r"so \boxed{\frac{1}{2}}, or \boxed{x^{2}}")],
+    "deepscaler": [Task.ask("t", "?", "0.5"), Task.ask("t", "?", answers=["}", "2"])],
+}
+UNSOLVABLE = {"number": "none", "dapo": "a\nb", "math": "}", "deepscaler": " ", "choice": "?"}
+"""By grader: a label that is no answer of full marks in any form."""
+
+
+async def test_the_expert_of_single_turn_earns_full_marks_by_every_grader_that_labels_can_satisfy(settings):
+    for name in grader_names():
+        kwargs = settings.get(name, {})
+        env = env_factory("SingleTurn-v0", {}, reward=choice(reward=name, reward_kwargs=kwargs))()
+        assert env.has_expert == (name in SOLVABLE), name
+        for task in SOLVABLE.get(name, ()):
+            episode = await play(env, ScriptedAgent(env.expert(task)), task, seed=0)
+            assert episode.step_rewards == (env.expert_score,), (name, task)
+        if name not in SOLVABLE or name in UNSOLVABLE:
+            with pytest.raises(UserError, match="SingleTurn-v0 has no expert"):
+                env.expert(Task.ask("t", "?", UNSOLVABLE.get(name, "four")))
+
+
 def test_every_grader_has_a_docstring_and_its_settings_are_in_it():
     for name in (*grader_names(), *group_grader_names()):
         grader = find_grader(name)

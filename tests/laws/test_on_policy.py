@@ -7,7 +7,15 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from agentrl import Limits, Message, Task, call, play
 from agentrl.algorithms.samples import samples_of
@@ -42,6 +50,7 @@ SHAPE = {
 }
 MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)),
 }
 
@@ -64,7 +73,11 @@ class Bytes:
 
 def model_of(kind, seed=0):
     torch.manual_seed(seed)
-    return MODELS[kind]().eval()
+    model = MODELS[kind]().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.2)
+    return model
 
 
 async def episodes(engine, temperature, *, count=8, seed=0):
@@ -128,7 +141,7 @@ async def test_the_trainers_logprobs_are_the_engines(kind, temperature):
     assert max(len(episode.turns) for episode in played) >= 3
     gathered = samples(played, temperature)
     scores = await trainer_over(model).score(gathered)
-    for sample, logprobs in zip(gathered, scores.old, strict=True):
+    for sample, logprobs in zip(gathered, scores.proximal, strict=True):
         mask = sample.loss_mask
         exact = reference(model, sample)
         assert sample.logprobs[mask] == pytest.approx(exact[mask], abs=1e-4)
@@ -150,13 +163,15 @@ async def test_after_an_update_both_move_on_together(kind):
     await trainer.update(TrainBatch(tuple(before), old, Credit(advantages, token_mean(before))))
 
     stale = await trainer.score(before)
-    moved = [np.abs(now - s.logprobs)[s.loss_mask].max() for now, s in zip(stale.old, before, strict=True)]
+    moved = [
+        np.abs(now - s.logprobs)[s.loss_mask].max() for now, s in zip(stale.proximal, before, strict=True)
+    ]
     assert max(moved) > 1e-2
 
     await trainer.publish(engine.sink, version=1)
     after = samples(await episodes(engine, temperature, seed=100), temperature)
     scores = await trainer.score(after)
-    for sample, logprobs in zip(after, scores.old, strict=True):
+    for sample, logprobs in zip(after, scores.proximal, strict=True):
         assert set(sample.versions.tolist()) == {NO_VERSION, 1}
         assert logprobs[sample.loss_mask] == pytest.approx(sample.logprobs[sample.loss_mask], abs=1e-4)
     assert {version for s in before for version in s.versions.tolist()} == {NO_VERSION, 0}
@@ -196,7 +211,10 @@ async def test_weights_published_in_the_middle_of_an_episode_are_told_token_by_t
     async def publish_after_two_turns(renderer):
         while renderer.turns < 2:
             await asyncio.sleep(0)
+        # The episode is short: without the pause it could end while the weights are loaded.
+        engine.pause()
         await trainer.publish(engine.sink, version=7)
+        engine.resume()
 
     renderer = Interrupted()
     env = Oracle([["x"], ["y"], ["z"], ["w"]], Limits(max_turns=5, max_tokens=90))
@@ -225,6 +243,6 @@ async def test_the_trainers_logprobs_are_the_engines_for_many_models(kind, tempe
     engine = engine_over(model)
     gathered = samples(await episodes(engine, temperature, count=16, seed=1000 * seed), temperature)
     scores = await trainer_over(model).score(gathered)
-    for sample, logprobs in zip(gathered, scores.old, strict=True):
+    for sample, logprobs in zip(gathered, scores.proximal, strict=True):
         assert logprobs[sample.loss_mask] == pytest.approx(sample.logprobs[sample.loss_mask], abs=1e-4)
     await engine.close()

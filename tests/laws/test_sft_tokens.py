@@ -149,7 +149,10 @@ async def both(renderer, conversation, folder):
 
 # Formats without a form for reasoning next to a call filter many conversations out.
 @settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-@pytest.mark.parametrize("name", RENDERERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] * name.endswith("sentencepiece")) for name in RENDERERS],
+)
 @given(conversation=conversations())
 def test_a_conversation_has_the_tokens_of_its_episode(tmp_path_factory, name, conversation):
     folder = tmp_path_factory.getbasetemp()

@@ -121,8 +121,8 @@ def tensors(tokens: Sequence[Token], dtype: torch.dtype = torch.float64) -> tupl
 
     outputs = TokenOutputs(column("logp").requires_grad_(), column("entropy").requires_grad_())
     inputs = LossInputs(
-        old_logp_N=column("old"),
-        rollout_logp_N=column("engine"),
+        proximal_logp_N=column("old"),
+        behaviour_logp_N=column("engine"),
         advantages_N=column("advantage"),
         weights_N=column("weight"),
         sequence_N=torch.tensor([token.sequence for token in tokens], dtype=torch.int64),

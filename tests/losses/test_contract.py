@@ -11,6 +11,10 @@ def good(outputs, inputs):
     return LossOutput((inputs.weights_N * term).sum(), {"term": term.detach().sum()})
 
 
+def less_of_older_tokens(outputs, inputs):
+    return good(outputs, inputs._replace(weights_N=inputs.weights_N * 0.5**inputs.staleness_N))
+
+
 def mean(outputs, inputs):
     total, metrics = good(outputs, inputs)
     return LossOutput(total / len(inputs.weights_N), metrics)
@@ -50,19 +54,19 @@ def metric_now_and_then(outputs, inputs):
 
 
 def overflowing(outputs, inputs):
-    ratio = (outputs.logp_N - inputs.old_logp_N).exp()
+    ratio = (outputs.logp_N - inputs.proximal_logp_N).exp()
     return LossOutput((inputs.weights_N * -inputs.advantages_N * ratio).sum(), {})
 
 
 def overflowing_gradient(outputs, inputs):
-    ratio = (outputs.logp_N - inputs.old_logp_N).exp()
+    ratio = (outputs.logp_N - inputs.proximal_logp_N).exp()
     safe = torch.where(ratio.isinf(), 0.0, ratio)
     return LossOutput((inputs.weights_N * -inputs.advantages_N * safe).sum(), {})
 
 
 def overflowing_metric(outputs, inputs):
     return LossOutput(
-        good(outputs, inputs).sum, {"ratio": (outputs.logp_N - inputs.old_logp_N).detach().exp().sum()}
+        good(outputs, inputs).sum, {"ratio": (outputs.logp_N - inputs.proximal_logp_N).detach().exp().sum()}
     )
 
 
@@ -83,7 +87,7 @@ def meddling(outputs, inputs):
     return good(outputs, inputs)
 
 
-@pytest.mark.parametrize("loss", [good, sft_loss, PolicyLoss(), ValueLoss()])
+@pytest.mark.parametrize("loss", [good, less_of_older_tokens, sft_loss, PolicyLoss(), ValueLoss()])
 def test_a_loss_that_keeps_it_passes(loss):
     check_loss(loss)
 

@@ -29,7 +29,7 @@ from agentrl.types import (
     TurnTokens,
     Usage,
 )
-from agentrl.types.world import IMAGE_TYPES
+from agentrl.types.messages import IMAGE_TYPES
 
 TEXT = st.text(st.characters(), max_size=12)
 IDS = st.integers(1, 2**31 - 1)

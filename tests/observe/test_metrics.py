@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl.observe import MetricLog, read_metrics
+from tests.disks import file_size_limit
 
 
 class Broken:
@@ -128,3 +129,16 @@ def test_tensorboard_is_imported_only_when_it_is_used(tmp_path):
             capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
         )  # fmt: skip
         assert done.stdout.strip() == expected
+
+
+def test_a_record_that_cannot_be_written_ends_the_run_and_is_not_torn(tmp_path):
+    """metrics.jsonl is a record as the journal is; a tracker that fails with it causes no further warning."""
+    log = MetricLog(tmp_path, use_tensorboard=False, trackers={"faraway": Broken})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with file_size_limit(100), pytest.raises(OSError, match="File too large"):
+            log.log(0, {f"metric{n}": float(n) for n in range(50)})
+        log.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+    MetricLog(tmp_path, use_tensorboard=False).log(0, {"a": 1.0})
+    assert [row["a"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1.0]

@@ -151,6 +151,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_sentence_and_what_was_whole_stays_whole(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path), "4000000"],
@@ -232,7 +233,7 @@ def interrupted(folder, how, after_s):
     return [id for path in sorted((folder / "trajectories").iterdir()) for id in ids_of(path)]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGKILL])
 def test_what_an_interrupted_writer_leaves_is_a_prefix_of_whole_entries(tmp_path, how):
     found = interrupted(tmp_path, how, 0.1)
     assert len(found) >= 80

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
-from agentrl import Message, call
+from agentrl import Message, UserError, call
 from agentrl.forking import Workers
 from agentrl.protocols import Seen, ToolSchema
 from agentrl.rendering import bounded
@@ -109,6 +111,10 @@ def test_only_short_text_is_parsed_on_the_loop(family):
     assert not is_short(sampled(subject, "a b " * 50_000), ())
     assert is_short(sampled(subject, "ab"), ())
     assert not is_short([10**6], ())
+    with suppress(UserError, ValueError):  # some families cannot write a call
+        action = call("look", at="the sea, far behind the hills and the woods")
+        ids = subject.write(action, (LOOK,))
+        assert is_short(ids, ()), "an ordinary call is parsed on the loop"
 
 
 @pytest.mark.parametrize("form", ["template, tagged calls", "inline"])

@@ -57,6 +57,13 @@ def test_without_both_there_are_32_prompts():
     assert RolloutConfig(n_samples_per_prompt=8).prompts == 32
 
 
+@pytest.mark.parametrize(("prompts", "limit"), [(1, 640), (8, 80), (32, 20), (33, 20), (512, 20)])
+def test_a_run_without_signal_ends_after_640_groups_and_at_least_20_iterations(prompts, limit):
+    assert RolloutConfig(rollout_batch_size=prompts).idle_limit == limit
+    assert RolloutConfig(rollout_batch_size=prompts, max_idle_rollouts=7).idle_limit == 7
+    assert RolloutConfig(rollout_batch_size=prompts, max_idle_rollouts=0).idle_limit == 0
+
+
 def test_the_error_contains_all_numbers_and_the_remedy():
     with pytest.raises(ValidationError) as caught:
         RolloutConfig(rollout_batch_size=32, n_samples_per_prompt=8, global_batch_size=100)
@@ -113,3 +120,11 @@ def test_only_taking_the_first_is_a_warning():
     (warning,) = RunConfig(rollout=RolloutConfig(**first)).warnings
     assert "a run that resumes is not bit-equal" in warning
     assert RunConfig(rollout=RolloutConfig(**chosen)).warnings == ()
+
+
+def test_the_warning_names_the_remedy_that_would_act():
+    (synchronous,) = RolloutConfig(over_sampling_batch_size=64).warnings
+    (asynchronous,) = RolloutConfig(over_sampling_batch_size=64, max_staleness=1).warnings
+    assert "buffer_filter_path" in synchronous
+    assert "buffer_filter_path" not in asynchronous
+    assert RolloutConfig(over_sampling_batch_size=64, replay="runs/other").warnings == ()

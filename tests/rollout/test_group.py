@@ -9,7 +9,7 @@ import pytest
 from agentrl import GroupReward, Reward, UserError, play, say
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
-from agentrl.rollout.group import GroupPlayer, all_of
+from agentrl.rollout.group import GroupOutcome, GroupPlayer, all_of
 from agentrl.tools import inline
 from agentrl.types import Ending, Finish, Step
 from tests.worlds import ASK, Hang, Speaker, Talk, raising, turn_tokens
@@ -72,6 +72,15 @@ async def test_a_complete_group_has_its_version_and_its_prompt():
     assert outcome.episodes == group.episodes
 
 
+async def test_a_group_has_the_version_at_its_end_where_that_is_another():
+    outcome = await Setting(2).play(version=5)
+    assert outcome.ended(5) is outcome
+    assert outcome.ended(7).group.end_version == 7
+    assert outcome.ended(7).group.start_version == 5
+    broken = GroupOutcome(None, (), ())
+    assert broken.ended(7) is broken
+
+
 async def test_sampling_seeds_depend_only_on_the_runs_seed():
     async def seeds(seed):
         setting = Setting(3, seed=seed)
@@ -90,7 +99,7 @@ async def test_a_failed_episode_is_played_again_in_the_same_world_with_other_sam
     assert {e.ending for e in outcome.group.episodes} == {Ending.COMPLETED}
     assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1-retry1", "g7-2"]
     assert [e.id for e in outcome.failed] == ["g7-1"]
-    assert outcome.failed[0].failure.detail == "RuntimeError: world 1"
+    assert outcome.failed[0].failure.detail.startswith("RuntimeError: world 1 (")
 
 
 async def test_an_episode_whose_reward_breaks_is_played_again_and_no_other_is_measured_twice():

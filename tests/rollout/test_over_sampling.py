@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agentrl.errors import UserError, WorldBrokenError
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.over_sampling import NOT_CHOSEN, OVER_SAMPLED, OverSampling, OverSamplingProducer
+from agentrl.rollout.producer import ProducerSettings
 from tests.rollout.test_producer import Rollouts, broken, index_of
 
 
@@ -21,9 +22,8 @@ def cut(prompt):
 
 def producer_of(rollouts, batch_size, size, choose=None, **options):
     over_sampling = OverSampling(size, cut, choose)
-    return OverSamplingProducer(
-        rollouts.prompt, rollouts.play, over_sampling, batch_size=batch_size, **options
-    )
+    settings = ProducerSettings(batch_size, **options)
+    return OverSamplingProducer(rollouts.prompt, rollouts.play, settings, over_sampling)
 
 
 def indices(outcomes, *, kept):

@@ -13,7 +13,8 @@ from agentrl import Limits
 from agentrl.data import Prompt
 from agentrl.errors import UserError, WorldBrokenError
 from agentrl.rollout.group import GroupOutcome
-from agentrl.rollout.producer import Producer
+from agentrl.rollout.producer import Producer, ProducerSettings
+from agentrl.rollout.staleness import Places, Window
 from agentrl.types import Ending, Episode, Failure, Group
 from tests.worlds import ASK, FOREVER_S
 
@@ -52,8 +53,9 @@ class Rollouts:
         group = Group(f"g{prompt.index}", ASK, 0, (), (), version)
         return GroupOutcome(group, (), (), "equal" if prompt.index in self.dropped else "")
 
-    def producer(self, batch_size, **options):
-        return Producer(self.prompt, self.play, batch_size=batch_size, **options)
+    def producer(self, batch_size, *, max_staleness=0, width=1, **options):
+        policy = Window(Places(max_staleness, batch_size), width)
+        return Producer(self.prompt, self.play, ProducerSettings(batch_size, **options), policy)
 
 
 def index_of(outcome):
@@ -69,36 +71,77 @@ PAUSES = st.lists(st.integers(0, 9), max_size=5)
 BATCHES = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
 
 
-@given(st.integers(1, 4), STALENESS, TICKS, st.sets(st.integers(0, 25)), BATCHES)
-def test_no_group_is_consumed_later_than_allowed_and_none_is_lost(batch_size, staleness, ticks, bad, batches):
-    """batches: of each its duration, and whether it brings a version."""
+@st.composite
+def policies(draw):
+    batch_size = draw(st.integers(1, 4))
+    places = Places(draw(STALENESS), batch_size, draw(st.integers(1, 3)), draw(st.integers(0, 4)))
+    return Window(places, draw(st.integers(1, 6)))
+
+
+@given(policies(), TICKS, st.sets(st.integers(0, 25)), st.sets(st.integers(0, 25)), BATCHES)
+def test_no_group_is_taken_later_than_the_bound_and_none_is_lost(policy, ticks, bad, dropped, batches):
+    """batches: of each its duration, and whether its weights are other ones."""
+    places = policy.places
 
     async def run():
-        rollouts = Rollouts(ticks, bad)
-        producer = rollouts.producer(batch_size, max_staleness=staleness, max_broken=10_000)
-        consumed, version = [], 0
+        rollouts = Rollouts(ticks, bad, dropped)
+        settings = ProducerSettings(places.batch_size, max_broken=10_000, max_num_gen_batches=1000)
+        producer = Producer(rollouts.prompt, rollouts.play, settings, policy)
+        taken, kept, version, is_new = [], [], 0, False
         for step, (pause, learned) in enumerate(batches):
             outcomes = await producer.take()
-            groups = [outcome.group for outcome in outcomes if outcome.group is not None]
-            assert len(groups) == batch_size
-            assert outcomes[-1].group is not None
+            groups = [outcome.kept for outcome in outcomes if outcome.kept is not None]
+            assert len(groups) == places.batch_size
             for group in groups:
-                assert 0 <= version - group.start_version <= staleness
-            # No group has been started that could become too old.
-            assert len(rollouts.started) <= (step + staleness + 1) * batch_size + len(bad)
-            consumed += [index_of(outcome) for outcome in outcomes]
+                assert 0 <= version - group.start_version <= policy.bound
+            taken += [index_of(outcome) for outcome in outcomes]
+            kept += [int(group.id[1:]) for group in groups]
             for _ in range(pause):
+                assert producer.occupancy.taken <= policy.capacity
+                assert sorted([*taken, *producer.pending]) == list(range(rollouts.prompts))
                 await asyncio.sleep(0)
-            version += learned
-            producer.advance(step + 1, version=version)
-        in_flight = set(range(rollouts.prompts)) - set(consumed)
-        await producer.close()
-        assert consumed == sorted(consumed)
-        assert len(set(consumed)) == len(consumed)
-        assert not in_flight & set(consumed)
+            is_new |= learned
+            is_published = (step + 1) % places.updates == 0
+            version += is_published and is_new
+            is_new &= not is_published
+            producer.advance(step + 1, version=version, is_published=is_published)
+        leftover = [index_of(outcome) for outcome in await producer.close()]
+        assert len({*taken, *leftover}) == len(taken) + len(leftover)
+        if policy.width == 1:
+            assert kept == sorted(kept)
+        for k, ordinal in enumerate(kept):
+            assert sum(later > ordinal for later in kept[:k]) < policy.width
         assert not [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+async def test_the_bound_is_reached(staleness, width):
+    """One straggler, and all others at once: as many pass it as the window allows."""
+    rollouts, policy = Rollouts([0]), Window(Places(staleness, 2), width)
+    ended = asyncio.Event()
+
+    async def play(prompt, version):
+        # The last one that starts before the first update.
+        if prompt.index == policy.capacity - 1:
+            await ended.wait()
+        return await rollouts.play(prompt, version)
+
+    producer = Producer(rollouts.prompt, play, ProducerSettings(2), policy)
+    for step in range(1000):
+        taking = asyncio.create_task(producer.take())
+        await asyncio.wait([taking], timeout=0.02)
+        if not taking.done():
+            break
+        producer.advance(step + 1, version=step + 1)
+    ended.set()
+    oldest = min(outcome.group.start_version for outcome in await taking)
+    # N + ceil((W - 1) / P); at N = 0 there is no place for a group that could pass.
+    expected = staleness + -(-(width - 1) // 2) if staleness else 0
+    assert producer.version - oldest == policy.bound == expected
+    await producer.close()
 
 
 @given(st.integers(1, 4), TICKS, st.sets(st.integers(0, 25)), st.sets(st.integers(0, 25)))
@@ -194,7 +237,17 @@ async def test_a_replacement_is_played_by_the_policy_that_serves_when_it_starts(
     await producer.take()
     producer.advance(1, version=1)
     await producer.take()
-    assert rollouts.started == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1}
+    assert rollouts.started == {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 1, 6: 1}
+    await producer.close()
+
+
+async def test_a_group_has_the_versions_that_served_at_its_start_and_at_its_end():
+    producer = Rollouts([0, 0, 9, 9]).producer(2, max_staleness=1)
+    first = await producer.take()
+    producer.advance(1, version=1)
+    second = await producer.take()
+    versions = [(outcome.group.start_version, outcome.group.end_version) for outcome in (*first, *second)]
+    assert versions == [(0, None), (0, None), (0, 1), (0, 1)]
     await producer.close()
 
 

@@ -17,7 +17,9 @@ from agentrl import Limits, Message, ScriptedAgent, ToolCall, ToolEnv, play, say
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.producer import Producer
+from agentrl.rollout.producer import Producer, ProducerSettings
+from agentrl.tools import arguments
+from agentrl.tools.plain import PlainParameters
 from agentrl.types import Ending
 from tests.worlds import ASK, FOREVER_S
 
@@ -114,6 +116,20 @@ async def test_what_others_caused_is_no_overrun_of_the_model_and_no_failure(reas
         assert (episode.ending, episode.step_rewards[-1]) == (Ending.COMPLETED, 1.0)
         assert set(episode.counts) == {"tool_calls"}
         assert episode.seconds > Errand.limits.step_timeout_s
+
+
+@pytest.mark.parametrize(("name", "overruns"), [("work", 1), ("fetch", 0)])
+async def test_a_costly_check_of_arguments_is_scored_whoever_is_at_fault_for_an_overrun(
+    monkeypatch, name, overruns
+):
+    monkeypatch.setattr(arguments, "_INLINE_STEPS", 0)
+    monkeypatch.setattr(arguments, "thread_time", count(0.0, 9.0).__next__)
+    monkeypatch.setattr(PlainParameters, "surely_fit", lambda self, values: False)
+    outcome = await group_of([calls(name, 1, 0.2)])
+    assert outcome.failed == ()
+    for episode in outcome.finished:
+        assert episode.step_rewards[-1] == 1.0
+        assert episode.counts.get("tool_timeouts", 0) == overruns
 
 
 TOGETHER = replace(Errand.limits, tool_timeout_s=None)
@@ -214,7 +230,9 @@ class Chooser:
 async def test_a_policy_that_may_void_unlearns_it_and_never_ends_the_run():
     policy, ordinals = Policy(), count()
     player = GroupPlayer(Errand, policy.agent, Scorer(()), size=8, retries=1, seed=0)
-    producer = Producer(lambda: Prompt(next(ordinals), ASK, 0), player.play, batch_size=4, max_broken=1)
+    producer = Producer(
+        lambda: Prompt(next(ordinals), ASK, 0), player.play, ProducerSettings(4, max_broken=1)
+    )
     shares = [policy.share]
     for step in range(6):
         for outcome in await producer.take():

@@ -11,7 +11,7 @@ from agentrl.data import Prompt
 from agentrl.losses import LossInputs, TokenOutputs
 from agentrl.protocols import PublishReport, StepReport
 from agentrl.rollout.group import GroupOutcome
-from agentrl.rollout.producer import Producer
+from agentrl.rollout.producer import Producer, ProducerSettings
 from agentrl.types import Group, Scores, Verdict
 from tests.algorithms.episodes import TASK, episode, turn
 
@@ -54,7 +54,7 @@ def producer_of(batches) -> Producer:
         return GroupOutcome(group, (), group.episodes)
 
     played: list[tuple[str, int]] = []
-    producer = Producer(lambda: Prompt(next(prompts), TASK, 0), play, batch_size=len(batches[0]))
+    producer = Producer(lambda: Prompt(next(prompts), TASK, 0), play, ProducerSettings(len(batches[0])))
     producer.played = played
     return producer
 
@@ -69,6 +69,7 @@ class TableTrainer:
     scored: list[str] = field(default_factory=list)
     updated: list[list[str]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    served: list[int] = field(default_factory=list)
 
     async def score(self, samples, roles=("old",)):
         self.scored += [sample.rollout_id for sample in samples]
@@ -99,7 +100,7 @@ class TableTrainer:
             torch.cat([gradients[k][m] for gradients, m in zip(both, masks, strict=True)]) for k in (0, 1)
         )
         inputs = LossInputs(
-            flat(scores.old).double(),
+            flat(scores.proximal).double(),
             flat([s.logprobs for s in batch.samples]).double(),
             flat(credit.advantages).double(),
             flat(credit.weights).double(),
@@ -109,6 +110,7 @@ class TableTrainer:
         out = self.loss(TokenOutputs(logp_N, entropy_N), inputs)
         (gradient,) = torch.autograd.grad(out.sum, table)
         self.gradients.append(gradient.numpy())
+        self.served.append(batch.served)
         self.updated.append(list(dict.fromkeys(sample.rollout_id for sample in batch.samples)))
         self.table = self.table - STEP_SIZE * gradient.numpy()
         return StepReport({"train/loss": out.sum.item()}, len(logp_N))

@@ -84,6 +84,24 @@ async def test_the_newest_and_the_best_are_kept(tmp_path):
     assert names(tmp_path) == ["step_000002", "step_000005", "step_000006"]
 
 
+async def test_the_best_is_what_was_evaluated_also_where_its_result_came_later(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, best="eval/greedy")
+    # The weights of step 2 score best. Their evaluation ends after step 4, that of step 5 never.
+    scores, after = {0: 0.1}, {0: 0.1, 2: 0.9}
+    for step, known, evaluating in [(1, scores, None), (2, scores, 2), (3, scores, 2), (4, after, None)]:
+        updated = {"scores": known, "evaluating": evaluating}
+        await checkpoints.save(Saver(), state(step, eval_greedy=0.5).model_copy(update=updated))
+    await checkpoints.written()
+    assert names(tmp_path) == ["step_000002", "step_000004"]
+    for step in (5, 6, 7):
+        updated = {"scores": after, "evaluating": 5}
+        await checkpoints.save(Saver(), state(step, eval_greedy=0.5).model_copy(update=updated))
+    await checkpoints.written()
+    assert names(tmp_path) == ["step_000002", "step_000005", "step_000007"]
+    assert checkpoints.newest().state.scores == after
+    assert set(checkpoints.removable()) == set()
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [

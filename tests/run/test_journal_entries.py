@@ -106,7 +106,7 @@ def facts_of(outcome: GroupOutcome) -> object:
     ids = [[episode.id for episode in episodes] for episodes in (outcome.failed, outcome.finished)]
     return (
         *(ids, outcome.reason, outcome.kept is None),
-        group and (group.id, group.task, group.seed, group.start_version, group.verdicts),
+        group and (group.id, group.task, group.seed, group.start_version, group.end_version, group.verdicts),
     )
 
 
@@ -118,7 +118,9 @@ async def test_groups_are_read_back_as_they_were_whatever_became_of_them(tmp_pat
     lost = GroupOutcome(None, (episode("g4-0", DOWN), episode("g4-1", DOWN)), ())
     assert learned.group
     assert flat.group
-    learned = replace(learned, group=replace(learned.group, start_version=7))
+    learned = replace(learned, group=replace(learned.group, start_version=7, end_version=8))
+    assert filtered.group
+    filtered = replace(filtered, group=replace(filtered.group, start_version=1, end_version=3))
     late = GroupOutcome(None, (episode("g5-0", DOWN),), (episode("g5-1"),), "over_sampled")
     outcomes = (learned, flat, broken, filtered, lost, late)
     removed = {RolloutId("g0-0"): "truncated"}

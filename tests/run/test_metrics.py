@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.rollout.group import GroupOutcome
-from agentrl.run.metrics import cached_ratio, rollout_metrics
+from agentrl.run.metrics import cached_ratio, rollout_metrics, staleness_counts, staleness_metrics
 from agentrl.types import (
     Completion,
     Ending,
@@ -56,6 +56,8 @@ def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
         [outcome([{"env": 1.0, "brevity": 3.0}, {"env": 0.0, "brevity": 1.0}], episodes)]
     )
     assert metrics["rollout/raw_reward"] == 0.5
+    assert metrics["rollout/raw_reward_std"] == 0.5
+    assert metrics["rollout/truncated_reward"] == 0.0
     assert metrics["rollout/reward/env/mean"] == 0.5
     assert metrics["rollout/reward/brevity/mean"] == 2.0
     assert metrics["rollout/tool/add/calls/mean"] == 2.0
@@ -70,6 +72,8 @@ def test_rewards_and_tools_are_told_by_name_and_failed_episodes_apart() -> None:
 def test_the_steps_own_reward_is_told_once() -> None:
     metrics = rollout_metrics([outcome([{"env": 1.0}], (episode("a"),))])
     assert not any(name.startswith("rollout/reward/") for name in metrics)
+    assert metrics["rollout/raw_reward_std"] == 0.0
+    assert "rollout/truncated_reward" not in metrics
 
 
 def test_restarts_are_counted_by_their_reason_and_reasoning_by_the_turn() -> None:
@@ -115,3 +119,47 @@ def test_groups_and_rollouts_that_were_dropped_are_counted_by_what_dropped_them(
         "rollout/dropped/not_chosen": 1,
         "rollout/sample_filter/drop_truncated": 1,
     }
+
+
+def test_staleness_is_the_time_in_flight_and_the_time_in_the_queue() -> None:
+    """Two groups, trained while version 9 is served. By hand: 9 - version, and how much of it in flight.
+
+    The first group began at 5, ended at 8; the last token of the second came just before its version was
+    recorded, so none of its staleness is time in flight.
+    """
+    first = replace(grown("a", [5, 5, 7], [6]), start_version=5, end_version=8)
+    second = replace(grown("b", [6], [7]), start_version=6)
+    assert staleness_metrics([first, second], version=9) == {
+        "rollout/staleness/mean": pytest.approx((4 + 4 + 2 + 3 + 3 + 2) / 6),
+        "rollout/staleness/max": 4.0,
+        "rollout/staleness/flight/mean": pytest.approx((3 + 3 + 1 + 2 + 0 + 0) / 6),
+        "rollout/staleness/queue/mean": pytest.approx((1 + 1 + 1 + 1 + 3 + 2) / 6),
+    }
+    # By their oldest tokens, 4 and 3 versions: 3 + 1 and 0 + 3.
+    assert staleness_counts([first, second], version=9) == ({3: 1, 0: 1}, {1: 1, 3: 1})
+    assert staleness_counts([first, first], version=9) == ({3: 2}, {1: 2})
+    assert set(staleness_metrics([], version=9).values()) == {0.0}
+    (opponent,) = (replace(t, trainable=False, agent="b") for t in first.episodes[0].trajectories)
+    played = replace(
+        first.episodes[0],
+        trajectories=(*first.episodes[0].trajectories, opponent),
+        agents=("agent", "b"),
+        frozen_agents=("b",),
+    )
+    verdicts = tuple(Verdict(played.id, "s", 1.0, agent=agent) for agent in played.agents)
+    two = Group("a", TASK, 0, (played,), verdicts, 5, 8)
+    assert staleness_metrics([two], version=9)["rollout/staleness/mean"] == pytest.approx((4 + 4 + 2) / 3)
+
+
+def grown(name: str, *versions: list[int]) -> Group:
+    """A group with an episode for each list: the versions of its tokens."""
+    episodes = []
+    for number, of_tokens in enumerate(versions):
+        count = len(of_tokens)
+        completion = Completion(
+            np.zeros(count, np.int32), np.zeros(count, np.float32), np.array(of_tokens, np.int32), Finish.STOP
+        )
+        turn = Turn((), Message("assistant", "!"), TurnTokens(np.zeros(1, np.int32), completion))
+        episodes.append(replace(episode(f"{name}{number}"), trajectories=(Trajectory((turn,)),)))
+    verdicts = tuple(Verdict(e.id, "s", 1.0) for e in episodes)
+    return Group(name, TASK, 0, tuple(episodes), verdicts)

@@ -10,9 +10,11 @@ from agentrl.assembly.load import load_config
 from agentrl.config import write_toml
 from agentrl.errors import ConfigError
 from agentrl.observe import Entry, Journal, Outcome, members
+from agentrl.run.parts import algorithm_of
 from agentrl.run.replay import Replay
 from agentrl.types import Verdict
 from tests.algorithms.episodes import episode, turn
+from tests.worlds import Talk
 
 PLAYED = {"env": "E-v0", "rollout_batch_size": 2, "n_samples_per_prompt": 2, "num_rollout": 4}
 
@@ -138,6 +140,18 @@ async def test_an_estimator_that_compares_siblings_refuses_groups_of_one(write):
     with pytest.raises(ConfigError, match=r"`grpo` compares siblings, and groups in .* are of one"):
         opened(folder)
     assert opened(folder, advantage_estimator="ppo", num_rollout=1)[1] == []
+
+
+async def test_a_journal_of_older_tokens_needs_a_correction(write):
+    folder = await write(groups(0, 1), groups(2, 3), max_staleness=2, correction="tis")
+    with pytest.raises(
+        ConfigError, match=r"played with max_staleness = 2, trains on tokens of older weights"
+    ):
+        opened(folder)
+    assert opened(folder, i_accept_bias=True)[1] == []
+    config = load_config(None, {"env": "E-v0", "replay": str(folder), "i_accept_bias": True})
+    algorithm = algorithm_of(config, Talk())
+    assert (algorithm.max_staleness, algorithm.roles) == (2, ("old",))
 
 
 async def test_another_journal_than_the_one_that_a_run_began_with_is_refused(write):

@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.protocols import Sampling
 from agentrl.types import Finish
+from tests.engine.across_updates import play_across_updates
 from tests.engine.fleets import pids_at, sglang_fleet, until
 from tests.engine.test_fleet import expect_versions, publish, start_request
 
@@ -44,3 +45,10 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
         assert after.token_ids.tolist() == sampled[1].token_ids.tolist()
         assert (fleet.incidents, fleet.policy.counts["aborts"]) == ([], 1)
     assert pids_at(port) == []
+
+
+async def test_every_logprob_is_the_trainers_at_the_version_of_its_token(tmp_path):
+    async with sglang_fleet(tmp_path, 1, context_len=1024) as fleet:
+        await play_across_updates(fleet, 120)
+        assert fleet.policy.counts["resumed"] >= 2
+        assert fleet.incidents == []

@@ -275,18 +275,8 @@ async def test_even_exit_and_stop_iteration_come_back_as_an_error(raised):
         """Leave."""
         raise raised
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=f"tool leave failed: .*{type(raised).__name__}"):
         await asyncio.wait_for(Tool.of(leave).invoke({}), 5)
-
-
-@pytest.mark.parametrize("result", [3, None, b"bytes"])
-async def test_a_result_that_is_not_text_names_the_tool(result):
-    def odd():
-        """Return something odd."""
-        return result
-
-    with pytest.raises(TypeError, match=f"tool `odd` returned {type(result).__name__}; it must return a str"):
-        await Tool.of(odd).invoke({})
 
 
 async def test_an_inline_call_costs_microseconds():
@@ -298,3 +288,39 @@ async def test_an_inline_call_costs_microseconds():
             await built.invoke({"name": "Ann", "times": 1})
         fastest = min(fastest, (time.process_time() - started) / 100)
     assert fastest < 50e-6
+
+
+async def test_the_loop_waits_for_a_quick_function():
+    turns = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    assert await running.run(lambda: threading.current_thread().name, thread="a quick one") == "a quick one"
+    with pytest.raises(KeyError):
+        await running.run(lambda: {}[1], thread="a quick one")
+    assert turns == [], "the result waited for what the loop had queued"
+
+
+async def test_the_loop_goes_on_while_a_function_takes_long():
+    over, turns = threading.Event(), []
+    asyncio.get_running_loop().call_later(0.01, over.set)
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    assert await running.run(lambda: over.wait(20), thread="a slow one") is True
+    assert turns == [1]
+
+
+def test_functions_that_take_long_are_waited_for_ever_less_often():
+    waits = []
+
+    class Call(threading.Event):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def wait(self, timeout=None):
+            waits.append(self.number)
+            return self.number >= 62
+
+    quick = running._Quick()
+    for number in range(75):
+        quick.awaited(Call(number))
+    # From number 62 on they are quick.
+    assert waits == [0, 2, 6, 14, 30, 62, 70, 72, 73, 74]

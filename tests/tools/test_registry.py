@@ -13,7 +13,7 @@ import pytest
 
 from agentrl import UserError
 from agentrl.errors import UnknownToolError
-from agentrl.tools import Tool, Toolkit, calculate, make_tool, register_tool, registry, tool_names
+from agentrl.tools import JSON, Tool, Toolkit, calculate, make_tool, register_tool, registry, tool_names
 from agentrl.tools.mcp import McpTools
 
 
@@ -93,6 +93,30 @@ def test_a_function_a_toolkit_and_what_makes_one_can_be_registered():
     assert set(tool_names()) >= {"f", "ready", "class", "factory"}
     register_tool("f", Notes)
     assert make_tool("f", pages=1) == ready
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [str, dict, "dict", "dict[str, int]", list[int], "int | None", int | None, None, "None", JSON, "JSON"],
+)
+def test_a_function_that_returns_plain_data_is_a_tool_and_no_factory(returned):
+    def count(word: str):
+        """Count."""
+        return len(word)
+
+    count.__annotations__["return"] = returned
+    register_tool("count", count)
+    assert make_tool("count") is count
+
+
+@pytest.mark.parametrize("returned", [Notes, "Notes", "Notes | None"])
+def test_a_function_that_returns_a_toolkit_is_a_factory(returned):
+    def notes():
+        return Notes(4)
+
+    notes.__annotations__["return"] = returned
+    register_tool("notes", notes)
+    assert make_tool("notes") == Notes(4)
 
 
 def test_packages_offer_tools_and_are_imported_at_their_first_use(offer, tmp_path, monkeypatch):

@@ -190,9 +190,9 @@ def number_keys(table: dict[int, str]) -> str:
     return str(table)
 
 
-def returns_a_number(query: str) -> int:
+def returns_bytes(query: str) -> bytes:
     """Search."""
-    return len(query)
+    return query.encode()
 
 
 def unresolved(query: str) -> str:
@@ -214,7 +214,7 @@ unresolved.__annotations__["query"] = "Nowhere"
         (not_json, "tool `not_json`, parameter `day` has the type <class 'datetime.date'>; use str, int"),
         (nested_not_json, "tool `nested_not_json`, parameter `days` has the type"),
         (number_keys, "tool `number_keys`, parameter `table` has the type"),
-        (returns_a_number, "tool `returns_a_number` is annotated to return <class 'int'>; let it return"),
+        (returns_bytes, "tool `returns_bytes` is annotated to return <class 'bytes'>, which is no text"),
         (unresolved, "tool `unresolved`: a type hint cannot be resolved (name 'Nowhere' is not defined)"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import Field
 
-from agentrl.errors import ToolDefinitionError
+from agentrl.errors import StageError, ToolDefinitionError, stage
 from agentrl.protocols import ToolSchema
 from agentrl.tools import ArgumentsRejected, Tool, arguments
+from agentrl.tools.arguments import UNION_LEVELS
 from agentrl.tools.patterns import pattern_size
 from agentrl.tools.validator import MAX_STEPS, OutOfStepsError, Validator
 
@@ -241,6 +243,39 @@ def test_a_function_with_a_union_that_holds_itself_needs_a_discriminator():
     assert isinstance(term.terms[0], Product)
     with pytest.raises(ToolDefinitionError, match="`Plus` and `Minus` hold the union"):
         Tool.of(ambiguous)
+
+
+@pytest.mark.parametrize("policy", ["strict", "coerce"])
+def test_a_value_that_is_nested_too_deep_is_one_sentence_about_that(policy):
+    reader = foreign(CHAIN).reader
+    assert reader.read({"x": chain(UNION_LEVELS, "b")}, policy).values
+    with pytest.raises(
+        ArgumentsRejected, match=r"^foreign: the arguments are nested too deep: about 40 levels"
+    ):
+        reader.read({"x": chain(100, "b")}, policy)
+    with pytest.raises(ArgumentsRejected, match=r"takes too many steps; write less"):
+        foreign(under(pattern="[ab]*a[ab]{300}[cd]")).reader.read({"x": "ab" * 90_000}, policy)
+
+
+async def test_of_a_check_in_its_thread_a_deadline_counts_the_cpu_time_alone(monkeypatch):
+    async def run(work, *, thread):
+        await asyncio.sleep(0.6)
+        return work()
+
+    monkeypatch.setattr(arguments, "run", run)
+    reader = foreign(under(items={"type": "integer"})).reader
+    async with stage("tool", 0.5):
+        await reader.read_async({"x": [1] * 5_000})
+    monkeypatch.setattr(arguments, "thread_time", iter([1.0, 1.4]).__next__)
+    costly = stage("tool", 0.5)
+    with pytest.raises(StageError, match="ArgumentsRejected"):
+        await unfitting(reader, costly)
+    assert 0.4 <= costly.seconds < 0.5
+
+
+async def unfitting(reader, running):
+    async with running:
+        await reader.read_async({"x": ["1"] * 5_000})
 
 
 async def test_a_long_check_leaves_the_event_loop(monkeypatch):

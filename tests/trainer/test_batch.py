@@ -1,9 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.trainer.batch import micro_batches
+from agentrl.trainer.loss_inputs import loss_inputs
+from tests.algorithms.batches import aged
 from tests.trainer.tiny import MASKS, batch, sample
 
 masks = st.lists(st.lists(st.integers(0, 1), max_size=9).map(lambda rest: [0, *rest]), min_size=1, max_size=9)
@@ -46,6 +51,24 @@ def test_gather_follows_the_rows_tokens():
     for row in micro_batches(train_batch.samples, [s.loss_mask for s in train_batch.samples], 8):
         expected = [100.0 * m + p for m, at in zip(row.members, row.positions, strict=True) for p in at]
         assert row.gather(arrays).tolist() == expected
+
+
+@pytest.mark.parametrize("version", [None, 9])
+def test_a_loss_gets_the_staleness_of_each_of_its_tokens(version):
+    train_batch = batch(0, MASKS)
+    samples = aged(train_batch.samples, seed=4)
+    train_batch = replace(train_batch, samples=tuple(samples), version=version)
+    served = max(int(s.versions.max()) for s in samples) if version is None else version
+    for row in micro_batches(samples, [s.loss_mask for s in samples], 8):
+        places = [(m, p) for m, at in zip(row.members, row.positions, strict=True) for p in at]
+        inputs = loss_inputs(row, train_batch, torch.device("cpu"))
+        assert inputs.staleness_N.tolist() == [served - int(samples[m].versions[p]) for m, p in places]
+        # The other two: the engine's own, and those before the update.
+        for field, arrays in (
+            (inputs.behaviour_logp_N, [s.logprobs for s in samples]),
+            (inputs.proximal_logp_N, train_batch.scores.proximal),
+        ):
+            assert field.tolist() == [float(arrays[m][p]) for m, p in places]
 
 
 def test_greedy_samples_are_refused():

@@ -5,7 +5,7 @@ import torch
 
 from agentrl.losses import PolicyLoss, sft_loss
 from agentrl.types import Credit, TrainBatch
-from tests.trainer.tiny import batch, divisor, gradients_of, llama, qwen3, trainer
+from tests.trainer.tiny import batch, divisor, gradients_of, llama, qwen2, qwen3, trainer
 
 
 def reference_gradient(
@@ -23,7 +23,7 @@ def reference_gradient(
             logp = logits[t - 1, ids[t]] - logits[t - 1].logsumexp(0)
             weight = float(train_batch.credit.weights[index][t])
             advantage = float(train_batch.credit.advantages[index][t])
-            ratio = (logp - float(train_batch.scores.old[index][t])).exp()
+            ratio = (logp - float(train_batch.scores.proximal[index][t])).exp()
             surrogate = torch.minimum(advantage * ratio, advantage * ratio.clip(0.8, 1.28))
             total = total - weight * (logp if imitation else surrogate)
     total.backward()
@@ -32,7 +32,7 @@ def reference_gradient(
     return float(total.detach()), gradient
 
 
-@pytest.mark.parametrize("make", [qwen3, llama])
+@pytest.mark.parametrize("make", [qwen3, qwen2, llama])
 @pytest.mark.parametrize("loss", [PolicyLoss(), sft_loss])
 @pytest.mark.parametrize("max_tokens", [1, 7, 20, 10_000])
 async def test_packed_gradients_are_those_of_single_sequences(make, loss, max_tokens):

@@ -91,10 +91,11 @@ async def learned(trainer):
     sink = RecordingSink()
     published = await trainer.publish(sink, version=3)
     assert published.num_bytes == sum(map(len, sink.tensors.values()))
-    listed = [[array.tolist() for array in arrays] for arrays in (scores.old, scores.ref, scores.values)]
+    listed = [[array.tolist() for array in arrays] for arrays in (scores.proximal, scores.ref, scores.values)]
     return reports, listed, sink.tensors, sink.checksum
 
 
+@pytest.mark.full
 async def test_a_rank_prints_its_stacks_on_a_signal_and_goes_on(model, processes):
     trainer = await RankTrainer.started(processes, plan_over(model))
     log = Path(processes._ranks[0].log)
@@ -200,6 +201,7 @@ async def test_a_cancelled_update_ends_whole_and_says_what_it_did(model, process
     assert (await trainer.update(batch())).metrics["train/lr"] == pytest.approx(1e-2)
 
 
+@pytest.mark.full
 async def test_cancelled_twice_it_waits_no_longer_and_no_rank_is_left(model, tmp_path):
     processes = Processes(1, tmp_path / "ranks", preloaded=WORKER)
     trainer = await RankTrainer.started(processes, plan_over(model, Waits(tmp_path / "begun", 300.0)))

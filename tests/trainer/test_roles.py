@@ -57,7 +57,7 @@ async def test_a_critic_begins_with_zero_and_shares_nothing(make):
     torch_trainer = trainer(model, auxiliary=AuxiliaryModels(critic=critic))
     scores = await torch_trainer.score(train_batch.samples, ("values",))
     assert all(not values.any() for values in scores.values)
-    assert [old.tolist() for old in scores.old] == [s.logprobs.tolist() for s in train_batch.samples]
+    assert [old.tolist() for old in scores.proximal] == [s.logprobs.tolist() for s in train_batch.samples]
     before = [p.clone() for p in model.parameters()]
     critic.learn(with_returns(train_batch))
     assert any((onloaded(critic).network.get_output_embeddings().weight != 0).flatten())
@@ -134,16 +134,16 @@ async def test_each_role_is_scored_by_its_own_network_and_those_that_are_frozen_
     ref, teacher = qwen3(), llama()
     torch_trainer = trainer(model, lr=1e-2, auxiliary=AuxiliaryModels(ref=ref, teacher=teacher))
     first = await torch_trainer.score(train_batch.samples, ("old", "ref", "teacher"))
-    for old, close in zip(first.old, first.ref, strict=True):
+    for old, close in zip(first.proximal, first.ref, strict=True):
         assert old == pytest.approx(close, abs=1e-6), "it begins as the policy"
-    assert not any(np.allclose(a, b) for a, b in zip(first.old, first.teacher, strict=True) if a.any())
+    assert not any(np.allclose(a, b) for a, b in zip(first.proximal, first.teacher, strict=True) if a.any())
     expected = await trainer(llama()).score(train_batch.samples)
-    assert all(np.array_equal(a, b) for a, b in zip(first.teacher, expected.old, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first.teacher, expected.proximal, strict=True))
     await torch_trainer.update(train_batch)
     second = await torch_trainer.score(train_batch.samples, ("old", "ref", "teacher"))
     assert all(np.array_equal(a, b) for a, b in zip(first.ref, second.ref, strict=True))
     assert all(np.array_equal(a, b) for a, b in zip(first.teacher, second.teacher, strict=True))
-    assert not all(np.allclose(a, b) for a, b in zip(first.old, second.old, strict=True))
+    assert not all(np.allclose(a, b) for a, b in zip(first.proximal, second.proximal, strict=True))
 
 
 @pytest.mark.parametrize("role", ["ref", "teacher", "values"])

@@ -18,11 +18,22 @@ from transformers import (
 
 from agentrl.algorithms.weights import token_mean
 from agentrl.checkpoints.saving import save_model
-from agentrl.errors import ModelLoadError
+from agentrl.errors import DivergedError, ModelLoadError
 from agentrl.losses import sft_loss
 from agentrl.types import Credit, Scores, TrainBatch
 from agentrl.weights import checksum, named_weights, unpack
-from tests.trainer.tiny import MASKS, SHAPE, batch, divisor, gradients_of, llama, qwen3, tokenizer, trainer
+from tests.trainer.tiny import (
+    MASKS,
+    SHAPE,
+    batch,
+    divisor,
+    gradients_of,
+    llama,
+    qwen2,
+    qwen3,
+    tokenizer,
+    trainer,
+)
 
 NAMES = {
     f"train/{name}"
@@ -49,12 +60,12 @@ def with_advantages(train_batch: TrainBatch, value: float) -> TrainBatch:
     return dataclasses.replace(train_batch, credit=Credit(advantages, token_mean(train_batch.samples)))
 
 
-@pytest.mark.parametrize("make", [qwen3, llama])
+@pytest.mark.parametrize("make", [qwen3, qwen2, llama])
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 async def test_scores_are_the_logprobs_of_every_token_at_its_samples_temperature(make, max_tokens):
     model, train_batch = make(), batch()
     scores = await trainer(model, max_tokens_per_gpu=max_tokens).score(train_batch.samples)
-    for sample, logprobs in zip(train_batch.samples, scores.old, strict=True):
+    for sample, logprobs in zip(train_batch.samples, scores.proximal, strict=True):
         ids = torch.tensor(sample.token_ids.tolist())
         with torch.no_grad():
             logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
@@ -78,7 +89,7 @@ async def test_an_update_makes_what_paid_likelier_and_what_did_not_less_likely()
         after = await torch_trainer.score(train_batch.samples)
         moved = [
             float((new - old)[s.loss_mask].sum())
-            for new, old, s in zip(after.old, before.old, train_batch.samples, strict=True)
+            for new, old, s in zip(after.proximal, before.proximal, train_batch.samples, strict=True)
         ]
         assert sign * sum(moved) > 0
 
@@ -105,7 +116,7 @@ async def test_metrics_bear_the_fields_names():
     on_mask = [
         abs(new - engine)
         for s, scored in zip(
-            train_batch.samples, (await trainer(qwen3()).score(train_batch.samples)).old, strict=True
+            train_batch.samples, (await trainer(qwen3()).score(train_batch.samples)).proximal, strict=True
         )
         for new, engine in zip(scored[s.loss_mask], s.logprobs[s.loss_mask], strict=True)
     ]
@@ -198,7 +209,7 @@ class Recorder:
         self.committed = checksum
 
 
-@pytest.mark.parametrize("make", [qwen3, llama])
+@pytest.mark.parametrize("make", [qwen3, qwen2, llama])
 async def test_published_weights_arrive_bit_for_bit_under_their_names(make):
     model, sink = make(torch.float32), Recorder()
     torch_trainer = trainer(model, lr=1e-2)
@@ -213,6 +224,19 @@ async def test_published_weights_arrive_bit_for_bit_under_their_names(make):
     assert (report.version, sink.version) == (7, 7)
     assert report.num_bytes == 4 * sum(p.numel() for p in model.parameters())
     assert report.seconds > 0
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+async def test_weights_that_are_not_finite_are_not_published(poison):
+    model, sink = qwen3(torch.float32), Recorder()
+    torch_trainer = trainer(model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[2, 3] = poison
+    with pytest.raises(
+        DivergedError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds weights .* lower lr"
+    ):
+        await torch_trainer.publish(sink, version=1)
+    assert sink.committed is None
 
 
 class FullDisk:
@@ -284,8 +308,8 @@ def tilted() -> BloomForCausalLM:
     ("make", "sentence"),
     [
         (windowed, "full attention in every layer"),
-        (scaled, "Llama or Qwen3"),
-        (tilted, "Llama or Qwen3"),
+        (scaled, "Llama, Qwen2 or Qwen3"),
+        (tilted, "Llama, Qwen2 or Qwen3"),
         (lambda: qwen3(torch.bfloat16), "load it in float32"),
     ],
 )
@@ -299,5 +323,5 @@ async def test_dropout_is_off_so_that_scores_repeat():
     model = Qwen3ForCausalLM(config).train()
     torch_trainer = trainer(model)
     first, second = [await torch_trainer.score(batch(0, MASKS).samples) for _ in range(2)]
-    assert all(np.array_equal(a, b) for a, b in zip(first.old, second.old, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first.proximal, second.proximal, strict=True))
     assert isinstance(first, Scores)

@@ -10,12 +10,15 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -47,6 +50,15 @@ SHAPE = {
 def qwen3(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> PreTrainedModel:
     torch.manual_seed(1)
     return widened(Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=tied)), dtype)
+
+
+def qwen2(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    torch.manual_seed(3)
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.2)
+    return widened(model, dtype)
 
 
 def llama(dtype: torch.dtype = torch.float64) -> PreTrainedModel:

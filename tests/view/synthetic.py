@@ -14,6 +14,7 @@ from agentrl.types import (
     Message,
     Task,
     ToolCall,
+    ToolStats,
     Trajectory,
     Turn,
     TurnTokens,
@@ -21,7 +22,7 @@ from agentrl.types import (
     say,
 )
 from agentrl.view.report import ReportData, ReportEpisode
-from agentrl.view.scores import ScoreRow
+from agentrl.view.scores import ScoreRow, ToolRow
 
 WORDS = ["Where was ", "Torba", " born?", "<search>", "Torba", "</search>", "in Kelmar", "Kelmar"]
 
@@ -57,8 +58,14 @@ def episode(*, tokens=True, ending=Ending.COMPLETED, question="Where was Torba b
 VERDICT = Verdict("e0", "exact", 1.0, {"exact match": 1.0})
 ROWS = (
     ScoreRow("after warm start", {"sampled": 0.25, "greedy": None}),
-    ScoreRow("after RL", {"sampled": 0.9, "greedy": 0.975, "greedy, hops=2": 1.0}),
+    ScoreRow("after RL", {"sampled": 0.9, "greedy": 0.975}, {"greedy, by hops": {"2": 1.0}}),
 )
+PRODUCTIONS = [
+    f"production of {part}" for part in ("chains", "gears", "hinges", "springs", "valves", "wheels")
+]
+"""Kinds of tasks whose names begin alike."""
+TOOLS = ("find_part", "count_parts", "order_parts_of_supplier")
+REJECTED = {"type": 4, "required": 9, "additionalProperties": 1}
 RECORDS = [
     {"step": 0, "time_s": 1.0, "eval/sampled": 0.0, "eval/greedy": 0.5},
     {"step": 0, "time_s": 2.0, "eval/sampled": 0.25, "eval/greedy/hops=2": 0.0, "eval/greedy/failures": 0.0},
@@ -79,6 +86,59 @@ def report(**changes):
         "config": {"run": {"seed": 0}},
     }
     return ReportData(**{**fields, **changes})
+
+
+STAGES = ("before", "after warm start", "after RL")
+SHARES = {name: n / 10 for n, name in enumerate(PRODUCTIONS, start=2)}
+SETTINGS = {
+    "run": {"name": "a-run", "seed": 3},
+    "env": {"env": "factory:Factory", "env_kwargs": {"parts": ["gears", "chains"], "depth": 3}},
+    "rollout": {"num_rollout": 20, "rollout_batch_size": 32, "n_samples_per_prompt": 8},
+    "data": {"prompt_data": "a/rather/long/path/to/the/prompts/of/this/run/train-00000-of-00032.parquet"},
+}
+
+
+def crowded(**changes):
+    """A report of a run with six kinds of tasks, three stages, three tools and long settings."""
+    fields = {
+        "title": "a-run",
+        "rows": [
+            ScoreRow(
+                stage,
+                {"sampled": level / 4, "sampled pass@8": level / 3, "greedy": level / 3},
+                {"greedy, by production": {name: level * share / 3 for name, share in SHARES.items()}},
+            )
+            for level, stage in enumerate(STAGES)
+        ],
+        "records": [crowded_record(step) for step in range(0, 21, 2)],
+        "tools": [
+            ToolRow(
+                name, stage, 64, ToolStats(90 + n, malformed=3, timeouts=n, rejected=REJECTED, seconds=0.4)
+            )
+            for name in TOOLS
+            for n, stage in enumerate(STAGES)
+        ],
+        "config": SETTINGS,
+        "defaults": {"rollout": {"n_samples_per_prompt": 8}},
+        "limits": {"max_turns": 8, "max_tokens": 2048, "tool_timeout_s": "no limit"},
+        "warnings": ["No group has a signal."],
+    }
+    return report(**{**fields, **changes})
+
+
+def crowded_record(step):
+    """The metrics of a step: scores of six kinds of tasks in two modes, statistics of three tools."""
+    record = {"step": step, "time_s": 60.0 * step}
+    for mode in ("sampled", "greedy"):
+        record[f"eval/{mode}"] = (step + 1) / 22
+        record |= {
+            f"eval/{mode}/production={name}": share * (step + 1) / 22 for name, share in SHARES.items()
+        }
+    for n, name in enumerate(TOOLS, start=1):
+        record[f"rollout/tool/{name}/calls/mean"] = step / n
+        record[f"rollout/tool/{name}/latency_ms"] = 3.0 * n
+        record[f"rollout/tool/{name}/rejected/type/mean"] = 2 / (step + n)
+    return record
 
 
 class Page(HTMLParser):

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from agentrl.types import Ending
 from agentrl.view.console import RunConsole, print_episode
-from agentrl.view.scores import figure_text, time_text
-from tests.view.synthetic import ROWS, VERDICT, episode
+from agentrl.view.scores import ScoreRow, figure_text, time_text
+from tests.view.synthetic import PRODUCTIONS, ROWS, VERDICT, crowded, episode
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -115,14 +115,38 @@ def test_quiet_prints_nothing():
     assert stream.getvalue() == ""
 
 
-def test_the_table_has_every_row_and_score():
+def test_the_table_has_every_score_at_every_stage():
     console, stream = plain()
     console.table(ROWS, title="Success")
     rows = [line.split() for line in stream.getvalue().splitlines()]
     assert ["Success"] in rows
-    assert ["after", "warm", "start", "0.250", "–", "–"] in rows
-    assert ["after", "RL", "0.900", "0.975", "1.000"] in rows
-    assert ["sampled", "greedy", "greedy,", "hops=2"] in rows
+    assert ["after", "warm", "start", "after", "RL"] in rows
+    assert ["sampled", "0.250", "0.900"] in rows
+    assert ["greedy", "–", "0.975"] in rows
+    assert rows[rows.index(["greedy,", "by", "hops"]) + 1] == ["2", "–", "1.000"]
+
+
+@pytest.mark.parametrize("width", [80, 60, 44])
+def test_many_parts_are_all_legible_at_any_width(width):
+    console, stream = plain(width=width)
+    console.table(crowded().rows, title="factory:Factory, held-out tasks")
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "…" not in stream.getvalue()
+    words = stream.getvalue().split()
+    assert all(words.count(name.split()[-1]) == 1 for name in PRODUCTIONS)
+    assert sum(score in line.split() for line in lines for score in ("0.133", "0.467")) == 3
+
+
+def test_named_sets_of_prompts_have_a_heading_each():
+    console, stream = plain()
+    rows = [
+        ScoreRow("after RL", {"greedy": share}, set=name) for name, share in (("aime", 0.25), ("gpqa", 0.5))
+    ]
+    console.table(rows)
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    first = lines.index(["aime"])
+    assert lines[first : first + 4] == [["aime"], ["greedy", "0.250"], ["gpqa"], ["greedy", "0.500"]]
 
 
 def test_a_line_is_printed_as_it_is():

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_each_run_is_a_thin_line_and_their_mean_a_thick_one(tmp_path, monkeypatc
 def test_a_single_run_is_one_line_without_missing_values(tmp_path, monkeypatch):
     lines, _, _ = drawn(tmp_path, monkeypatch, runs(1), {"greedy": "eval/greedy"})
     assert [x for _, x, _ in lines] == [[0, 10, 15, 20]]
+
+
+def test_thirty_two_curves_differ_in_colour_or_dashes(tmp_path):
+    names = [f"eval/{n}" for n in range(32)]
+    records = {"run": [{"step": step, **dict.fromkeys(names, 0.5)} for step in (0, 1)]}
+    picture = plot_curves(records, {name: name for name in names}, tmp_path / "many.svg").read_text()
+    styles = [style for style in re.findall(r'style="([^"]*)"', picture) if "stroke-width: 2.6" in style]
+    assert len(styles) == len(set(styles)) == 32
+    assert len({re.search(r"stroke: (#\w+)", style)[1] for style in styles[:8]}) == 8
+    assert not any("stroke-dasharray" in style for style in styles[:8])
 
 
 def test_labels_of_curves_that_end_together_do_not_touch(tmp_path, monkeypatch):

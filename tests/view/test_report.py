@@ -1,6 +1,5 @@
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -8,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.types import Author, Ending
+from agentrl.observe.diagnoses import Diagnosis
+from agentrl.types import Author, Ending, ToolStats
 from agentrl.view.report import ReportEpisode, render_report, write_report
-from agentrl.view.scores import ScoreRow
+from agentrl.view.scores import ScoreRow, ToolRow
 from agentrl.view.transcript import visible
-from tests.view.synthetic import RECORDS, VERDICT, WORDS, Page, episode, report
+from tests.view.synthetic import PRODUCTIONS, RECORDS, VERDICT, WORDS, Page, crowded, episode, report
 
-BROWSERS = [
-    path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
-]
 EVIL = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -96,15 +93,35 @@ def test_the_header_of_an_episode_shows_its_ending_and_reward():
     assert "tool timeout: took longer than 3 s" in html
 
 
-def test_the_table_has_a_row_per_stage_and_a_dash_where_nothing_was_measured():
+def test_the_table_has_a_column_per_stage_and_a_dash_where_nothing_was_measured():
     page = Page(render_report(report()))
-    assert cells_after(page, "scores")[:12] == [
-        *("", "sampled", "greedy", "greedy, hops=2"),
-        *("after warm start", "0.250", "–", "–"),
-        *("after RL", "0.900", "0.975", "1.000"),
+    assert cells_after(page, "scores")[:13] == [
+        *("", "after warm start", "after RL"),
+        *("sampled", "0.250", "0.900"),
+        *("greedy", "–", "0.975"),
+        "greedy, by hops",
+        *("2", "–", "1.000"),
     ]
     bars = [a["style"] for a in page.attributes if a.get("style", "").startswith("width")]
     assert bars == ["width:25.0%", "width:90.0%", "width:97.5%", "width:100.0%"]
+
+
+def test_a_diagnosis_is_shown_with_its_step_and_its_remedy_and_none_takes_no_room():
+    made = Diagnosis("no-signal", 3, "in all 96 groups <b>the same</b>.", "easier tasks.")
+    page = Page(render_report(report(diagnoses=[made], records=[])))
+    (article,) = page.with_class("diagnosis")
+    for text in ("no-signal", "at step 3", "in all 96 groups <b>the same</b>.", "Try: easier tasks."):
+        assert text in page.texts[article]
+    assert "b" not in page.tags
+    assert "What goes wrong" not in render_report(report())
+
+
+def test_named_sets_of_prompts_have_a_heading_each():
+    rows = [
+        ScoreRow("after RL", {"greedy": share}, set=name) for name, share in (("aime", 0.25), ("gpqa", 0.5))
+    ]
+    cells = cells_after(Page(render_report(report(rows=rows))), "scores")
+    assert cells[:8] == ["", "after RL", "aime", "greedy", "0.250", "gpqa", "greedy", "0.500"]
 
 
 def test_scores_above_one_have_no_bars():
@@ -112,6 +129,36 @@ def test_scores_above_one_have_no_bars():
     page = Page(render_report(report(rows=rows)))
     assert page.with_class("bar") == []
     assert "21.500" in page.texts[page.with_class("scores")[0]]
+
+
+def test_the_table_of_tools_has_the_calls_of_each_stage_and_what_went_wrong():
+    stats = ToolStats(200, malformed=1, truncated=3, rejected={"type": 4, "required": 10}, seconds=0.398)
+    rows = [ToolRow("find", "before", 50, ToolStats()), ToolRow("find", "after RL", 50, stats)]
+    cells = cells_after(Page(render_report(report(tools=rows))), "tools")
+    wrong = ("1 (0.5%)", "14 (7.0%)required\N{NO-BREAK SPACE}10, type\N{NO-BREAK SPACE}4", "3 (1.5%)")
+    assert cells[:22] == [
+        *("", "calls per episode", "calls", "malformed", "rejected", "cut", "ms per call"),
+        "find",
+        *("before", "0.000", "0", "0", "0", "0", "–"),
+        *("after RL", "4.000", "200", *wrong, "2.000"),
+    ]
+
+
+def test_settings_of_its_own_and_limits_stand_above_all_settings():
+    config = {"run": {"seed": 0, "name": "a"}, "env": {"env_kwargs": {"ä": True}}, "rollout": {"n": 8}}
+    defaults = {"run": {"seed": 0, "name": None}, "env": {"env_kwargs": {}}, "rollout": {"n": 8}}
+    html = render_report(report(config=config, defaults=defaults, limits={"max_turns": 4}))
+    own, everything = html[html.index('id="config"') :].split("<details>")
+    assert re.findall(r"<caption>(.*?)</caption>", own) == ["run", "env", "limits of an episode"]
+    assert re.findall(r"<td>(.*?)</td>", own) == ["a", "{&#34;ä&#34;: true}", "4"]
+    assert re.findall(r"<caption>(.*?)</caption>", everything) == ["run", "env", "rollout"]
+
+
+def test_warnings_stand_above_all_else():
+    html = render_report(report(warnings=["No group has a signal; try <easier> tasks."]))
+    assert "No group has a signal; try &lt;easier&gt; tasks." in html
+    assert html.index('id="warnings"') < html.index('id="results"')
+    assert 'id="warnings"' not in render_report(report())
 
 
 @pytest.mark.parametrize("evil", EVIL)
@@ -127,7 +174,10 @@ def with_one_text(text):
     """A report in which every text from outside is the same."""
     return report(
         title=text,
-        rows=[ScoreRow(text, {text: 0.5})],
+        rows=[ScoreRow(text, {text: 0.5}, {text: {text: 0.5}}, text)],
+        warnings=[text],
+        tools=[ToolRow(text, text, 1, ToolStats(1, rejected={text: 1}))],
+        limits={text: text},
         records=[{**RECORDS[0], f"eval/{text.replace('/', '')}": 0.5}],
         episodes=[
             ReportEpisode(text, episode(question=text, answer=text), VERDICT),
@@ -203,19 +253,61 @@ def test_the_view_needs_no_torch(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("browser", BROWSERS)
-def test_a_real_browser_shows_the_page(browser, tmp_path):
+def test_a_real_browser_parses_the_page_as_it_was_written(page, tmp_path):
     path = write_report(report(decode_token=lambda id: EVIL[id % len(EVIL)]), tmp_path / "report.html")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    home = f"--user-data-dir={tmp_path / 'profile'}"
-    picture = tmp_path / "page.png"
-    command = [browser, *flags, home, "--window-size=1200,1600"]
-    subprocess.run(
-        [*command, f"--screenshot={picture}", path.as_uri()], check=True, capture_output=True, timeout=120
-    )
-    assert picture.stat().st_size > 20_000
-    done = subprocess.run(
-        [*command, "--dump-dom", path.as_uri()], check=True, capture_output=True, timeout=120
-    )
-    page = Page(done.stdout.decode())
-    assert page.tags == Page(path.read_text(encoding="utf-8")).tags
+    page.goto(path.as_uri())
+    assert Page(page.content()).tags == Page(path.read_text(encoding="utf-8")).tags
+    assert page.requests == [path.as_uri()]
+
+
+CUT_OFF = """() => [...document.querySelectorAll("th, td, caption, li, dd, h1, h2, h3, p, figcaption")]
+    .filter(node => node.offsetParent && node.scrollWidth > node.clientWidth + 1)
+    .map(node => node.textContent)"""
+OVERLAPS = """() => [...document.querySelectorAll("figure")].filter(figure => {
+    const [names, chart] = [figure.querySelector(".legend"), figure.querySelector(":scope > svg")];
+    return names && names.getBoundingClientRect().bottom > chart.getBoundingClientRect().top + 1;
+}).map(figure => figure.textContent)"""
+
+
+def styles_of_curves(figure, style):
+    """A computed style of each curve of a chart."""
+    curves = figure.locator("svg:not(.key) .curve")
+    return curves.evaluate_all(f"nodes => nodes.map(node => getComputedStyle(node).{style})")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (800, "dark"), (1280, "light")])
+def test_many_parts_are_all_legible_in_a_real_browser(page, tmp_path, width, scheme):
+    path = write_report(crowded(), tmp_path / "report.html")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(path.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CUT_OFF) == []
+    assert page.evaluate(OVERLAPS) == []
+    for name in PRODUCTIONS:
+        assert page.get_by_role("rowheader", name=name, exact=True).is_visible()
+    figure = page.locator("figure", has_text="Held-out success by production, greedy")
+    assert figure.locator(".legend li").all_inner_texts() == PRODUCTIONS
+    for style in ("stroke", "strokeDasharray"):
+        assert len({*styles_of_curves(figure, style)}) == len(PRODUCTIONS)
+
+
+@pytest.mark.full
+def test_a_name_of_the_legend_fades_the_other_curves(page, tmp_path):
+    page.goto(write_report(crowded(), tmp_path / "report.html").as_uri())
+    figure = page.locator("figure", has_text="Held-out success by production, greedy")
+    figure.locator(".legend li").nth(2).hover()
+    assert [opacity == "1" for opacity in styles_of_curves(figure, "opacity")] == [n == 2 for n in range(6)]
+
+
+@pytest.mark.full
+def test_the_first_column_stays_where_a_wide_table_is_scrolled(page, tmp_path):
+    page.set_viewport_size({"width": 360, "height": 900})
+    page.goto(write_report(crowded(), tmp_path / "report.html").as_uri())
+    region = page.get_by_role("region", name="Tools", exact=True)
+    name = region.get_by_role("rowheader", name="before").first
+    before = name.bounding_box()["x"]
+    region.evaluate("node => node.scrollLeft = 200")
+    assert region.evaluate("node => node.scrollLeft") > 100
+    assert name.bounding_box()["x"] == before

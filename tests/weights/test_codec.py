@@ -7,7 +7,7 @@ from torch import nn
 
 from agentrl.protocols import Bucket, TensorSpec
 from agentrl.weights import checksum, manifest_of, named_weights, pack_buckets, unpack
-from agentrl.weights.codec import views
+from agentrl.weights.codec import non_finite, views
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 
@@ -117,3 +117,19 @@ def test_tied_weights_are_sent_once_under_the_first_name():
     assert [name for name, _ in named_weights(module)] == ["0.weight", "1.weight"]
     module[1].weight = module[0].weight
     assert [name for name, _ in named_weights(module)] == ["0.weight"]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2]
+)
+def test_a_tensor_with_a_number_that_is_not_finite_is_named(poison, dtype):
+    sound = [("a", torch.ones(3, 5).to(dtype)), ("empty", torch.ones(0)), ("whole", torch.arange(4))]
+    assert non_finite(sound) is None
+    for place in (0, 7, 14):
+        values = torch.linspace(-1, 1, 15)
+        values[place] = poison
+        assert (
+            non_finite([*sound, ("b.weight", values.view(3, 5).to(dtype)), ("c", torch.ones(1))])
+            == "b.weight"
+        )

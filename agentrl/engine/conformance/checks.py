@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from agentrl.engine.conformance.subject import ConformanceError, Subject, expect, expect_logprobs
+from agentrl.engine.conformance import updates
+from agentrl.engine.conformance.subject import (
+    PATIENCE_S,
+    ConformanceError,
+    Subject,
+    expect,
+    expect_logprobs,
+    in_flight,
+)
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling, WeightTransaction
+from agentrl.protocols import Sampling
 from agentrl.types import Completion, Finish
-
-PATIENCE_S = 60.0
-"""The timeout of a check for a result that should come at once."""
 
 
 class Check(NamedTuple):
@@ -188,24 +193,8 @@ async def _more_than_slots(subject: Subject) -> None:
         )
 
 
-async def _in_flight(subject: Subject) -> list[asyncio.Task[Completion]]:
-    """More long requests than slots, some of them running: a short concurrent request has ended."""
-    rule = Sampling(subject.max_context_len - 7, seed=1)
-
-    def started(numbers: range) -> list[asyncio.Task[Completion]]:
-        return [asyncio.create_task(subject.sample(n, rule)) for n in numbers]
-
-    # One slot is free for the short request, whichever of them arrives first.
-    tasks = started(range(subject.max_slots - 1))
-    first = subject.engine.generate(subject.prompt(0), Sampling(4), session="first")
-    await asyncio.wait_for(first, PATIENCE_S)
-    tasks += started(range(subject.max_slots - 1, subject.max_slots + 2))
-    await asyncio.sleep(0)
-    return tasks
-
-
 async def _busy_session(subject: Subject) -> None:
-    tasks = await _in_flight(subject)
+    tasks = await in_flight(subject)
     try:
         await subject.sample(0, Sampling(1))
     except EngineError:
@@ -216,7 +205,7 @@ async def _busy_session(subject: Subject) -> None:
 
 
 async def _abort(subject: Subject) -> None:
-    tasks = await _in_flight(subject)
+    tasks = await in_flight(subject)
     await subject.engine.abort()
     completions = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     expect({c.finish for c in completions} == {Finish.ABORT}, "after abort every request finishes as `abort`")
@@ -227,8 +216,27 @@ async def _abort(subject: Subject) -> None:
     expect(after.finish is Finish.LENGTH, "an engine must serve after an abort")
 
 
+async def _stopped_and_continued(subject: Subject) -> None:
+    rule = Sampling(subject.max_context_len - 7, seed=1, temperature=0.0)
+    unbroken = await asyncio.gather(*(subject.sample(n, rule) for n in range(subject.max_slots - 1)))
+    tasks = [asyncio.create_task(subject.sample(n, rule)) for n in range(subject.max_slots - 1)]
+    short = subject.engine.generate(subject.prompt(0), Sampling(4), session="first")
+    await asyncio.wait_for(short, PATIENCE_S)
+    await subject.engine.abort()
+    stopped = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+    for n, begun in enumerate(stopped):
+        if begun.finish is not Finish.ABORT or not len(begun.token_ids):
+            continue
+        whole = await subject.sample(n, replace(rule, continues=begun))
+        size = len(begun.token_ids)
+        kept = (whole.token_ids[:size] == begun.token_ids).all()
+        expect(bool(kept), "a completion that goes on begins with the tokens that it had")
+        expect(_same(whole, unbroken[n]), "a request that was stopped and went on gave other tokens")
+        expect_logprobs(subject, subject.prompt(n), whole, 0.0)
+
+
 async def _cancel(subject: Subject) -> None:
-    tasks = await _in_flight(subject)
+    tasks = await in_flight(subject)
     for task in tasks:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -266,68 +274,8 @@ async def _unknown_tokens(subject: Subject) -> None:
     expect(len(completion.token_ids) == 2, "an engine must serve after it refused a prompt")
 
 
-async def _send(subject: Subject, version: int, *, damage: int = 0, leave_out: int = 0) -> None:
-    async with _staged(subject, version, leave_out) as (transaction, checksum):
-        await transaction.commit(checksum + damage)
-
-
-@asynccontextmanager
-async def _staged(
-    subject: Subject, version: int, leave_out: int = 0
-) -> AsyncIterator[tuple[WeightTransaction, int]]:
-    delivery = subject.delivery(version)
-    if subject.sink is None:
-        raise ConformanceError("an engine with weight updates has a sink; set it in the Subject")
-    async with subject.sink.begin(delivery.manifest, version) as transaction:
-        for bucket in delivery.buckets[leave_out:]:
-            await transaction.put(bucket)
-        yield transaction, delivery.checksum
-
-
-async def _update(subject: Subject) -> None:
-    async with _staged(subject, 1) as (transaction, checksum):
-        tasks = await _in_flight(subject)
-        await transaction.commit(checksum)
-    expect(subject.engine.version == 1, "after commit the engine must serve the new version")
-    completions = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-    expect(
-        any(0 < (c.versions == 0).sum() < len(c.versions) for c in completions),
-        "no request ran across the update: either it waited for all of them, or versions are wrong",
-    )
-    for n, completion in enumerate(completions):
-        expect((np.diff(completion.versions) >= 0).all(), "versions may only rise within a completion")
-        expect_logprobs(subject, subject.prompt(n), completion, 1.0)
-
-
-async def _update_drops_caches(subject: Subject) -> None:
-    prompt = subject.prompt(6)
-    first = await subject.engine.generate(prompt, Sampling(4, seed=1), session="a")
-    await _send(subject, 1)
-    longer = [*prompt, *first.token_ids.tolist()]
-    second = await subject.engine.generate(longer, Sampling(4, seed=1), session="a")
-    expect(second.cached_tokens == 0, "the cache of older weights was used after an update")
-    expect((second.versions == 1).all(), "tokens sampled after the update carry the new version")
-    expect_logprobs(subject, longer, second, 1.0)
-
-
-async def _broken_updates(subject: Subject) -> None:
-    for how in ({"damage": 1}, {"leave_out": 1}):
-        try:
-            await _send(subject, 1, **how)
-        except EngineError:
-            pass
-        else:
-            raise ConformanceError(f"an update with {how} must be refused")
-        completion = await subject.engine.generate(subject.prompt(8), Sampling(4, seed=1), session=str(how))
-        expect(
-            subject.engine.version == 0,
-            f"after an update with {how} the engine must keep serving the old version",
-        )
-        expect_logprobs(subject, subject.prompt(8), completion, 1.0)
-
-
 async def _close(subject: Subject) -> None:
-    tasks = await _in_flight(subject)
+    tasks = await in_flight(subject)
     await subject.engine.close()
     completions = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     expect({c.finish for c in completions} == {Finish.ABORT}, "closing ends every request as `abort`")
@@ -351,11 +299,18 @@ CHECKS: tuple[Check, ...] = (
     Check("more requests than slots", _more_than_slots, None),
     Check("a session runs one request at a time", _busy_session, None),
     Check("abort ends every request with its tokens so far", _abort, None),
+    Check("a request that was stopped goes on with its tokens", _stopped_and_continued, None),
     Check("cancelling frees the slot", _cancel, None),
     Check("a request that exceeds the context is refused in a sentence", _too_large, None),
     Check("tokens outside of the vocabulary are refused", _unknown_tokens, None),
-    Check("an update takes effect at a token boundary", _update, "weight_updates"),
-    Check("an update drops all caches", _update_drops_caches, "weight_updates"),
-    Check("a broken update changes nothing", _broken_updates, "weight_updates"),
+    Check("an update takes effect at a token boundary", updates.update, "weight_updates"),
+    Check("an update drops all caches", updates.update_drops_caches, "weight_updates"),
+    Check(
+        "across updates every token has the version and the logprob of the weights that sampled it",
+        updates.episodes_across_updates,
+        "weight_updates",
+    ),
+    Check("a broken update changes nothing", updates.broken_updates, "weight_updates"),
+    Check("a release of memory costs no request a token", updates.released_memory, "releases_memory"),
     Check("close aborts, then refuses", _close, None),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,9 @@ import numpy.typing as npt
 from agentrl.errors import AgentRLError
 from agentrl.protocols import Bucket, RunningPolicy, Sampling, TensorSpec, WeightSink
 from agentrl.types import Completion
+
+PATIENCE_S = 60.0
+"""The timeout of a check for a result that should come at once."""
 
 
 class ConformanceError(AgentRLError):
@@ -37,6 +41,9 @@ class EngineCaps:
     weight_updates: bool = True
     """A sink accepts new weights while requests run."""
 
+    releases_memory: bool = True
+    """Weights and cache can be released while requests run, which then wait; needs weight updates."""
+
 
 class WeightVersion(NamedTuple):
     """One version of the weights, ready to be sent."""
@@ -50,8 +57,9 @@ class WeightVersion(NamedTuple):
 class Subject:
     """An engine under test, new and idle, and an independent reference for its model's logits.
 
-    logits(ids, version): float [T, V]; row t predicts the token after ids[: t + 1]. Versions 0 and 1 differ.
-    delivery(version): the manifest and buckets of that version. decode: the text of tokens.
+    logits(ids, version): float [T, V]; row t predicts the token after ids[: t + 1]. Versions 0 and 1 differ;
+    later ones alternate between the weights of these two.
+    delivery(version): the manifest and buckets of version 0 or 1. decode: the text of tokens.
     tolerance: the maximum difference of logprobs from those of `logits`. sink: of the engine; None = it has
     none.
     """
@@ -87,7 +95,7 @@ def expect_logprobs(
 ) -> None:
     """Expect the logprob of each token to be that of the model at the token's version."""
     ids = [*prompt, *completion.token_ids.tolist()]
-    rows = {version: subject.logits(ids, version) for version in set(completion.versions.tolist())}
+    rows = {version: subject.logits(ids, version % 2) for version in set(completion.versions.tolist())}
     for t, token in enumerate(completion.token_ids.tolist()):
         row = rows[int(completion.versions[t])][len(prompt) + t - 1].astype(np.float64)
         row = row / (temperature or 1.0)
@@ -99,3 +107,19 @@ def expect_logprobs(
             f"{completion.logprobs[t]:.6f}; the model has {expected:.6f}: is it that token's own, after "
             "temperature, before top-p?",
         )
+
+
+async def in_flight(subject: Subject) -> list[asyncio.Task[Completion]]:
+    """More long requests than slots, some of them running: a short concurrent request has ended."""
+    rule = Sampling(subject.max_context_len - 7, seed=1)
+
+    def started(numbers: range) -> list[asyncio.Task[Completion]]:
+        return [asyncio.create_task(subject.sample(n, rule)) for n in numbers]
+
+    # One slot is free for the short request, whichever of them arrives first.
+    tasks = started(range(subject.max_slots - 1))
+    first = subject.engine.generate(subject.prompt(0), Sampling(4), session="first")
+    await asyncio.wait_for(first, PATIENCE_S)
+    tasks += started(range(subject.max_slots - 1, subject.max_slots + 2))
+    await asyncio.sleep(0)
+    return tasks

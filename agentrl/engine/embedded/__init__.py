@@ -1,4 +1,4 @@
-"""The embedded engine: continuous batching over Llama and Qwen3 weights, in this process."""
+"""The embedded engine: continuous batching over Llama, Qwen2 and Qwen3 weights, in this process."""
 
 from agentrl.engine.embedded.engine import EmbeddedEngine
 

@@ -6,19 +6,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from agentrl.errors import ModelLoadError
 
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+_REMEDY = "sample with --engine sglang"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Architecture:
     """Sizes and switches of a Llama-like decoder.
 
+    qkv_bias, out_bias: of the projections to queries, keys and values, and of the one back.
     inv_freq: float32 [head_dim / 2], radians per position. rope_scale multiplies cos and sin.
     """
 
@@ -31,7 +34,8 @@ class Architecture:
     head_dim: int
     rms_norm_eps: float
     tied: bool
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     qk_norm: bool
     max_position_embeddings: int
@@ -52,21 +56,21 @@ class Architecture:
         """The shape of every tensor of the model, by its Hugging Face name."""
         hidden, wide = self.hidden_size, self.intermediate_size
         linears = {
-            "self_attn.q_proj": (self.query_size, hidden),
-            "self_attn.k_proj": (self.kv_size, hidden),
-            "self_attn.v_proj": (self.kv_size, hidden),
-            "self_attn.o_proj": (hidden, self.query_size),
-            "mlp.gate_proj": (wide, hidden),
-            "mlp.up_proj": (wide, hidden),
-            "mlp.down_proj": (hidden, wide),
+            "self_attn.q_proj": ((self.query_size, hidden), self.qkv_bias),
+            "self_attn.k_proj": ((self.kv_size, hidden), self.qkv_bias),
+            "self_attn.v_proj": ((self.kv_size, hidden), self.qkv_bias),
+            "self_attn.o_proj": ((hidden, self.query_size), self.out_bias),
+            "mlp.gate_proj": ((wide, hidden), self.mlp_bias),
+            "mlp.up_proj": ((wide, hidden), self.mlp_bias),
+            "mlp.down_proj": ((hidden, wide), self.mlp_bias),
         }
         layer_shapes: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
         }
-        for name, shape in linears.items():
+        for name, (shape, biased) in linears.items():
             layer_shapes[f"{name}.weight"] = shape
-            if self.attention_bias if name.startswith("self_attn") else self.mlp_bias:
+            if biased:
                 layer_shapes[f"{name}.bias"] = shape[:1]
         if self.qk_norm:
             layer_shapes |= {f"self_attn.{which}_norm.weight": (self.head_dim,) for which in "qk"}
@@ -82,19 +86,20 @@ class Architecture:
 
 
 def read_architecture(config: PreTrainedConfig) -> Architecture:
-    """Read a Llama or Qwen3 configuration.
+    """Read the configuration of a Llama, a Qwen2 (Qwen2.5 is one, too) or a Qwen3.
 
     Raises:
         ModelLoadError: another architecture, or a variant that the decoder does not implement.
     """
-    if not isinstance(config, LlamaConfig | Qwen3Config):
+    if not isinstance(config, LlamaConfig | Qwen2Config | Qwen3Config):
         raise ModelLoadError(
-            f"the embedded engine decodes Llama and Qwen3 models, not `{config.model_type}`; "
-            "choose a model of one of these architectures."
+            f"the embedded engine decodes Llama, Qwen2 and Qwen3 models, not `{config.model_type}`; "
+            f"{_REMEDY}, or choose a model of one of these architectures."
         )
     _refuse_variants(config)
     heads = config.num_attention_heads
-    rope = Qwen3RotaryEmbedding(config) if isinstance(config, Qwen3Config) else LlamaRotaryEmbedding(config)
+    rope = _rotary_embedding(config)
+    attention_bias = not isinstance(config, Qwen2Config) and bool(config.attention_bias)
     return Architecture(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -102,10 +107,12 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
         num_layers=config.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=config.num_key_value_heads or heads,
-        head_dim=config.head_dim or config.hidden_size // heads,
+        # Qwen2Config has no such field, and takes it all the same.
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         rms_norm_eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
-        attention_bias=bool(config.attention_bias),
+        qkv_bias=attention_bias or isinstance(config, Qwen2Config),
+        out_bias=attention_bias,
         mlp_bias=isinstance(config, LlamaConfig) and bool(config.mlp_bias),
         qk_norm=isinstance(config, Qwen3Config),
         max_position_embeddings=config.max_position_embeddings,
@@ -114,18 +121,37 @@ def read_architecture(config: PreTrainedConfig) -> Architecture:
     )
 
 
-def _refuse_variants(config: LlamaConfig | Qwen3Config) -> None:
+def eos_of(model: PreTrainedModel) -> tuple[int, ...]:
+    """The tokens that end a completion, by the model's generation config, else by its config."""
+    eos_ids = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
+    if eos_ids is None:
+        return ()
+    return (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)
+
+
+def _rotary_embedding(
+    config: LlamaConfig | Qwen2Config | Qwen3Config,
+) -> LlamaRotaryEmbedding | Qwen2RotaryEmbedding | Qwen3RotaryEmbedding:
+    if isinstance(config, Qwen3Config):
+        return Qwen3RotaryEmbedding(config)
+    return Qwen2RotaryEmbedding(config) if isinstance(config, Qwen2Config) else LlamaRotaryEmbedding(config)
+
+
+def _refuse_variants(config: LlamaConfig | Qwen2Config | Qwen3Config) -> None:
     kind = (config.rope_parameters or {}).get("rope_type", "default")
     if kind not in _STATIC_ROPE:
         raise ModelLoadError(
-            f"the embedded engine does not compute `{kind}` position scaling; "
-            f"choose a model with one of {', '.join(_STATIC_ROPE)}."
+            f"the embedded engine does not compute `{kind}` position scaling; {_REMEDY}, or choose a model "
+            f"with one of {', '.join(_STATIC_ROPE)}."
         )
     if config.hidden_act != "silu":
         raise ModelLoadError(
-            f"the embedded engine computes `silu` layers only, not `{config.hidden_act}`; choose another one."
+            f"the embedded engine computes `silu` layers only, not `{config.hidden_act}`; {_REMEDY}, or "
+            "choose another model."
         )
-    if isinstance(config, Qwen3Config) and config.use_sliding_window:
+    # Windows that the configuration switches on for no layer change nothing.
+    if not isinstance(config, LlamaConfig) and "sliding_attention" in (config.layer_types or ()):
         raise ModelLoadError(
-            "the embedded engine does not compute sliding-window attention; choose a model without it."
+            f"the embedded engine does not compute sliding-window attention; {_REMEDY}, or choose a model "
+            "without it."
         )

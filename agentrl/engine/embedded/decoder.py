@@ -9,8 +9,6 @@ Padding is written to a scratch column after the cache's last one, and never rea
 
 from __future__ import annotations
 
-import math
-import mmap
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,17 +21,10 @@ from torch.nn import functional
 from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.norm import RmsNorm
 from agentrl.engine.embedded.parameters import LayerParameters, Parameters
+from agentrl.engine.embedded.scratch import Scratch, zeros
 
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MADV_HUGEPAGE") else {}
-
-
-def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Like torch.zeros, on huge pages where the system has them (attention is 5% faster)."""
-    size = math.prod(shape)
-    memory = mmap.mmap(-1, max(1, size * dtype.itemsize), **_PRIVATE)
-    if _PRIVATE:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=size).view(shape)
+_DENSE_BYTES = 1 << 18
+"""Up to this size the slots of a cache are on huge pages, of which each then holds several."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +60,17 @@ class _CacheRead(NamedTuple):
     mask: Tensor
 
 
+class _DecodeRead(NamedTuple):
+    """What one query a row attends to: `length` columns of K cached heads for each row.
+
+    mask: [R x K, 1, L]; None = every row attends to all of these columns.
+    """
+
+    heads: slice
+    length: int
+    mask: Tensor | None
+
+
 class Decoder:
     """The key-value cache of every slot, and the forward pass that extends it."""
 
@@ -77,14 +79,13 @@ class Decoder:
     ) -> None:
         a = architecture
         self._architecture = a
+        self._num_slots, self._dtype = num_slots, dtype
         self.scratch = context_len
-        self._kv = zeros(
-            a.num_layers, num_slots, 2 * a.num_kv_heads, context_len + 1, a.head_dim, dtype=dtype
-        )
+        self.allocate()
         angles = torch.outer(torch.arange(context_len + 1, dtype=torch.float32), a.inv_freq)
         self._rotations = torch.polar(torch.full_like(angles, a.rope_scale), angles)
-        heads = np.arange(num_slots * 2 * a.num_kv_heads).reshape(num_slots, -1)
-        self._first_rows = heads * (context_len + 1)
+        heads = np.arange(2 * num_slots * a.num_kv_heads).reshape(2, num_slots, -1)
+        self._first_rows = np.concatenate([*heads], axis=1) * (context_len + 1)
         # The mask of a query in column c is the window that begins c elements before the first -inf.
         self._horizon = torch.zeros(2 * (context_len + 1), dtype=dtype)
         self._horizon[context_len + 1 :] = float("-inf")
@@ -96,17 +97,35 @@ class Decoder:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of a slot to another slot."""
-        self._kv[:, target, :, :length] = self._kv[:, source, :, :length]
+        self._kv[:, :, target, :, :length] = self._kv[:, :, source, :, :length]
 
     def exchange(self, a: int, b: int, length: int) -> None:
         """Swap the first `length` columns of two slots."""
-        saved = self._kv[:, a, :, :length].clone()
+        saved = self._kv[:, :, a, :, :length].clone()
         self.move(b, a, length)
-        self._kv[:, b, :, :length] = saved
+        self._kv[:, :, b, :, :length] = saved
+
+    def allocate(self) -> None:
+        """Allocate the cache, and no memory for results yet."""
+        a, dtype = self._architecture, self._dtype
+        # Keys and values of each layer: [2, slots, K, columns, D].
+        shape = (a.num_layers, 2, self._num_slots, a.num_kv_heads, self.scratch + 1, a.head_dim)
+        # A short sequence writes the beginning of a long slot: on huge pages it would take all of the slot.
+        slot_bytes = (self.scratch + 1) * a.head_dim * dtype.itemsize
+        self._kv = zeros(*shape, dtype=dtype, is_dense=slot_bytes <= _DENSE_BYTES)
+        # Rows of D numbers are written as fewer, wider ones: index_copy_ moves them one by one.
+        wide = torch.complex128 if a.head_dim * dtype.itemsize % 16 == 0 else dtype
+        self._rows = self._kv.view(a.num_layers, -1, a.head_dim).view(wide)
+        self._new_scratch()
 
     def free(self) -> None:
-        """Free the cache; the decoder is unusable afterwards."""
-        self._kv = self._kv.new_empty(0)
+        """Free the cache; until `allocate` the decoder is unusable."""
+        self._kv = self._rows = self._kv.new_empty(0)
+        self._new_scratch()
+
+    def _new_scratch(self) -> None:
+        self._qkv, self._gate_up, self._scores, self._mixed = (Scratch(self._dtype) for _ in range(4))
+        self._normed = Scratch(torch.float32)
 
     def forward(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Cache the batch's keys and values; returns float32 logits [P, vocabulary] of the picked tokens."""
@@ -115,7 +134,7 @@ class Decoder:
         ).float()
         pick = torch.from_numpy(batch.pick)
         write = self._cache_write(batch)
-        read = self._cache_read(batch.slots, batch.columns, batch)
+        read = self._decode_read(batch) or self._cache_read(batch.slots, batch.columns, batch)
         last = len(parameters.layers) - 1
         num_new = batch.tokens.shape[1]
         for index, layer in enumerate(parameters.layers):
@@ -128,7 +147,7 @@ class Decoder:
                 columns = batch.columns.reshape(-1, 1)[batch.pick]
                 read = self._cache_read(batch.slots[batch.pick // num_new], columns, batch)
             layer.out.add_to_(x, self._attend(index, heads, read))
-            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
+            gate, up = layer.gate_up(self._norm(x, layer.post_norm), self._gate_up).chunk(2, -1)
             layer.down.add_to_(x, functional.silu(gate, inplace=True).mul_(up))
         if x.shape[0] != pick.shape[0]:
             x = x[pick]
@@ -150,13 +169,28 @@ class Decoder:
         rows = slice(int(slots[0]), int(slots[-1]) + 1) if dense else torch.from_numpy(slots)
         return _CacheRead(rows, length, mask.view(columns.shape[0], 1, -1, length))
 
+    def _decode_read(self, batch: Batch) -> _DecodeRead | None:
+        """None where the products of `_decode` do not apply: in bf16 they would round the scores."""
+        slots, columns, length = batch.slots, batch.columns, batch.length
+        dense = slots[-1] - slots[0] + 1 == len(slots)
+        if columns.shape[1] > 1 or batch.gathers or not dense or self._kv.dtype != torch.float32:
+            return None
+        size = self._architecture.num_kv_heads
+        heads = slice(int(slots[0]) * size, (int(slots[-1]) + 1) * size)
+        if (columns == length - 1).all():
+            return _DecodeRead(heads, length, None)
+        starts = torch.from_numpy(np.repeat(self.scratch - columns[:, 0], size))
+        mask = self._horizon.unfold(0, length, 1).index_select(0, starts)
+        return _DecodeRead(heads, length, mask[:, None])
+
     def _norm(self, x_NC: Tensor, norm: RmsNorm) -> Tensor:
-        return norm(x_NC).to(self._kv.dtype)
+        return norm(x_NC, self._normed).to(self._kv.dtype)
 
     def _project(self, layer: LayerParameters, index: int, x_NC: Tensor, write: _CacheWrite) -> Tensor:
         """Queries, keys and values, rotated to their positions, [N, H + 2K, D]; caches the latter two."""
         a = self._architecture
-        heads = layer.qkv(self._norm(x_NC, layer.input_norm)).view(x_NC.shape[0], -1, a.head_dim)
+        qkv = layer.qkv(self._norm(x_NC, layer.input_norm), self._qkv)
+        heads = qkv.view(x_NC.shape[0], -1, a.head_dim)
         qk = heads[:, : -a.num_kv_heads]
         # In fp32 these are the same memory, and all operations are in place.
         rotated = qk.float()
@@ -165,23 +199,44 @@ class Decoder:
         _rotate(rotated, write.rotations)
         if rotated is not qk:
             qk.copy_(rotated)
-        new = heads[:, a.num_heads :].reshape(-1, a.head_dim)
-        self._kv[index].view(-1, a.head_dim).index_copy_(0, write.rows, new)
+        new = heads[:, a.num_heads :].reshape(-1, a.head_dim).view(self._rows.dtype)
+        self._rows[index].index_copy_(0, write.rows, new)
         return heads
 
-    def _attend(self, index: int, heads: Tensor, read: _CacheRead) -> Tensor:
-        """Attention of the queries in [N, H + 2K, D] over the cache, [N, H x D]."""
+    def _decode(self, index: int, heads: Tensor, read: _DecodeRead) -> Tensor:
+        """Attention of one query a row in [N, H + 2K, D] over the cache, [N, H x D].
+
+        Two batches of products, for every row and key head, are faster than the kernel of `_attend`,
+        which calls a multiplication for each.
+        """
         a = self._architecture
-        cache = self._kv[index]
-        if isinstance(read.slots, slice):
-            cache = cache[read.slots, :, : read.length]
+        cached = self._kv[index].flatten(1, 2)[:, read.heads, : read.length]
+        queries = torch.mul(heads[:, : a.num_heads], a.head_dim**-0.5)
+        queries = queries.view(cached.shape[1], -1, a.head_dim)
+        keys, values = cached[0].transpose(1, 2), cached[1]
+        scores = self._scores(*queries.shape[:2], read.length)
+        if read.mask is None:
+            torch.bmm(queries, keys, out=scores)
         else:
-            cache = cache[:, :, : read.length].index_select(0, read.slots)
-        queries = heads[:, : a.num_heads].view(cache.shape[0], -1, a.num_heads, a.head_dim)
+            torch.baddbmm(read.mask, queries, keys, out=scores)
+        torch.softmax(scores, -1, out=scores)
+        return torch.bmm(scores, values, out=self._mixed(*queries.shape)).view(heads.shape[0], -1)
+
+    def _attend(self, index: int, heads: Tensor, read: _CacheRead | _DecodeRead) -> Tensor:
+        """Attention of the queries in [N, H + 2K, D] over the cache, [N, H x D]."""
+        if isinstance(read, _DecodeRead):
+            return self._decode(index, heads, read)
+        a = self._architecture
+        keys, values = self._kv[index, :, :, :, : read.length]
+        if isinstance(read.slots, slice):
+            keys, values = keys[read.slots], values[read.slots]
+        else:
+            keys, values = keys.index_select(0, read.slots), values.index_select(0, read.slots)
+        queries = heads[:, : a.num_heads].view(keys.shape[0], -1, a.num_heads, a.head_dim)
         mixed = functional.scaled_dot_product_attention(
             queries.transpose(1, 2),
-            cache[:, : a.num_kv_heads],
-            cache[:, a.num_kv_heads :],
+            keys,
+            values,
             attn_mask=read.mask,
             enable_gqa=a.num_heads > a.num_kv_heads,
         )

@@ -2,16 +2,14 @@
 
 The pump is a task that consumes the queue of waiting requests. It runs while there are requests, one step
 per iteration of the event loop, so that everything else (aborts, weights, new requests) happens at a token
-boundary. It ends when no request waits or runs; `close` aborts the rest. When it raises, every pending
-request fails with an EngineError.
+boundary. It ends when no request waits or runs; `close` aborts the rest. When it raises, all requests fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +17,17 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.checkpoints.loading import open_directory
-from agentrl.engine.embedded.architecture import read_architecture
+from agentrl.clocks import BlockTimer, Waits
+from agentrl.collector import freed_bytes
+from agentrl.engine.embedded.architecture import eos_of, read_architecture
 from agentrl.engine.embedded.decoder import Decoder
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.engine.embedded.sink import EmbeddedSink
-from agentrl.engine.embedded.slots import Request, Slots
+from agentrl.engine.embedded.slots import Request, Slots, no_tokens
 from agentrl.engine.embedded.step import Stepper
+from agentrl.engine.embedded.turns import Turns
 from agentrl.errors import EngineError, RequestTooLargeError
-from agentrl.protocols import Sampling
+from agentrl.protocols import MemoryTag, Sampling
 from agentrl.types import Completion, Finish
 from agentrl.weights import named_weights
 
@@ -35,11 +36,12 @@ Decode = Callable[[Sequence[int]], str]
 # Iterations of the event loop between two steps: how many in a row may bring no request, how many in all.
 _PATIENCE = 3
 _MAX_YIELDS = 8
-_DEFAULT_CONTEXT = 512
+DEFAULT_CONTEXT = 512
+"""Tokens of a slot, where nothing else is configured."""
 
 
 class EmbeddedEngine:
-    """Continuous batching over the weights of a Llama or Qwen3 model, on the CPU.
+    """Continuous batching over the weights of a Llama, Qwen2 or Qwen3 model, on the CPU.
 
     A session keeps its slot, and the keys and values in it, between its requests: the next request
     computes only the tokens after the cached ones. When requests wait, slots of idle sessions are evicted,
@@ -58,7 +60,7 @@ class EmbeddedEngine:
     ) -> None:
         architecture = parameters.architecture
         model_limit = architecture.max_position_embeddings
-        self.max_context_len = min(max_context_len or _DEFAULT_CONTEXT, model_limit)
+        self.max_context_len = min(max_context_len or DEFAULT_CONTEXT, model_limit)
         self.max_slots = max_slots
         dtype = parameters.outer.embedding.dtype
         self._slots = Slots(max_slots, self.max_context_len)
@@ -67,12 +69,15 @@ class EmbeddedEngine:
         self._vocab_size = architecture.vocab_size
         self._can_decode = decode is not None
         self._eos_token_ids = tuple(eos_token_ids)
-        self._waiting: deque[Request] = deque()
+        self._waiting: Turns[Request] = Turns()
         self._pump: asyncio.Task[None] | None = None
         self._busy: set[str] = set()
         self._closed = False
         self._paused = False
-        self._sink = EmbeddedSink(architecture, dtype, self._install)
+        self._released: set[MemoryTag] = set()
+        self._waits = Waits()
+        self._between_steps = BlockTimer()
+        self._sink = EmbeddedSink(architecture, dtype, self._install, lambda: self._between_steps.total_s)
 
     @classmethod
     def from_model(
@@ -88,7 +93,7 @@ class EmbeddedEngine:
         """Serve a copy of the model's weights, as version 0, in their dtype.
 
         Args:
-            model: a LlamaForCausalLM or Qwen3ForCausalLM.
+            model: a LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM.
             max_slots: requests decoded at once.
             max_context_len: tokens a slot holds, prompt and completion; default 512, at most the
                 model's max_position_embeddings.
@@ -107,7 +112,7 @@ class EmbeddedEngine:
             max_slots=max_slots,
             max_context_len=max_context_len,
             decode=decode,
-            eos_token_ids=_eos_of(model) if eos_token_ids is None else eos_token_ids,
+            eos_token_ids=eos_of(model) if eos_token_ids is None else eos_token_ids,
             deterministic=deterministic,
         )
 
@@ -162,23 +167,34 @@ class EmbeddedEngine:
         return len(self._pending())
 
     @property
+    def load(self) -> tuple[int, int]:
+        """Requests that wait for a slot, and tokens of those that run, prompts included (counts)."""
+        return len(self._waiting), int(self._slots.num_tokens[self._slots.active].sum())
+
+    @property
     def cache_bytes(self) -> int:
-        """The size of the key-value cache in bytes, fixed at construction by max_slots x max_context_len."""
+        """The size of the key-value cache, from max_slots x max_context_len (bytes); 0 = released."""
         return self._decoder.num_bytes
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str, client: tuple[str, ...] = ()
+    ) -> Completion:
         """Sample a continuation of the full prefix `prompt_ids`; cancelling frees the slot.
+
+        client: whose request it is; those of several clients take turns for the slots, see `Turns`.
 
         Raises:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
             EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed.
         """
         request = self._request(prompt_ids, sampling, session)
-        self._waiting.append(request)
+        request.client = client
+        self._waiting.add(request, client)
         self._busy.add(session)
         self._start()
         try:
-            return await request.answer
+            with self._waits.entered():
+                return await request.answer
         except asyncio.CancelledError:
             self._discard(request)
             raise
@@ -204,8 +220,27 @@ class EmbeddedEngine:
     def resume(self) -> None:
         """Continue after `pause`."""
         self._paused = False
-        if self._pending():
-            self._start()
+        self._go_on()
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int:
+        """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
+        self._released |= set(tags)
+        self._waits.leave()
+        return freed_bytes(self._free)
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Allocate what was released; requests go on when nothing is missing any more; see `Engine`.
+
+        Raises:
+            EngineError: the cache is asked for, and the weights that were released have not been sent again.
+        """
+        resumed = self._released & set(tags)
+        if "kv_cache" in resumed:
+            if self._stepper.parameters is None:
+                raise EngineError("the engine's weights were released; send some, then resume its kv_cache.")
+            self._decoder.allocate()
+        self._released -= resumed
+        self._go_on()
 
     def rename(self, version: int) -> None:
         """Set the version of the current weights; every later token carries it."""
@@ -235,12 +270,32 @@ class EmbeddedEngine:
         self._stepper.parameters = parameters
         self._stepper.version = version
         self.drop_caches()
+        self._go_on()
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether weights or cache are released, so that all requests are held."""
+        return bool(self._released) or self._stepper.parameters is None
+
+    def _go_on(self) -> None:
+        if not self.lacks_memory:
+            self._waits.come_back()
+            if self._pending():
+                self._start()
+
+    def _free(self) -> None:
+        if "weights" in self._released:
+            self._stepper.parameters = None
+        if "kv_cache" in self._released:
+            self.drop_caches()
+            self._decoder.free()
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
         prompt = np.asarray(prompt_ids, dtype=np.int32)
-        if not len(prompt) or sampling.max_new_tokens < 1:
+        num_begun = 0 if sampling.continues is None else len(sampling.continues.token_ids)
+        if not len(prompt) or sampling.max_new_tokens <= num_begun:
             raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
         if prompt.min() < 0 or prompt.max() >= self._vocab_size:
             raise EngineError(
@@ -276,12 +331,13 @@ class EmbeddedEngine:
     async def _run(self) -> None:
         patience = _PATIENCE
         while True:
-            await self._gather(patience)
-            if self._paused:
-                return
-            self._admit()
-            if not self._slots.active.any():
-                return
+            with self._between_steps.running():
+                await self._gather(patience)
+                if self._paused or self.lacks_memory:
+                    return
+                self._admit()
+                if not self._slots.active.any():
+                    return
             finished = self._stepper.step()
             for request, completion in finished:
                 if not request.answer.done():
@@ -299,30 +355,23 @@ class EmbeddedEngine:
                 return
 
     def _admit(self) -> None:
-        """Admit waiting requests in order; those of a cached session first, because they need no new slot."""
-        uncached: list[Request] = []
-        for request in self._waiting:
-            if self._slots.is_cached(request.session):
-                self._slots.admit(request)
-            else:
-                uncached.append(request)
-        self._waiting.clear()
-        for request in uncached:
-            if self._slots.has_free_slot():
-                self._slots.admit(request)
-            else:
-                self._waiting.append(request)
+        """Admit waiting requests by turns; those of a cached session first, because they need no new slot."""
+        for request in [each for each in self._waiting if self._slots.is_cached(each.session)]:
+            self._waiting.remove(request, request.client)
+            self._slots.admit(request)
+        while self._waiting and self._slots.has_free_slot():
+            self._slots.admit(self._waiting.pop())
 
     def _pending(self) -> list[Request]:
         return [request for request in (*self._slots.requests, *self._waiting) if request is not None]
 
     def _end(self, request: Request) -> None:
-        completion = _empty_completion()
+        completion = request.sampling.continues or no_tokens()
         if request.slot is not None:
             completion = self._slots.completion(request.slot, Finish.ABORT, None)
             self._slots.keep(request.slot)
         else:
-            self._waiting.remove(request)
+            self._waiting.remove(request, request.client)
         if not request.answer.done():
             request.answer.set_result(completion)
 
@@ -331,7 +380,7 @@ class EmbeddedEngine:
         if request.slot is not None and self._slots.requests[request.slot] is request:
             self._slots.release(request.slot)
         elif request in self._waiting:
-            self._waiting.remove(request)
+            self._waiting.remove(request, request.client)
 
     def _settle(self, pump: asyncio.Task[None]) -> None:
         """Fail the pending requests where the pump raised or was cancelled."""
@@ -346,14 +395,3 @@ class EmbeddedEngine:
                 request.answer.set_exception(failure)
         self._waiting.clear()
         self._slots.clear()
-
-
-def _empty_completion() -> Completion:
-    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), Finish.ABORT)
-
-
-def _eos_of(model: PreTrainedModel) -> tuple[int, ...]:
-    eos_ids = model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
-    if eos_ids is None:
-        return ()
-    return (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)

@@ -2,8 +2,9 @@
 
     python -m agentrl.engine.embedded FD
 
-Messages arrive in lists, in the order in which they were sent. Requests run concurrently; every other message
-is handled before the next one is read, so that a closed session is free for the next request.
+Messages arrive in lists, in the order in which they were sent. Requests run concurrently. So does an update
+of the weights, whose own messages are handled in their order. Every other message is handled before the next
+one is read, so that a closed session is free for the next request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +27,8 @@ from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded.engine import EmbeddedEngine
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.processes import SendFailure, follow_driver
-from agentrl.protocols import Bucket, Sampling, TensorSpec
+from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
+from agentrl.types import Completion
 from agentrl.weights.shared import mapped
 from agentrl.weights.staging import Transaction
 
@@ -89,7 +91,7 @@ class Put(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Commit the update: all buckets were sent."""
+    """Commit the update: all buckets were sent. The answer is how long the engine stood still (seconds)."""
 
     checksum: int
 
@@ -98,12 +100,35 @@ class EndUpdate(NamedTuple):
     """End the update, committed or not."""
 
 
+class Release(NamedTuple):
+    """Free memory, and hold all requests. The answer is how much the system got back (bytes)."""
+
+    tags: Collection[MemoryTag]
+
+
+class Resume(NamedTuple):
+    """Allocate released memory again."""
+
+    tags: Collection[MemoryTag]
+
+
 class Close(NamedTuple):
     """Abort all requests, and free the engine."""
 
 
 Message: TypeAlias = (
-    Open | Generate | Cancel | CloseSession | Abort | Begin | Put | Commit | EndUpdate | Close
+    Open
+    | Generate
+    | Cancel
+    | CloseSession
+    | Abort
+    | Begin
+    | Put
+    | Commit
+    | EndUpdate
+    | Release
+    | Resume
+    | Close
 )
 Numbered: TypeAlias = tuple[int, Message]
 """A message, and the number of its answer."""
@@ -118,14 +143,22 @@ class Answer(NamedTuple):
 
 
 class Host:
-    """Serves one engine at a time. answer: sends answers to the driver."""
+    """Serves one engine at a time.
 
-    def __init__(self, answer: Callable[[Sequence[Answer]], None]) -> None:
-        self._send = answer
+    answer: sends answers to the driver. fail: ends the process with an error, which is not the driver's.
+    """
+
+    def __init__(
+        self, answer: Callable[[Sequence[Answer]], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        self._send, self._fail = answer, fail
         self._engine: EmbeddedEngine | None = None
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._answers: list[Answer] = []
         self._update = AsyncExitStack()
+        # Its waiters go on in the order in which they came.
+        self._updating = asyncio.Lock()
+        self._update_calls: set[asyncio.Task[None]] = set()
         self._transaction: Transaction | None = None
 
     async def handle(self, messages: Sequence[Numbered]) -> None:
@@ -136,28 +169,41 @@ class Host:
                 continue
             # Earlier requests have to be in the engine's queue first.
             await asyncio.sleep(0)
-            try:
-                self._answer(Answer(number, await self._handle_other(message)))
-            except AgentRLError as error:
-                self._answer(Answer(number, error=error))
+            if isinstance(message, Begin | Put | Commit | EndUpdate):
+                task = asyncio.create_task(self._reply(number, self._handle_update(message)))
+                self._update_calls.add(task)
+                task.add_done_callback(self._end_update_call)
+            else:
+                await self._reply(number, self._handle_other(message))
 
     async def close(self) -> None:
         """Free the engine."""
-        await self._update.aclose()
+        async with self._updating:
+            await self._update.aclose()
         if self._engine is not None:
             await self._engine.close()
         self._engine = None
 
+    def _end_update_call(self, task: asyncio.Task[None]) -> None:
+        self._update_calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
     async def _generate(self, number: int, message: Generate) -> None:
         try:
-            completion = await self._served.generate(
-                message.prompt_ids, message.sampling, session=message.session
-            )
-            self._answer(Answer(number, completion))
-        except AgentRLError as error:
-            self._answer(Answer(number, error=error))
+            await self._reply(number, self._complete(message))
         finally:
             del self._requests[number]
+
+    async def _complete(self, message: Generate) -> Completion:
+        return await self._served.generate(message.prompt_ids, message.sampling, session=message.session)
+
+    async def _reply(self, number: int, work: Coroutine[None, None, object]) -> None:
+        """Answer a message with the result of its work, or with its error."""
+        try:
+            self._answer(Answer(number, await work))
+        except AgentRLError as error:
+            self._answer(Answer(number, error=error))
 
     async def _handle_other(self, message: Message) -> object:
         match message:
@@ -169,26 +215,30 @@ class Host:
                 await self._served.close_session(message.session)
             case Abort():
                 await self._served.abort()
+            case Release():
+                return await self._served.release_memory(message.tags)
+            case Resume():
+                await self._served.resume_memory(message.tags)
             case Close():
                 await self.close()
-            case Begin() | Put() | Commit() | EndUpdate():
-                return await self._handle_update(message)
             case _:
                 raise EngineError(f"the engine's process has no handler of {type(message).__name__}")
         return None
 
     async def _handle_update(self, message: Begin | Put | Commit | EndUpdate) -> object:
-        match message:
-            case Begin():
-                update = self._served.sink.begin(message.manifest, message.version)
-                self._transaction = await self._update.enter_async_context(update)
-            case Put():
-                return await self._put(message)
-            case Commit():
-                await self._staged.commit(message.checksum)
-            case EndUpdate():
-                self._transaction = None
-                await self._update.aclose()
+        async with self._updating:
+            match message:
+                case Begin():
+                    update = self._served.sink.begin(message.manifest, message.version)
+                    self._transaction = await self._update.enter_async_context(update)
+                case Put():
+                    return await self._put(message)
+                case Commit():
+                    await self._staged.commit(message.checksum)
+                    return self._served.sink.standstill_s
+                case EndUpdate():
+                    self._transaction = None
+                    await self._update.aclose()
         return None
 
     async def _open(self, message: Open) -> None:
@@ -251,7 +301,8 @@ async def serve(pipe: Connection) -> None:
 
     The pipe is read in a thread, so that a sender never blocks while the engine computes a step.
     """
-    loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Sequence[Numbered] | None]()
+    loop = asyncio.get_running_loop()
+    inbox = asyncio.Queue[Sequence[Numbered] | BaseException | None]()
 
     def receive() -> None:
         with suppress(EOFError, OSError):
@@ -260,8 +311,10 @@ async def serve(pipe: Connection) -> None:
         loop.call_soon_threadsafe(inbox.put_nowait, None)
 
     threading.Thread(target=receive, daemon=True).start()
-    host = Host(pipe.send)
+    host = Host(pipe.send, inbox.put_nowait)
     while (messages := await inbox.get()) is not None:
+        if isinstance(messages, BaseException):
+            raise messages
         await host.handle(messages)
     await host.close()
 

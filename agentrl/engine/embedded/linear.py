@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agentrl.engine.embedded.scratch import Scratch
+
 _PACKED_FROM = 1 << 17
 _PACKED_FOR_ROWS = 32
 
@@ -26,14 +28,15 @@ class Linear:
             # A copy in any case: of one row or column, both layouts are the same.
             self._weight = weight_OI.t().clone(memory_format=torch.contiguous_format)
 
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """[N, inputs] -> [N, outputs]."""
+    def __call__(self, x_NI: Tensor, scratch: Scratch | None = None) -> Tensor:
+        """[N, inputs] -> [N, outputs], in `scratch` unless the matrix is packed: its kernel allocates."""
         if self._packed:
             y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._weight, self.bias_O, "none", [], "")
             return y_NO
+        out = None if scratch is None else scratch(x_NI.shape[0], self._weight.shape[1])
         if self.bias_O is not None:
-            return torch.addmm(self.bias_O, x_NI, self._weight)
-        return torch.mm(x_NI, self._weight)
+            return torch.addmm(self.bias_O, x_NI, self._weight, out=out)
+        return torch.mm(x_NI, self._weight, out=out)
 
     def add_to_(self, base_NO: Tensor, x_NI: Tensor) -> None:
         """Add x W^T + b to base, in place."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agentrl.engine.embedded.scratch import Scratch
+
 
 class RmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
@@ -17,9 +19,9 @@ class RmsNorm:
         self._eps = torch.tensor(eps)
         self._inverse_size = 1 / weight.shape[-1]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The normed x, in memory of its own."""
-        return torch.mul(x, self._scale(x)).mul_(self.weight)
+    def __call__(self, x: Tensor, scratch: Scratch) -> Tensor:
+        """The normed x, in `scratch`."""
+        return torch.mul(x, self._scale(x), out=scratch(*x.shape)).mul_(self.weight)
 
     def apply_(self, x: Tensor) -> None:
         """Norm x in place."""

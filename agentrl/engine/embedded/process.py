@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+from agentrl.clocks import Waits
 from agentrl.engine.embedded import hosted
 from agentrl.errors import EngineDiedError, EngineError
 from agentrl.processes import Child, ProcessFailure
-from agentrl.protocols import Bucket, Sampling, TensorSpec
+from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
 from agentrl.types import Completion
 from agentrl.weights.shared import BufferPool, SharedBuffer
 
 _MODULE = "agentrl.engine.embedded"
 _BUCKET_BYTES = 1 << 20
+# Answers that one iteration of the event loop settles. Each begins the work of an episode's turn, tenths of a
+# millisecond, which the results of tools would wait for if all that have arrived were settled together.
+_SETTLED_AT_ONCE = 4
 
 
 class EngineProcess:
@@ -34,6 +40,8 @@ class EngineProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: list[hosted.Numbered] = []
         self._waiting: dict[int, asyncio.Future[object]] = {}
+        # Where there are any, the loop has a call of `_settle_some`.
+        self._arrived: deque[hosted.Answer] = deque()
         self._number = 0
         self._failure: str | None = None
         self._last_message: ProcessFailure | None = None
@@ -88,6 +96,8 @@ class EngineProcess:
             self._stop_reading()
             self._loop = loop
             loop.add_reader(self._child.pipe.fileno(), self._read)
+            if self._arrived:
+                loop.call_soon(self._settle_some)
 
     def _stop_reading(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -101,16 +111,24 @@ class EngineProcess:
             self._child.pipe.send(messages)
 
     def _read(self) -> None:
+        settling = bool(self._arrived)
         try:
             while self._child.pipe.poll():
                 message = self._child.pipe.recv()
                 if isinstance(message, ProcessFailure):
                     self._last_message = message
                     continue
-                for answer in cast(Sequence[hosted.Answer], message):
-                    self._settle(answer)
+                self._arrived.extend(cast(Sequence[hosted.Answer], message))
         except (EOFError, OSError):
             self._die()
+        if not settling:
+            self._settle_some()
+
+    def _settle_some(self) -> None:
+        for _ in range(min(_SETTLED_AT_ONCE, len(self._arrived))):
+            self._settle(self._arrived.popleft())
+        if self._arrived and self._loop is not None:
+            self._loop.call_soon(self._settle_some)
 
     def _settle(self, answer: hosted.Answer) -> None:
         future = self._waiting.pop(answer.number, None)
@@ -122,6 +140,8 @@ class EngineProcess:
             future.set_result(answer.value)
 
     def _die(self) -> None:
+        while self._arrived:
+            self._settle(self._arrived.popleft())
         self._stop_reading()
         ended = self._child.exit_description() or "has ended"
         reason = f": {self._last_message.error}" if self._last_message else ""
@@ -138,6 +158,8 @@ class ProcessEngine:
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
         self._closed = False
+        self._released: set[MemoryTag] = set()
+        self._waits = Waits()
         self.version = 0
         """The version of the weights that serve now."""
         self.sink = ProcessSink(process, self._serve)
@@ -169,7 +191,8 @@ class ProcessEngine:
         """
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
-        return cast(Completion, await self._process.call(hosted.Generate(prompt_ids, sampling, session)))
+        with self._waits.entered():
+            return cast(Completion, await self._process.call(hosted.Generate(prompt_ids, sampling, session)))
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""
@@ -179,6 +202,23 @@ class ProcessEngine:
     async def abort(self) -> None:
         """End every request, running or waiting, with its tokens so far; finish = abort."""
         await self._process.call(hosted.Abort())
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int:
+        """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
+        self._released |= set(tags)
+        self._waits.leave()
+        return cast(int, await self._process.call(hosted.Release(tuple(tags))))
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Allocate what was released; requests go on when nothing is missing any more; see `Engine`.
+
+        Raises:
+            EngineError: the cache is asked for, and the weights that were released have not been sent again.
+        """
+        await self._process.call(hosted.Resume(tuple(tags)))
+        self._released -= set(tags)
+        if not self._released:
+            self._waits.come_back()
 
     async def close(self) -> None:
         """Abort all requests, then free the engine. A closed engine refuses requests."""
@@ -194,11 +234,15 @@ class ProcessEngine:
 
 
 class ProcessSink:
-    """Sends weights to the process through shared memory."""
+    """Sends weights to the process through shared memory.
+
+    standstill_s: how long, in the last update, requests waited while the engine computed nothing (seconds).
+    """
 
     def __init__(self, process: EngineProcess, serve: Callable[[int], None]) -> None:
         self._process, self._serve = process, serve
         self._pool = BufferPool(_BUCKET_BYTES)
+        self.standstill_s = 0.0
 
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[ProcessTransaction]:
@@ -209,17 +253,21 @@ class ProcessSink:
         """
         await self._process.call(hosted.Begin(tuple(manifest), version))
         try:
-            yield ProcessTransaction(self._process, self._pool, lambda: self._serve(version))
+            yield ProcessTransaction(self._process, self._pool, partial(self._committed, version))
         finally:
             with suppress(EngineDiedError):
                 await self._process.call(hosted.EndUpdate())
 
+    def _committed(self, version: int, standstill_s: float) -> None:
+        self.standstill_s = standstill_s
+        self._serve(version)
+
 
 class ProcessTransaction:
-    """The update to one version. serve: called when the engine serves it."""
+    """The update to one version. committed: called when the engine serves it, with its standstill."""
 
-    def __init__(self, process: EngineProcess, pool: BufferPool, serve: Callable[[], None]) -> None:
-        self._process, self._pool, self._serve = process, pool, serve
+    def __init__(self, process: EngineProcess, pool: BufferPool, committed: Callable[[float], None]) -> None:
+        self._process, self._pool, self._committed = process, pool, committed
 
     async def put(self, bucket: Bucket) -> None:
         """Copy a bucket to shared memory, and have the process stage its tensors.
@@ -242,8 +290,7 @@ class ProcessTransaction:
         Raises:
             EngineError: tensors are missing or the checksum differs; the old version stays in service.
         """
-        await self._process.call(hosted.Commit(checksum))
-        self._serve()
+        self._committed(cast(float, await self._process.call(hosted.Commit(checksum))))
 
 
 def _copy(bucket: Bucket, buffer: SharedBuffer) -> None:

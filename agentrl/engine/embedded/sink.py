@@ -1,14 +1,22 @@
-"""The embedded engine's weight sink: a layer is loaded once its tensors are complete, and read back."""
+"""The embedded engine's weight sink: a layer is loaded once its tensors are complete, and read back.
+
+Loading and reading back run in two threads, while the engine decodes with the weights that serve. It stands
+still only for the swap.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded.architecture import Architecture
 from agentrl.engine.embedded.linear import Linear
 from agentrl.engine.embedded.norm import RmsNorm
@@ -28,7 +36,7 @@ from agentrl.engine.embedded.parameters import (
 )
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket, TensorSpec
-from agentrl.weights import checksum
+from agentrl.weights import checksum, deliver, named_weights
 from agentrl.weights.checksum import sum_digests
 from agentrl.weights.codec import views
 from agentrl.weights.staging import Transaction
@@ -38,14 +46,24 @@ _NamedTensors = Iterable[tuple[str, Tensor]]
 Install = Callable[[Parameters, int], None]
 """Serve new parameters as a version; returns when every later token is sampled from them."""
 
+Waited = Callable[[], float]
+"""How long requests have waited for the engine to compute, between its steps, up to now (seconds)."""
+
 
 class EmbeddedSink:
-    """Loads tensors as they arrive, while the old ones serve, and swaps when the checksum matches."""
+    """Loads tensors as they arrive, while the old ones serve, and swaps when the checksum matches.
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, install: Install) -> None:
+    standstill_s: how long, in the last update, requests waited while the engine computed nothing (seconds).
+    """
+
+    def __init__(
+        self, architecture: Architecture, dtype: torch.dtype, install: Install, waited: Waited
+    ) -> None:
         self._architecture = architecture
         self._dtype = dtype
         self._install = install
+        self._waited = waited
+        self.standstill_s = 0.0
 
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[Transaction]:
@@ -56,22 +74,49 @@ class EmbeddedSink:
         """
         _check_manifest(manifest, self._architecture)
         names = [spec.name for spec in manifest]
-        with ThreadPoolExecutor(1) as reader:
-            staging = StagedParameters(
-                self._architecture,
-                self._dtype,
-                names,
-                reader,
-                lambda parameters: self._install(parameters, version),
+        waited_before = self._waited()
+
+        def install(parameters: Parameters) -> None:
+            self._install(parameters, version)
+            self.standstill_s = self._waited() - waited_before
+
+        with ThreadPoolExecutor(1) as loader, ThreadPoolExecutor(1) as reader:
+            threads = Threads(loader, reader)
+            yield Transaction(
+                manifest,
+                version,
+                StagedParameters(self._architecture, self._dtype, names, threads, install),
             )
-            yield Transaction(manifest, version, staging)
+
+
+async def update_from_disk(sink: EmbeddedSink, directory: str, version: int) -> int:
+    """Serve the weights of a directory as `version`, for running requests, too. Returns their checksum.
+
+    Raises:
+        ModelLoadError: the directory is missing or broken.
+        EngineError: it holds another model; the engine keeps serving the old weights.
+    """
+    tensors, loaded_checksum = await asyncio.to_thread(_load_tensors, directory)
+    await deliver(tensors, sink, version)
+    return loaded_checksum
+
+
+def _load_tensors(directory: str) -> tuple[list[tuple[str, Tensor]], int]:
+    loaded = list(named_weights(open_directory(directory, torch.float32)))
+    return loaded, checksum(loaded)
+
+
+class Threads(NamedTuple):
+    """One thread that loads tensors, and one that reads back what is loaded, a load group later."""
+
+    loader: Executor
+    reader: Executor
 
 
 class StagedParameters:
     """Stages tensors until their load group (a layer, or one tensor outside of the layers) is complete.
 
-    names: of all tensors of the version. reader: reads a loaded group back while the next one is loaded.
-    install: serves the complete parameters.
+    names: of all tensors of the version. install: serves the complete parameters.
     """
 
     def __init__(
@@ -79,10 +124,10 @@ class StagedParameters:
         architecture: Architecture,
         dtype: torch.dtype,
         names: Iterable[str],
-        reader: Executor,
+        threads: Threads,
         install: Callable[[Parameters], None],
     ) -> None:
-        self._architecture, self._dtype, self._reader, self._install = architecture, dtype, reader, install
+        self._architecture, self._dtype, self._threads, self._install = architecture, dtype, threads, install
         self._sums: list[Future[int]] = []
         # The load group of each tensor: a layer, by its number, or a tensor outside of them, by its name.
         self._group_of: dict[str, int | str] = {name: name for name in names}
@@ -108,6 +153,22 @@ class StagedParameters:
         Raises:
             ValueError: the bytes do not add up to the tensors.
         """
+        # The thread takes the bucket out of the list: no reference to its memory outlives the call.
+        await asyncio.wrap_future(self._threads.loader.submit(partial(self._add, [bucket])))
+
+    async def checksum(self) -> int:
+        """The checksum of the loaded tensors, read back.
+
+        Tensors that were cast to `dtype` while loading are counted as they were sent.
+        """
+        return sum_digests(await asyncio.gather(*map(asyncio.wrap_future, self._sums)))
+
+    async def install(self) -> None:
+        """Swap the parameters, between two tokens of every request. All tensors have arrived."""
+        self._install(self._loaded())
+
+    def _add(self, buckets: list[Bucket]) -> None:
+        bucket = buckets.pop()
         added: dict[str, Tensor] = {}
         for name, tensor in views(bucket):
             group = self._group_of[name]
@@ -117,17 +178,6 @@ class StagedParameters:
                 self._load(group, self._pending.pop(group))
         for pending in self._pending.values():
             pending |= {name: tensor.clone() for name, tensor in pending.items() if name in added}
-
-    def checksum(self) -> int:
-        """The checksum of the loaded tensors, read back.
-
-        Tensors that were cast to `dtype` while loading are counted as they were sent.
-        """
-        return sum_digests(future.result() for future in self._sums)
-
-    async def install(self) -> None:
-        """Swap the parameters, between two tokens of every request. All tensors have arrived."""
-        self._install(self._loaded())
 
     def _loaded(self) -> Parameters:
         assert self._embedding is not None, "all tensors have arrived"
@@ -160,7 +210,7 @@ class StagedParameters:
 
     def _read_back(self, sent: Mapping[str, Tensor], loaded: _NamedTensors) -> None:
         originals = {name: None if tensor.dtype == self._dtype else tensor for name, tensor in sent.items()}
-        self._sums.append(self._reader.submit(lambda: checksum(_comparable(originals, loaded))))
+        self._sums.append(self._threads.reader.submit(lambda: checksum(_comparable(originals, loaded))))
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], architecture: Architecture) -> None:

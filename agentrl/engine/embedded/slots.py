@@ -24,7 +24,10 @@ _NO_TOKEN = -1
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A pending call of generate: waiting while `slot` is None, then running in that slot."""
+    """A pending call of generate: waiting while `slot` is None, then running in that slot.
+
+    client: whose it is, see `Turns`.
+    """
 
     prompt: IntArray
     sampling: Sampling
@@ -34,6 +37,13 @@ class Request:
     answer: asyncio.Future[Completion]
     slot: int | None = None
     cached_tokens: int = 0
+    client: tuple[str, ...] = ()
+
+    @property
+    def ids(self) -> IntArray:
+        """The prompt, and the tokens that the request has sampled before it was stopped."""
+        begun = self.sampling.continues
+        return self.prompt if begun is None else np.concatenate([self.prompt, begun.token_ids])
 
 
 class Slots:
@@ -74,12 +84,15 @@ class Slots:
     def admit(self, request: Request) -> None:
         """Assign the request its session's slot, a free one, or the least recently used idle one."""
         slot = self._claim(request.session)
-        prompt, sampling = request.prompt, request.sampling
-        size = len(prompt)
-        self.cached[slot] = self._shared_prefix(slot, prompt)
-        self.ids[slot, :size] = prompt
-        self.num_tokens[slot] = self.start[slot] = size
-        self.limit[slot] = size + sampling.max_new_tokens
+        sampling, start = request.sampling, len(request.prompt)
+        ids, size = request.ids, len(request.ids)
+        self.cached[slot] = self._shared_prefix(slot, ids)
+        self.ids[slot, :size] = ids
+        if sampling.continues is not None:
+            self.logprobs[slot, start:size] = sampling.continues.logprobs
+            self.versions[slot, start:size] = sampling.continues.versions
+        self.num_tokens[slot], self.start[slot] = size, start
+        self.limit[slot] = start + sampling.max_new_tokens
         rules = self._rules
         rules.temperature[slot] = sampling.temperature
         rules.top_p[slot] = sampling.top_p
@@ -91,7 +104,7 @@ class Slots:
         self.requests[slot] = request
         self.active[slot] = True
         request.slot = slot
-        request.cached_tokens = int(self.cached[slot])
+        request.cached_tokens = min(int(self.cached[slot]), start)
 
     def rules(self, slots: npt.NDArray[np.int64]) -> Rules:
         """The sampling rules of these slots, for the next token of each."""
@@ -230,3 +243,8 @@ class Slots:
             self._stops = np.pad(self._stops, more, constant_values=_NO_TOKEN)
         self._stops[slot] = _NO_TOKEN
         self._stops[slot, : len(token_ids)] = token_ids
+
+
+def no_tokens() -> Completion:
+    """The completion of a request that was aborted before it had a slot."""
+    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), Finish.ABORT)

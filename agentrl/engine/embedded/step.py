@@ -32,6 +32,7 @@ class Stepper:
     deterministic: a token's logits do not depend on what else is computed. Kernels choose the order of a sum
     by the shape of their operands, so the shape of a token's forward pass follows from its position alone:
     `_FIXED_ROWS` tokens, each attending to a copy of its slot's context, whose length is a power of two.
+    parameters: None while their memory is released.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Stepper:
         *,
         deterministic: bool = False,
     ) -> None:
-        self.parameters = parameters
+        self.parameters: Parameters | None = parameters
         self.version = 0
         self._slots = slots
         self._decoder = decoder
@@ -59,7 +60,7 @@ class Stepper:
         self._make_dense()
         running = self._slots.running()
         if len(running):
-            logits = self._decoder.forward(self.parameters, self._dense_batch(running))
+            logits = self._forward(self._dense_batch(running))
             self._slots.cached[running] += 1
             finished += self._sample(running, logits)
         return finished
@@ -94,7 +95,7 @@ class Stepper:
         padded = np.pad(rows, (0, padding), mode="edge")
         at = np.pad(columns, (0, padding), constant_values=self._decoder.scratch)[:, None]
         batch = Batch(padded, self._tokens(padded, at), at, length, np.arange(_FIXED_ROWS), gathers=True)
-        logits = self._decoder.forward(self.parameters, batch)
+        logits = self._forward(batch)
         complete = rows[last]
         slots.cached[complete] = slots.num_tokens[complete]
         return self._sample(complete, logits[torch.from_numpy(np.flatnonzero(last))])
@@ -123,9 +124,13 @@ class Stepper:
         complete = end == slots.num_tokens[rows]
         last = np.arange(len(rows)) * width + (end - start - 1)
         batch = Batch(rows, self._tokens(rows, columns), columns, int(end.max()), last[complete])
-        logits = self._decoder.forward(self.parameters, batch)
+        logits = self._forward(batch)
         slots.cached[rows] = end
         return self._sample(rows[complete], logits)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        assert self.parameters is not None, "an engine without weights makes no step"
+        return self._decoder.forward(self.parameters, batch)
 
     def _dense_batch(self, running: _Slots) -> Batch:
         """One token for every slot from the first active one to the last.

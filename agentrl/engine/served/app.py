@@ -2,9 +2,9 @@
 
 A request waits for its completion. It ends early where its client disconnects, where /abort_request names
 it, or where the engine closes. The routing key of sglang-router identifies a session: sequential requests
-with the same key use one cache. The response to an invalid request is 400 {"error": {"message": ".."}}; a
-request is checked before the engine gets a part of it. What acts on the weights, or on requests of other
-clients, needs the control key.
+with the same key, and the same salt (`extra_key`), use one cache. The response to an invalid request is
+400 {"error": {"message": ".."}}; a request is checked before the engine gets a part of it. What acts on the
+weights, or on requests of other clients, needs the control key.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import torch
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agentrl.checkpoints.loading import open_directory
 from agentrl.engine.embedded import EmbeddedEngine
+from agentrl.engine.embedded.sink import update_from_disk
 from agentrl.engine.served import requests
+from agentrl.engine.served.pending import Client, Pending
 from agentrl.engine.served.requests import (
     CompletionBatch,
     CompletionRequest,
@@ -33,16 +33,13 @@ from agentrl.engine.served.requests import (
     RefusedError,
     TextCodec,
 )
-from agentrl.engine.sglang.wire import ROUTING_KEY
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
 from agentrl.protocols import Sampling
 from agentrl.serving import BodyReader, Endpoint, RequestChecks, cancel, json_list, unless_disconnected
 from agentrl.types import JSON, Completion
-from agentrl.weights import NamedTensors, checksum, deliver, named_weights
 
 _MAX_BODY_BYTES = 1 << 20
 _BODY_BYTES_OF_TOKEN = 32
-_MAX_PENDING = 4096
 _HEALTH_TIMEOUT_S = 20.0
 _STREAM_EVERY_S = 0.02
 # A stream may use a fifth of the event loop's time.
@@ -77,7 +74,7 @@ class EngineApp:
         default_bytes = _MAX_BODY_BYTES + _BODY_BYTES_OF_TOKEN * engine.max_context_len
         self._bodies = BodyReader(default_bytes if max_body_bytes is None else max_body_bytes)
         self._probe: asyncio.Task[str | None] | None = None
-        self._sessions: dict[str, str] = {}
+        self._pending = Pending()
         self._updating = asyncio.Lock()
         self._paused = self._drained = False
         self.app = Starlette(routes=self._routes(), exception_handlers=_HANDLERS, lifespan=self._lifespan)
@@ -88,6 +85,8 @@ class EngineApp:
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/flush_cache": self._flush,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._resume,
             "/update_weights_from_disk": self._update,
             "/update_weight_version": self._rename,
         }
@@ -99,6 +98,7 @@ class EngineApp:
             "/server_info": self._server_info,
             "/get_server_info": self._server_info,
             "/v1/models": self._models,
+            "/v1/loads": self._loads,
         }
         checked = self._checks.checked
         return [
@@ -120,18 +120,12 @@ class EngineApp:
 
     async def _generate(self, request: Request) -> Response:
         batch = await requests.read_generate(await self._bodies.read(request), self._codec, self._limits)
-        if len(self._sessions) + len(batch.requests) > _MAX_PENDING:
-            raise HTTPException(
-                503, f"{len(self._sessions)} completions are pending; send the request again."
-            )
-        duplicate = next((item.rid for item in batch.requests if item.rid in self._sessions), None)
-        if duplicate is not None:
-            raise RefusedError(f"Duplicate request ID detected: {duplicate}")
-        key = request.headers.get(ROUTING_KEY)
+        client = Client.of(request)
+        self._pending.check(client, batch.requests)
         if batch.stream:
-            events = self._events(request, batch, key)
+            events = self._events(request, batch, client)
             return StreamingResponse(events, media_type="text/event-stream")
-        completed = await unless_disconnected(request, self._complete_all(batch, key))
+        completed = await unless_disconnected(request, self._complete_all(batch, client))
         if completed is None:
             return Response(status_code=_CLIENT_IS_GONE)
         completions, seconds = completed
@@ -143,31 +137,35 @@ class EngineApp:
             return JSONResponse(next(replies))
         return Response(await json_list(replies), media_type="application/json")
 
-    async def _complete_all(self, batch: CompletionBatch, key: str | None) -> tuple[list[Completion], float]:
+    async def _complete_all(self, batch: CompletionBatch, client: Client) -> tuple[list[Completion], float]:
         started = time.perf_counter()
-        tasks = [asyncio.create_task(self._complete(item, key)) for item in batch.requests]
+        tasks = [asyncio.create_task(self._complete(item, client)) for item in batch.requests]
         try:
             completions = await asyncio.gather(*tasks)
         finally:
             await cancel(tasks)
         return completions, time.perf_counter() - started
 
-    async def _complete(self, item: CompletionRequest, key: str | None) -> Completion:
-        """Run one request in the session of its key, or, where that is busy, in a new session."""
-        keyed = key is not None and f"key {key}" not in self._sessions.values()
-        session = f"key {key}" if keyed else uuid.uuid4().hex
-        self._sessions[item.rid] = session
+    async def _complete(self, item: CompletionRequest, client: Client) -> Completion:
+        """Run one request in the session of its key and salt, or, where that is busy, in a new session."""
+        # JSON keeps the two apart, whatever characters they have.
+        own = f"key {json.dumps([client.key, item.salt])}"
+        keyed = client.key is not None and own not in self._pending.sessions.values()
+        session = own if keyed else uuid.uuid4().hex
         try:
-            return await self._engine.generate(item.prompt_ids, item.sampling, session=session)
+            with self._pending.entered(client, item.rid, session):
+                prompt, names = item.prompt_ids, client.names
+                return await self._engine.generate(prompt, item.sampling, session=session, client=names)
         finally:
-            self._sessions.pop(item.rid, None)
             if not keyed:
                 await self._engine.close_session(session)
 
-    async def _events(self, request: Request, batch: CompletionBatch, key: str | None) -> AsyncIterator[str]:
+    async def _events(self, request: Request, batch: CompletionBatch, client: Client) -> AsyncIterator[str]:
         """Server-sent events: partial replies at intervals, the final reply of each request, `[DONE]`."""
         started = time.perf_counter()
-        tasks = {asyncio.create_task(self._complete(item, key)): n for n, item in enumerate(batch.requests)}
+        tasks = {
+            asyncio.create_task(self._complete(item, client)): n for n, item in enumerate(batch.requests)
+        }
         running, sent = set(tasks), [0] * len(batch.requests)
         pause_s = _STREAM_EVERY_S
         try:
@@ -197,7 +195,7 @@ class EngineApp:
         """
         for number in numbers:
             began, item = time.perf_counter(), batch.requests[number]
-            completion = self._engine.partial_completion(self._sessions.get(item.rid, ""))
+            completion = self._engine.partial_completion(self._pending.sessions.get(item.rid, ""))
             if completion is not None and len(completion.token_ids) > sent[number]:
                 sent[number] = len(completion.token_ids)
                 event = _event(self._reply(item, completion, seconds, ended=False), batch, number)
@@ -226,7 +224,7 @@ class EngineApp:
             await self._engine.abort()
         elif abort.rid:
             is_meant = abort.begins if self._checks.has_key(request) else abort.names
-            sessions = [session for rid, session in self._sessions.items() if is_meant(rid)]
+            sessions = [session for rid, session in self._pending.sessions.items() if is_meant(rid)]
             for session in sessions:
                 await self._engine.close_session(session)
         return Response()
@@ -256,6 +254,15 @@ class EngineApp:
         self._engine.drop_caches()
         return Response("Cache flushed.\n", media_type="text/plain")
 
+    async def _release(self, request: Request) -> Response:
+        tags = requests.read(requests.Memory, await self._bodies.read(request)).tags
+        return JSONResponse({"freed_bytes": await self._engine.release_memory(tags)})
+
+    async def _resume(self, request: Request) -> Response:
+        tags = requests.read(requests.Memory, await self._bodies.read(request)).tags
+        await self._engine.resume_memory(tags)
+        return JSONResponse({})
+
     async def _update(self, request: Request) -> Response:
         update = requests.read(requests.Update, await self._bodies.read(request))
         async with self._updating:
@@ -263,7 +270,7 @@ class EngineApp:
             if update.abort_all_requests:
                 await self._engine.abort()
             try:
-                checksum = await update_from_disk(self._engine, update.model_path, version)
+                checksum = await update_from_disk(self._engine.sink, update.model_path, version)
             except (ModelLoadError, EngineError) as error:
                 return JSONResponse({"success": False, "message": str(error)}, 400)
             self._path = update.model_path
@@ -297,7 +304,7 @@ class EngineApp:
         session = f"health {uuid.uuid4().hex}"
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                if not self._paused:
+                if not (self._paused or self._engine.lacks_memory):
                     await self._engine.generate([0], Sampling(1), session=session)
         except (TimeoutError, AgentRLError) as error:
             return str(error) or "no token came in time."
@@ -331,6 +338,19 @@ class EngineApp:
         }
         return JSONResponse(info)
 
+    async def _loads(self, request: Request) -> Response:
+        del request
+        engine = self._engine
+        num_waiting, num_tokens = engine.load
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": engine.num_requests - num_waiting,
+            "num_waiting_reqs": num_waiting,
+            "token_usage": num_tokens / (engine.max_slots * engine.max_context_len),
+            "max_running_requests": engine.max_slots,
+        }
+        return JSONResponse({"loads": [load]})
+
     async def _models(self, request: Request) -> Response:
         del request
         card = {
@@ -363,21 +383,3 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 _HANDLERS = {HTTPException: _http, RefusedError: _refused, EngineError: _refused}
-
-
-async def update_from_disk(engine: EmbeddedEngine, directory: str, version: int) -> int:
-    """Serve the weights of a directory as `version`, for running requests, too. Returns their checksum.
-
-    Raises:
-        ModelLoadError: the directory is missing or broken.
-        EngineError: it holds another model; the engine keeps serving the old weights.
-    """
-    tensors, loaded_checksum = await asyncio.to_thread(_load_tensors, directory)
-    await deliver(tensors, engine.sink, version)
-    return loaded_checksum
-
-
-def _load_tensors(directory: str) -> tuple[list[tuple[str, torch.Tensor]], int]:
-    tensors: NamedTensors = named_weights(open_directory(directory, torch.float32))
-    loaded = list(tensors)
-    return loaded, checksum(loaded)

@@ -13,13 +13,14 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.engine.sglang.wire import UNSET_VERSION
-from agentrl.protocols import Sampling
+from agentrl.protocols import MemoryTag, Sampling
 from agentrl.types import JSON, Completion, Finish
 
 MAX_COMPLETIONS = 1024
 MAX_STOPS = 64
 MAX_STOP_CHARS = 256
 MAX_RID_CHARS = 256
+MAX_KEY_CHARS = 256
 MAX_TEMPERATURE = 1000.0
 _GREEDY_BELOW = 1e-6
 _ALL_TOKENS = 1 << 30
@@ -33,6 +34,7 @@ _Flat: TypeAlias = Annotated[list[_T], Field(fail_fast=True)]
 _Each: TypeAlias = Annotated[list[_T], Field(max_length=MAX_COMPLETIONS, fail_fast=True)]
 _Stops: TypeAlias = Annotated[list[_T], Field(max_length=MAX_STOPS, fail_fast=True)]
 _Int32: TypeAlias = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+_Key: TypeAlias = Annotated[str, Field(max_length=MAX_KEY_CHARS)]
 _Rid: TypeAlias = Annotated[str, Field(max_length=MAX_RID_CHARS)]
 _Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 _NEUTRAL: dict[str, tuple[JSON, ...]] = {
@@ -77,11 +79,12 @@ class Limits(NamedTuple):
 class CompletionRequest:
     """One completion of a request.
 
-    rid: its id. logprobs: the reply holds them. keep_special, keep_stop: the reply's text includes special
-    tokens, and the stop string.
+    rid: its id. salt: requests with another one do not use its cached prefix. logprobs: the reply holds them.
+    keep_special, keep_stop: the reply's text includes special tokens, and the stop string.
     """
 
     rid: str
+    salt: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     logprobs: bool
@@ -123,6 +126,7 @@ class _Generate(_Body):
     input_ids: _Flat[_Int32] | _Each[_Flat[_Int32]] | None = None
     text: str | _Each[str] | None = None
     rid: _Rid | _Each[_Rid] | None = None
+    extra_key: _Key | _Each[_Key] | None = None
     sampling_params: _Rules | _Each[_Rules] | None = None
     return_logprob: bool | _Each[bool] | None = None
     logprob_start_len: _Int32 | _Each[_Int32] | None = None
@@ -149,6 +153,12 @@ class Pause(_Body):
     """A request to stop decoding."""
 
     mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class Memory(_Body):
+    """A request to release memory, or to allocate it again."""
+
+    tags: list[MemoryTag] = ["weights", "kv_cache"]
 
 
 class Update(_Body):
@@ -206,6 +216,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
     if len(prompts) * n > MAX_COMPLETIONS:
         raise RefusedError(f"A request asks for at most {MAX_COMPLETIONS} completions; send several.")
     rids = _rids(parsed.rid, len(prompts), n)
+    salts = _each("extra_key", parsed.extra_key or "", len(prompts))
     logprobs = _each("return_logprob", parsed.return_logprob or False, len(prompts))
     for start, prompt in zip(_each("logprob_start_len", _start(parsed), len(prompts)), prompts, strict=True):
         if start != -1 and start < len(prompt):
@@ -215,6 +226,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
     completions = [
         CompletionRequest(
             rids[number * n + copy],
+            salts[number],
             prompt,
             _sampling(rule, copy, limits),
             logprobs[number],

@@ -1,31 +1,38 @@
 """The policy at an address: an SGLang server, the embedded engine over HTTP, or a router.
 
-A call of generate waits for a slot (max_concurrency), then for the server. It ends with the reply; at its
-deadline; on `abort` and `close`, which have the server reply with the tokens so far; or on cancellation,
-which aborts it on the server. A request that ends early for another reason (an update of the weights) is sent
-again with its tokens so far. `close` ends every request and closes every connection.
+A call of generate waits for a slot (max_concurrency), then for the server; where `adaptive`, in between for a
+place among those that the servers have room for (see `concurrency`). It ends with the reply; at its deadline;
+on `abort` and `close`, which have the server reply with the tokens so far; or on cancellation, which aborts
+it on the server. A request that ends early for another reason (an update of the weights, a full cache) is
+sent again with its tokens so far. `close` ends every request and closes every connection.
+
+Every request has a salt: the server attends only to cached prefixes of requests with the same one. So after
+an update of the weights no prefix of older weights is used, and no cache has to be flushed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from agentrl.clocks import clocks_stopped
 from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.concurrency import AdaptiveLimit, Admission, Load
 from agentrl.engine.sglang.connection import ServerConnection, UntouchedError
 from agentrl.engine.sglang.request import ABORT_RETRY_S, ABORT_TIMEOUT_S, Decode, Draft, PendingRequest
 from agentrl.errors import ConfigError, EngineError, EngineUnavailableError
 from agentrl.gate import Gate
-from agentrl.protocols import Sampling, WeightSink
+from agentrl.protocols import MemoryTag, Sampling, WeightSink
 from agentrl.retrying import Backoff
 from agentrl.types import Completion, Finish
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
+_LOAD_EVERY_S = 0.5
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,13 +46,17 @@ class SGLangPolicy:
     this selects nothing by their content, as long as crashes do not depend on the sampled tokens.)
 
     url: of the server or router. headers: sent with every request (`Authorization`).
-    max_concurrency: concurrent requests; more of them wait here, in order.
+    max_concurrency: concurrent requests; more of them wait here, in order. adaptive: fewer are in flight
+        where a server has a queue or a full cache; then the youngest are interrupted, and go on later.
     attempts: the maximum number of attempts without a new token; the waits between them grow.
     timeout_s: for one request from call to reply, with the wait for a slot.
     vocab_size: of the model. SGLang crashes on a token beyond it; None = prompts are not checked.
     decode: the text of tokens, for stop strings that a server misses (see `request.Draft`).
+    salt: of the weights that the servers hold; whoever sends them weights sets it while requests are held.
+        None = nobody does here: the version that the server reported last takes its place.
     counts: `requests`, of them `aborts`; requests sent again: `retries` of unstarted ones, `lost` with their
-        server, `resumed` from their own tokens; `prompt_tokens`, `cached_tokens`.
+        server, `resumed` from their own tokens, `interrupted` since a cache was full; `prompt_tokens`,
+        `cached_tokens`.
 
     Raises:
         ConfigError: the address is invalid, or a setting is out of range.
@@ -54,11 +65,13 @@ class SGLangPolicy:
     url: str = field(kw_only=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_concurrency: int = 256
+    adaptive: bool = False
     attempts: int = 5
     timeout_s: float = 600.0
     vocab_size: int | None = None
     decode: Decode | None = field(default=None, repr=False)
     resend_lost: bool = False
+    salt: str | None = field(default=None, init=False)
     counts: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +81,9 @@ class SGLangPolicy:
             )
         self._connection = ServerConnection(self.url, self.headers)
         self._gate = Gate(self.max_concurrency)
+        self._admission = Admission(AdaptiveLimit(self.max_concurrency)) if self.adaptive else None
+        self._following: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
         self._backoff = Backoff(self.attempts, _FIRST_WAIT_S, _LONGEST_WAIT_S)
         self._pending: dict[str, PendingRequest] = {}
         self._open = asyncio.Event()
@@ -91,6 +107,18 @@ class SGLangPolicy:
             EngineError: always.
         """
         raise EngineError(f"the server at {self.url} takes no weights from a policy; a Fleet feeds servers.")
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int | None:
+        """Not available: the policy of an address controls no server.
+
+        Raises:
+            EngineError: always.
+        """
+        del tags
+        raise EngineError(f"the server at {self.url} releases no memory for a policy; a Fleet asks servers.")
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Nothing to do: nothing can have been released."""
 
     async def connect(self) -> wire.Capacity:
         """Fetch the server's version and capacity; the first generate() does so, too.
@@ -122,10 +150,12 @@ class SGLangPolicy:
         """
         self._check(prompt_ids, sampling, session)
         deadline = asyncio.timeout(self.timeout_s)
-        pending = self._pending[session] = PendingRequest(Draft(sampling, self.decode), deadline)
+        draft = Draft(sampling, self.decode)
+        pending = self._pending[session] = PendingRequest(draft, deadline, next(self._numbers))
+        self._follow_loads()
         try:
             async with deadline:
-                if await self._gate.enter(pending.ticket):
+                if await self._gate.enter(pending.ticket, "the engine"):
                     try:
                         await self._sample(pending, prompt_ids, session)
                     finally:
@@ -153,12 +183,18 @@ class SGLangPolicy:
         await asyncio.gather(*(self._abort_request(pending) for pending in self._pending.values()))
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def held(self, abort_all: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[None]:
         """Hold all requests during the block: running ones end with their tokens so far and resume
-        afterwards, new ones wait."""
+        afterwards, new ones wait. Where blocks overlap, they resume after the last one.
+
+        abort_all: ends all requests of the servers, in fewer calls than one for each request. What runs still
+        is ended one by one.
+        """
         self._holds += 1
         self._open.clear()
         try:
+            if abort_all is not None and any(pending.sent for pending in self._pending.values()):
+                await abort_all()
             await asyncio.gather(
                 *(pending.ended_by(self._abort_on_server) for pending in self._pending.values())
             )
@@ -175,6 +211,9 @@ class SGLangPolicy:
         while self._pending:
             await asyncio.sleep(0)
         await asyncio.gather(*self._aborting)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
         await self._connection.close()
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
@@ -207,7 +246,12 @@ class SGLangPolicy:
                 continue
             num_before = len(pending.draft.ids)
             try:
-                await self._send(pending, prompt_ids, session)
+                if self._connection.capacity is None:
+                    await self._connect_once()
+                    # Requests may be held by now.
+                    continue
+                if not await self._send_admitted(pending, prompt_ids, session, self._connection.capacity):
+                    continue
             except EngineUnavailableError as error:
                 untouched = isinstance(error, UntouchedError)
                 failures += 1
@@ -218,6 +262,9 @@ class SGLangPolicy:
                 continue
             if pending.draft.ended or pending.aborted.is_set():
                 return
+            if pending.interrupted:
+                self.counts["interrupted"] += 1
+                continue
             failures = 0 if len(pending.draft.ids) > num_before else failures + 1
             if self._backoff.is_last(failures):
                 raise EngineUnavailableError(
@@ -225,16 +272,52 @@ class SGLangPolicy:
                 )
             self.counts["resumed"] += 1
 
-    async def _send(self, pending: PendingRequest, prompt_ids: Sequence[int], session: str) -> None:
+    async def _send_admitted(
+        self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
+    ) -> bool:
+        """Send the request once it is admitted; False where it was aborted, or all were held, meanwhile."""
+        if self._admission is None:
+            await self._send(pending, prompt_ids, session, capacity)
+            return True
+        if not await self._admission.enter(pending):
+            return False
+        try:
+            if not self._open.is_set():
+                return False
+            await self._send(pending, prompt_ids, session, capacity)
+        finally:
+            self._admission.leave(pending)
+        return True
+
+    def _follow_loads(self) -> None:
+        if self._admission is not None and (self._following is None or self._following.done()):
+            self._following = asyncio.create_task(self._adapt(self._admission))
+
+    async def _adapt(self, admission: Admission) -> None:
+        """While there are requests: report the servers' load, and interrupt the youngest for a full cache."""
+        while self._pending:
+            # The requests of a server that is down fail by themselves.
+            with suppress(EngineError):
+                loads = await self._connection.loads()
+                usage = max((load.token_usage for load in loads), default=0.0)
+                load = Load(sum(load.num_waiting_reqs for load in loads), usage)
+                youngest = admission.report(load)
+                await asyncio.gather(*(pending.ended_by(self._abort_on_server) for pending in youngest))
+            await asyncio.sleep(_LOAD_EVERY_S)
+
+    async def _send(
+        self, pending: PendingRequest, prompt_ids: Sequence[int], session: str, capacity: wire.Capacity
+    ) -> None:
         """Send the request once, and append its reply to the draft."""
         draft = pending.draft
-        capacity = self._connection.capacity or await self._connect_once()
         ids = [*prompt_ids, *draft.ids]
         capacity.check(len(ids), draft.rest.max_new_tokens)
         pending.mark_sent()
         may_run = True
+        salt = str(self._version) if self.salt is None else self.salt
         try:
-            reply = await self._connection.generate(wire.generate_body(pending.rid, ids, draft.rest), session)
+            body = wire.generate_body(pending.rid, ids, draft.rest, salt)
+            reply = await self._connection.generate(body, session)
             may_run = False
         except UntouchedError:
             may_run = False
@@ -256,6 +339,9 @@ class SGLangPolicy:
     async def _connect_once(self) -> wire.Capacity:
         """The server's capacity; the first of several concurrent requests fetches it."""
         async with self._connecting:
+            if self._connection.capacity is None and self.adaptive:
+                # A server that does not report its load is refused here, rather than never followed.
+                await self._connection.loads()
             return self._connection.capacity or await self.connect()
 
     async def _abort_request(self, pending: PendingRequest) -> None:

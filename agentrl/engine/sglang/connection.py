@@ -55,7 +55,7 @@ class ServerConnection:
         self._headers = {"accept-encoding": "identity", **headers}
         self._certificates = ssl.create_default_context() if self._url.startswith("https") else False
         self._lanes: list[_Lane] = []
-        self._behind_router = False
+        self._is_server = self._behind_router = False
         self.capacity: wire.Capacity | None = None
 
     async def facts(self) -> tuple[int, wire.Capacity]:
@@ -85,6 +85,17 @@ class ServerConnection:
         if status != _OK:
             raise _refused(url, status, answer)
         return wire.read(wire.GenerateReply, answer, f"the reply of {url}")
+
+    async def loads(self) -> list[wire.RankLoad]:
+        """The load of every server, and of every data-parallel replica in it.
+
+        Raises:
+            EngineError: a server is not reachable, or does not report its load.
+        """
+        urls = [f"{url}/v1/loads?include=core" for url in await self.workers()]
+        bodies = await asyncio.gather(*map(self._get, urls))
+        replies = [wire.read(wire.Loads, body, url) for url, body in zip(urls, bodies, strict=True)]
+        return [load for reply in replies for load in reply.loads]
 
     async def abort(self, rid: str) -> None:
         """Abort a request on every server; also an unknown one, because it may not have arrived yet."""
@@ -128,9 +139,12 @@ class ServerConnection:
         Raises:
             EngineError: no server is reachable, the router has no servers, or it uses another protocol.
         """
+        if self._is_server:
+            return [self._url]
         if not self._behind_router:
             status, answer = await self._control("GET", f"{self._url}/server_info")
             if status == _OK:
+                self._is_server = True
                 return [self._url]
             if status != _NOT_FOUND:
                 raise _refused(self._url, status, answer)

@@ -3,13 +3,16 @@
     POST /pause_generation      {"mode": "abort"}: running requests end with their tokens, new ones wait
     POST /continue_generation   {}
     POST /flush_cache           400 while a request runs
+    POST /abort_request         {"abort_all": true}: every request ends with its tokens
+    POST /release_memory_occupation, /resume_memory_occupation   {"tags": ["weights", "kv_cache"]}
     POST /update_weights_from_* {"success": true, "message": ".."}, or 400
     POST /update_weight_version {"new_version": "3"}
     GET  /server_info           tp_size, custom_weight_loader      GET /model_info   weight_version
 
-As observed on SGLang 0.5.15. Two crashes of its scheduler are avoided here. Its own flush after an update
+As observed on SGLang 0.5.15. Crashes of its scheduler are avoided here. Its own flush after an update
 crashes it where a request still runs, so every update has `flush_cache: false`, and `flush` is a call of its
-own. And an unknown name of a loader or a group crashes it, so `facts` returns the loaders.
+own. An unknown name of a loader or a group crashes it, so `facts` returns the loaders. A release while a
+request runs, and a resumption of what was not released, crash it too (from its source): see `memory`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -25,7 +28,7 @@ from pydantic import Field
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.connection import ServerConnection
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import TensorSpec
+from agentrl.protocols import MemoryTag, TensorSpec
 
 _FLUSH_RETRY_S = 0.05
 
@@ -36,6 +39,12 @@ class UpdateReply(wire.WireModel):
     success: bool
     message: str = ""
     checksum: int | None = None
+
+
+class ReleaseReply(wire.WireModel):
+    """The reply to a release. freed_bytes: as measured; only `agentrl serve` reports it."""
+
+    freed_bytes: int | None = None
 
 
 class Facts(wire.WireModel):
@@ -64,7 +73,7 @@ class Server:
     """One process of SGLang, or of `agentrl serve`. A server that is started again is another `Server`.
 
     url: of the server itself, not of a router. headers: sent with every call (`Authorization`).
-    timeout_s: of a call that moves no weights. update_timeout_s: of one that does, a pause, a flush.
+    timeout_s: of a call that moves no weights. update_timeout_s: of one that does, and of a pause.
 
     in_doubt: an update got no reply: the server's weights may still change, so restart it.
 
@@ -102,15 +111,42 @@ class Server:
         """Accept requests again."""
         await self._post("/continue_generation", {}, self._timeout_s)
 
-    async def flush(self) -> None:
-        """Drop the cache of older weights; waits for the last request to end."""
+    async def abort_all(self) -> None:
+        """End every request with its tokens so far."""
+        await self._post("/abort_request", {"abort_all": True}, self._timeout_s)
+
+    async def flush(self) -> bool:
+        """Drop all cached prefixes; False where a request runs, or has not left the scheduler yet."""
+        try:
+            await self._post("/flush_cache", {}, self._timeout_s)
+        except EngineUnavailableError:
+            raise
+        except EngineError:
+            return False
+        return True
+
+    async def drain(self) -> None:
+        """Wait until no request is in the scheduler any more, and drop all cached prefixes."""
         try:
             async with asyncio.timeout(self._update_timeout_s):
-                await self._flush()
+                while not await self.flush():
+                    await asyncio.sleep(_FLUSH_RETRY_S)
         except TimeoutError:
             raise EngineUnavailableError(
-                f"{self.url} did not flush its cache in {self._update_timeout_s:g} s: requests still run."
+                f"{self.url} has requests in its scheduler after {self._update_timeout_s:g} s; restart it."
             ) from None
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int | None:
+        """Free this memory; no request may run. The bytes, where the server measures them."""
+        path = "/release_memory_occupation"
+        body = await self._post(path, {"tags": sorted(tags)}, self._update_timeout_s)
+        if not body.startswith(b"{"):
+            return None
+        return wire.read(ReleaseReply, body, f"the reply of {self.url}{path}").freed_bytes
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Allocate memory that was released."""
+        await self._post("/resume_memory_occupation", {"tags": sorted(tags)}, self._update_timeout_s)
 
     async def weight_version(self) -> int:
         """The version of the weights that it serves; 0 where none was set."""
@@ -193,18 +229,6 @@ class Server:
     async def close(self) -> None:
         """Close the connections. The server keeps running."""
         await self._connection.close()
-
-    async def _flush(self) -> None:
-        while True:
-            try:
-                await self._post("/flush_cache", {}, self._timeout_s)
-            except EngineUnavailableError:
-                raise
-            except EngineError:
-                # An aborted request has not left the scheduler yet.
-                await asyncio.sleep(_FLUSH_RETRY_S)
-            else:
-                return
 
     async def _update(self, path: str, payload: Mapping[str, object], version: int | None) -> UpdateReply:
         version_field = {} if version is None else {"weight_version": str(version)}

@@ -8,23 +8,24 @@ to another server or to the restarted one. Ends: with `close`, which also ends t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
 from agentrl.engine.sglang.client import SGLangPolicy
 from agentrl.engine.sglang.control import Server
+from agentrl.engine.sglang.memory import ServerMemory
 from agentrl.engine.sglang.sink import SGLangSink
 from agentrl.engine.sglang.transports.base import Transport
 from agentrl.errors import EngineError, EngineUnavailableError
-from agentrl.protocols import Sampling, TensorSpec, WeightTransaction
+from agentrl.protocols import MemoryTag, Sampling, TensorSpec, WeightTransaction
 from agentrl.types import Completion
 
 _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0
 _COMMIT_ATTEMPTS = 3
-_RETRY_COUNTS = ("retries", "lost", "resumed")
+_RETRY_COUNTS = ("retries", "lost", "resumed", "interrupted")
 
 
 class Process(Protocol):
@@ -130,6 +131,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self._members = [_Member(process, Server(process.url, self.headers)) for process in self.processes]
         self._sink = SGLangSink(self.transport, self._servers_in_service, self._held, self._lost)
+        self._memory = ServerMemory(self._servers_in_service, self.policy.held, self._lost, self._sink)
         self._updating = False
         self._restarts = 0
         self._can_serve = asyncio.Event()
@@ -177,6 +179,22 @@ class Fleet:
         """End every request with its tokens so far."""
         await self.policy.abort()
 
+    async def release_memory(self, tags: Collection[MemoryTag]) -> int | None:
+        """Free this memory of every server, and hold all requests; see `Engine`.
+
+        Raises:
+            EngineError: a server refused.
+        """
+        return await self._memory.release(tags)
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """Allocate released memory again; see `Engine`.
+
+        Raises:
+            EngineError: the weights that were released have not been sent again; a server refused.
+        """
+        await self._memory.resume(tags)
+
     async def close(self) -> None:
         """Stop the watchers, end all requests, free the copy of the weights, stop the servers.
 
@@ -212,13 +230,21 @@ class Fleet:
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
-        async with self.policy.held():
+        async with self.policy.held(self._abort_all):
             # A paused server may fail its health check.
             self._updating = True
             try:
                 yield
             finally:
                 self._updating = False
+                self.policy.salt = self._sink.salt
+
+    async def _abort_all(self) -> None:
+        # A server that is down, or hangs, must not keep the others from ending theirs.
+        calls = (server.abort_all() for server in self._servers_in_service())
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, EngineError):
+                raise result
 
     def _lost(self, server: Server, error: EngineError) -> None:
         for member in self._members:
@@ -238,7 +264,7 @@ class Fleet:
             check_due = loop.time() > next_check or self._failed_requests > num_failed
             if not member.process.running:
                 self._mark_failed(member, f"it ended (exit code {member.process.returncode})")
-            elif check_due and not self._updating:
+            elif check_due and not self._updating and not self._memory.tags:
                 num_failed = self._failed_requests
                 if await self._hangs(member):
                     self._mark_failed(member, f"it failed its health check of {self.health.timeout_s:g} s")
@@ -307,6 +333,7 @@ class Fleet:
         complete = False
         try:
             await self._sink.restore(member.control)
+            await self._memory.renew(member.control)
             if self.router is not None:
                 await self.router.add(member.process.url)
             complete = not member.trouble
@@ -335,6 +362,11 @@ class FleetSink:
 
     def __init__(self, sink: SGLangSink, can_serve: asyncio.Event) -> None:
         self._sink, self._can_serve = sink, can_serve
+
+    @property
+    def standstill_s(self) -> float:
+        """See `SGLangSink`."""
+        return self._sink.standstill_s
 
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[FleetTransaction]:

@@ -44,6 +44,11 @@ class Draft:
         self.ids: list[int] = []
         self.version = 0
         self.cached_tokens: int | None = None
+        if (begun := sampling.continues) is not None:
+            self.ids += begun.token_ids.tolist()
+            self._logprobs += begun.logprobs.tolist()
+            self._versions += begun.versions.tolist()
+            self._text = decode(self.ids) if decode else ""
 
     @property
     def ended(self) -> bool:
@@ -155,14 +160,15 @@ ABORT_RETRY_S = 0.2
 class PendingRequest:
     """A call of generate until it returns.
 
-    rid: of the last HTTP request. ticket: True admits the call, False ends its wait. aborted: it is to end
-    with its tokens so far. sent: a server may be processing it. idle: no HTTP request is in flight.
-    overdue: no server answered the abort.
+    number: of the call, in order. rid: of the last HTTP request. ticket: True admits the call, False ends its
+    wait. aborted: it is to end with its tokens so far. sent: a server may be processing it. idle: no HTTP
+    request is in flight. interrupted: the last HTTP request is ended to make room in a cache. overdue: no
+    server answered the abort.
     """
 
-    def __init__(self, draft: Draft, deadline: asyncio.Timeout) -> None:
+    def __init__(self, draft: Draft, deadline: asyncio.Timeout, number: int) -> None:
         loop = asyncio.get_running_loop()
-        self.draft, self.deadline = draft, deadline
+        self.draft, self.deadline, self.number = draft, deadline, number
         self.rid = ""
         self.ticket: asyncio.Future[bool] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
@@ -170,6 +176,7 @@ class PendingRequest:
         self.idle.set()
         self.sent = False
         self.aborted = asyncio.Event()
+        self.interrupted = False
         self.overdue = False
 
     def mark_sent(self) -> None:
@@ -177,6 +184,7 @@ class PendingRequest:
         # An abort ends every rid with its prefix: no rid may be a prefix of another.
         self.rid = uuid.uuid4().hex
         self.sent = True
+        self.interrupted = False
         self.idle.clear()
 
     def mark_returned(self, *, may_run: bool) -> None:
@@ -190,18 +198,20 @@ class PendingRequest:
         self.done.set_result(None)
 
     async def ended_by(self, abort: Callable[[str], Awaitable[None]]) -> None:
-        """Send aborts until no HTTP request is in flight.
+        """Send aborts until the HTTP request in flight has ended.
 
         An abort may overtake its request, so it is repeated. A server that does not answer in
         ABORT_TIMEOUT_S has lost the request.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + ABORT_TIMEOUT_S
-        while not self.idle.is_set():
+        rid = self.rid
+        # One that was interrupted may be sent again at once, under another rid.
+        while not self.idle.is_set() and self.rid == rid:
             if loop.time() > deadline_s and not self.deadline.expired():
                 self.overdue = True
                 self.deadline.reschedule(loop.time())
-            await abort(self.rid)
+            await abort(rid)
             idle = asyncio.ensure_future(self.idle.wait())
             await asyncio.wait([idle], timeout=ABORT_RETRY_S)
             idle.cancel()

@@ -1,15 +1,22 @@
 """The weight sink of SGLang servers: an update reaches all of them or none, and no server mixes versions.
 
 begin -> put ... -> commit: compare the checksum of the staged weights with the trainer's
+                    stage   all that the transport can prepare while the servers serve
                     hold    the policy stops sending, and ends running requests
                     pause   every server, in abort mode
                     send    by the transport; compare the checksum of the loaded weights with the trainer's
-                    flush the caches, set the version, resume
+                    set the version, resume; the policy's requests have another salt from then on
+
+No prefix that older weights computed is used afterwards, because requests are salted with the weights
+(`salt`). A flush is no part of that, and an update never waits for one. A paused server, which is most likely
+idle, is asked once while it gets the version: that costs no time of its own, frees the memory of prefixes
+that nobody can use any more, and serves clients that send no salt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeAlias
@@ -42,6 +49,9 @@ class SGLangSink:
 
     One update or restore runs at a time; the next waits for it. A cancellation takes effect after it has
     ended.
+
+    standstill_s: how long, in the last update, no request was served: from its hold to its end (seconds).
+    num_updates: versions that all servers have loaded (count).
     """
 
     def __init__(self, transport: Transport, servers: Servers, hold: Hold, lost: Lost) -> None:
@@ -50,12 +60,19 @@ class SGLangSink:
         self._hold = hold
         self._lost = lost
         self._current: Delivery | None = None
+        self.num_updates = 0
         self._updating = asyncio.Lock()
+        self.standstill_s = 0.0
 
     @property
     def version(self) -> int:
         """The version that was last sent to all servers; 0 before the first."""
         return 0 if self._current is None else self._current.version
+
+    @property
+    def salt(self) -> str | None:
+        """The salt of requests to the servers; None before the first version."""
+        return None if self._current is None else self._current.salt
 
     @asynccontextmanager
     async def begin(self, manifest: Sequence[TensorSpec], version: int) -> AsyncIterator[Transaction]:
@@ -107,8 +124,11 @@ class SGLangSink:
             finally:
                 if not opened:
                     await self._report_dead(servers)
-            async with self._hold():
-                await self._swap(servers, delivery)
+            async with self._transport.staged(servers, delivery):
+                began = time.perf_counter()
+                async with self._hold():
+                    await self._swap(servers, delivery)
+                self.standstill_s = time.perf_counter() - began
 
     async def _swap(self, servers: Sequence[Server], delivery: Delivery) -> None:
         await self._pause(servers)
@@ -122,6 +142,7 @@ class SGLangSink:
                 for server in servers:
                     await self._report_failure(server, self._roll_back(server))
         self._current = delivery
+        self.num_updates += 1
         for server in servers:
             # Its weights are complete now; resume still fails where the server has crashed.
             await self._report_failure(server, server.resume())
@@ -148,8 +169,9 @@ class SGLangSink:
                     f"{server.url} holds other weights than version {delivery.version} has (checksum "
                     f"{loaded_checksum}, expected {delivery.checksum}); send them again."
                 )
-        await results_of(server.flush() for server in servers)
-        await results_of(server.set_version(delivery.version) for server in servers)
+        await results_of(
+            call for server in servers for call in (server.set_version(delivery.version), server.flush())
+        )
 
     async def _roll_back(self, server: Server) -> None:
         """Send the previous version to a server that may hold some of the new weights."""
@@ -192,12 +214,13 @@ class _StagedBuckets:
         self._digests += await asyncio.to_thread(digests_of, bucket)
         self._buckets.append(bucket)
 
-    def checksum(self) -> int:
+    async def checksum(self) -> int:
         return sum_digests(self._digests)
 
     async def install(self) -> None:
-        """Hold, pause, send, compare the checksum of the loaded weights, set the version, resume."""
-        await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), self.checksum()))
+        """Stage, hold, pause, send, compare the checksum of the loaded weights, set the version, resume."""
+        staged = sum_digests(self._digests)
+        await self._deliver(Delivery(self._version, self._manifest, tuple(self._buckets), staged))
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], current: Delivery | None) -> None:

@@ -1,11 +1,13 @@
 """`POST /generate` and the control endpoints of SGLang, from the client's side.
 
-    POST /generate        {"rid": "..", "input_ids": [1, 10], "sampling_params": {..}, "return_logprob": true}
+    POST /generate        {"rid": "..", "input_ids": [1, 10], "sampling_params": {..}, "return_logprob": true,
+                           "extra_key": ".."}: requests share cached prefixes only where this salt is equal
     200                   {"output_ids": [59], "text": "..", "meta_info": {
                            "finish_reason": {"type": "length"}, "weight_version": "default",
                            "cached_tokens": 1, "output_token_logprobs": [[-3.89, 59, null]]}}
     POST /abort_request   {"rid": ".."}: that request returns at once, with its tokens so far
     GET  /server_info     the maximum request length    GET /model_info   the weights' version
+    GET  /v1/loads        the queue, and how full the cache is
 
 As observed on SGLang 0.5.15. Its logprobs are after temperature, before top-p and top-k; at temperature 0
 they are those of temperature 1. (With SGLANG_RETURN_ORIGINAL_LOGPROB set they are before temperature: do not
@@ -76,6 +78,19 @@ class ServerInfo(WireModel):
     max_req_input_len: int | None = None
     max_total_num_tokens: int | None = None
     page_size: Annotated[int, Field(ge=1)] = 1
+
+
+class RankLoad(WireModel):
+    """The load of one data-parallel replica: requests in its queue, and the share of its cache in use."""
+
+    num_waiting_reqs: Annotated[int, Field(ge=0)]
+    token_usage: Annotated[float, Field(ge=0)]
+
+
+class Loads(WireModel):
+    """The reply of /v1/loads."""
+
+    loads: list[RankLoad]
 
 
 class ModelInfo(WireModel):
@@ -173,8 +188,11 @@ def version_of(weight_version: str) -> int:
     return int(weight_version)
 
 
-def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> bytes:
-    """The body of a request for one completion. Every parameter with a server default is set."""
+def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling, salt: str | None = None) -> bytes:
+    """The body of a request for one completion. Every parameter with a server default is set.
+
+    salt: of its cached prefixes; None = those of requests without one.
+    """
     rules: dict[str, object] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -202,6 +220,8 @@ def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling) -> by
         "sampling_params": rules,
         "return_logprob": True,
     }
+    if salt is not None:
+        request["extra_key"] = salt
     return _REQUEST.dump_json(request)
 
 

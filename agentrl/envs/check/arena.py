@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agentrl.envs.agents import ScriptedAgent
-from agentrl.envs.base import Env, Script
+from agentrl.envs.base import AnyScript, Env
+from agentrl.envs.boundary import call_close, call_reset, call_step
 from agentrl.envs.play import play
 from agentrl.errors import StageError, UserError, stage
 from agentrl.protocols import Act, Session, ToolSchema
-from agentrl.types import JSON, Episode, Limits, Message, Observation, Step, Task, ToolStats
+from agentrl.types import JSON, Episode, Finish, Limits, Message, Observation, Step, Task, ToolStats
 
-Policy: TypeAlias = Callable[[Env, Task, random.Random], Script]
+Policy: TypeAlias = Callable[[Env, Task, random.Random], AnyScript]
 """From an instance (which has its tools after reset), a task and a random generator to a script."""
 
 
@@ -52,29 +53,44 @@ class TimedEnv:
     async def reset(self, task: Task, *, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
         """Begin the task, timed."""
         began = time.perf_counter()
-        result = await self._env.reset(task, seed=seed)
+        result = await call_reset(self._env, task, seed=seed)
         self._seconds["reset"].append(time.perf_counter() - began)
         return result
 
     async def step(self, action: Message) -> Step:
         """Answer, timed."""
         began = time.perf_counter()
-        step = await self._env.step(action)
+        step = await call_step(self._env, action)
         name = "last_step" if step.terminated or step.truncated else "step"
         self._seconds[name].append(time.perf_counter() - began)
         return step
 
     async def close(self) -> None:
         """Close the world."""
-        await self._env.close()
+        await call_close(self._env)
+
+
+ENDLESS = "and so on, " * 2000
+"""The text of a turn that meets the limit of tokens."""
 
 
 class YieldingAgent(ScriptedAgent):
-    """A scripted agent that yields to the event loop before each action, as an agent of a model does."""
+    """A scripted agent that yields to the event loop before each action, as an agent of a model does.
+
+    leaves_at: the turn, from 0, that it does not finish: the episode is truncated there; None = none.
+    """
+
+    def __init__(self, script: AnyScript | Callable[[str], AnyScript], leaves_at: int | None = None) -> None:
+        super().__init__(script)
+        self._turns_left = leaves_at
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """The script's next action, one turn of the event loop later."""
         await asyncio.sleep(0)
+        if self._turns_left == 0:
+            return Act(Message("assistant", ENDLESS), None, finish=Finish.LENGTH)
+        if self._turns_left is not None:
+            self._turns_left -= 1
         return await super().act(observation, tools=tools, session=session)
 
 
@@ -96,8 +112,18 @@ class Arena:
         """The first `n` tasks, repeated where there are fewer."""
         return tuple(self.tasks[k % len(self.tasks)] for k in range(n)) if self.tasks else ()
 
-    async def play(self, policy: Policy, task: Task, *, number: int = 0, seed: int | None = None) -> Episode:
+    async def play(
+        self,
+        policy: Policy,
+        task: Task,
+        *,
+        number: int = 0,
+        seed: int | None = None,
+        leaves_at: int | None = None,
+    ) -> Episode:
         """One episode. number: seeds the policy, and the world where `seed` is None.
+
+        leaves_at: the turn, from 0, that the policy does not finish; None = none.
 
         Raises:
             UserError: the environment raised it.
@@ -105,14 +131,13 @@ class Arena:
         """
         async with stage("make", None):
             env = self.make()
-        script = policy(env, task, random.Random(f"{self.seed}/{task.id}/{number}"))
+        rng = random.Random(f"{self.seed}/{task.id}/{number}")
+        agent = YieldingAgent(lambda _: policy(env, task, rng), leaves_at)
         world_seed = self.seed + number if seed is None else seed
-        return await play(
-            TimedEnv(env, self.seconds), YieldingAgent(script), task, seed=world_seed, sampling_seed=number
-        )
+        return await play(TimedEnv(env, self.seconds), agent, task, seed=world_seed, sampling_seed=number)
 
 
-def expert(env: Env, task: Task, _: random.Random) -> Script:
+def expert(env: Env, task: Task, _: random.Random) -> AnyScript:
     """The environment's own expert."""
     return env.expert(task)
 

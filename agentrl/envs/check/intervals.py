@@ -6,6 +6,9 @@ scores it is exactly Wilson's; for others it is wide enough, since a variable in
 variance of at most m (1 - m). Z is for 99.9% on each side, because a check makes some thirty comparisons
 and false alarms must be rare.
 
+Differences between pairs of episodes that have the same task, seed and actions vary little, and have no range
+of their own: the lower bound of their mean is the normal one, Z standard errors below it.
+
 A mean of exactly 1 (or 0) has 1 (or 0) inside its interval, and any other mean excludes it: an expert with
 a declared score of 1 must always reach it.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 Z = 3.09
@@ -44,3 +47,8 @@ def interval(scores: Sequence[float], declared: Sequence[float], *, z: float = Z
     scale = (high - low) / (1 + z * z / n)
     bounds = Interval(mean, low + scale * (centre - spread), low + scale * (centre + spread))
     return bounds._replace(low=min(bounds.low, mean), high=max(bounds.high, mean))
+
+
+def lowest_mean(differences: Sequence[float]) -> float:
+    """The lower bound of the mean of at least two paired differences."""
+    return fmean(differences) - Z * stdev(differences) / math.sqrt(len(differences))

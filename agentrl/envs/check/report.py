@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from html import escape
 
 from agentrl.types import JSON
 
@@ -12,7 +13,7 @@ _MAX_NAMES = 5
 
 
 class Severity(StrEnum):
-    """error: do not train on this world. warning: review it."""
+    """Of a finding. With an error do not train on this world; a warning is for the author to judge."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -20,7 +21,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of an environment. code: its name, kebab-case; text: a sentence with the next step."""
+    """A fault of an environment. code: its name, kebab-case. text: a sentence with the next step."""
 
     code: str
     severity: Severity
@@ -32,6 +33,7 @@ class CheckReport:
     """The report of `check_env` on an environment.
 
     env_id: its id, or `module:Class` of an unregistered one. seed: the seed of all randomness of the check.
+    findings: in the order of the checks.
     figures: name -> number; units are in the names (`reset_ms`, `memory_mib_per_100_episodes`).
     """
 
@@ -65,6 +67,10 @@ class CheckReport:
         """One line for each finding, as a failed assertion prints it."""
         lines = [f"{finding.severity} {finding.code}: {finding.text}" for finding in self.findings]
         return "\n".join([f"{self.env_id}: {'passed' if self.ok else 'failed'}", *lines])
+
+    def _repr_html_(self) -> str:
+        """The same lines, where a notebook shows the report."""
+        return f"<pre style='white-space: pre-wrap'>{escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,72 +2,88 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import TypeAlias, cast
 
-from agentrl.envs.base import Env
-from agentrl.envs.check.arena import Arena, expert
+from agentrl.envs.base import BaseEnv, Env, tasks_of
+from agentrl.envs.boundary import call_close
+from agentrl.envs.check.arena import Arena, expert, outcome
 from agentrl.envs.check.cancel_probe import probe_cancelling
 from agentrl.envs.check.cost_probe import latencies, probe_memory, slow
+from agentrl.envs.check.leaving_probe import probe_leaving
 from agentrl.envs.check.policies import random_policy
 from agentrl.envs.check.report import CheckReport, ProbeResult, error, findings_of
 from agentrl.envs.check.same_probe import probe_sameness
 from agentrl.envs.check.score_probe import has_expert, probe_chance, probe_expert
 from agentrl.envs.check.shared_probe import probe_release
+from agentrl.envs.check.state_probe import probe_states, saves_state
 from agentrl.envs.check.task_probe import Splits, probe_tasks, subsampled
 from agentrl.envs.check.traces import own_temporary_folder, present
 from agentrl.envs.multi_agent import AgentView, AnyEnv, MultiAgentEnv
-from agentrl.envs.registry import EnvSpec, find
+from agentrl.envs.play import play
+from agentrl.envs.registry import find, path_of
 from agentrl.errors import StageError, UserError, stage
-from agentrl.types import Task
+from agentrl.event_loop import blocking
+from agentrl.interrupts import run_until_signal
+from agentrl.tools.secrets import with_secrets
+from agentrl.types import Episode, Task
 
 Progress = Callable[[str], None]
+CheckedEnv: TypeAlias = str | type[AnyEnv] | Callable[[], AnyEnv]
+"""The id or the path of an environment, its class, or a function that makes an instance."""
 
 
 def check_env(
-    env: str | type[AnyEnv], *, n: int = 32, seed: int = 0, progress: Progress | None = None
+    env: CheckedEnv,
+    *,
+    env_kwargs: Mapping[str, object] | None = None,
+    n: int = 32,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> CheckReport:
-    """Check an environment, by its id or its class: tasks, scores, cheats, sameness, costs, traces.
+    """Check an environment: tasks, scores, cheats, sameness, costs, traces.
 
-    n: tasks that the expert and random play are measured on; each adversary plays a quarter of them.
+        check_env("HopSearch-v0")
+        check_env(Maze, env_kwargs={"size": 5})
+        check_env(lambda: Maze(size=5))
+
+    It works where an event loop runs, too; `check_env_async` does not block that.
+
+    env: its id or path, its class, or a function that makes an instance.
+    env_kwargs: arguments of its class.
+    n: tasks that the expert and random play are measured on; each adversary plays a quarter of them. Episodes
+        that are lost are played again, and left in the middle of a turn, to compare the scores.
     seed: of all randomness of the check. progress: called with the name of each probe.
 
     Raises:
         UnknownEnvError: no environment of that name.
-        UserError: n is below 1, the class lacks a method or needs arguments, or an event loop runs already.
+        UserError: n is below 1, the class lacks a method or does not take these arguments, or the function
+            makes no new environment at each call.
     """
-    if _in_event_loop():
-        raise UserError(
-            "check_env was called inside an event loop; write `await check_env_async(...)` there."
-        )
-    return asyncio.run(check_env_async(env, n=n, seed=seed, progress=progress))
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    check = partial(check_env_async, env, env_kwargs=env_kwargs, n=n, seed=seed, progress=progress)
+    return blocking(lambda: run_until_signal(check()))
 
 
 async def check_env_async(
-    env: str | type[AnyEnv], *, n: int = 32, seed: int = 0, progress: Progress | None = None
+    env: CheckedEnv,
+    *,
+    env_kwargs: Mapping[str, object] | None = None,
+    n: int = 32,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> CheckReport:
-    """`check_env` for code that runs in an event loop.
+    """`check_env` for coroutines. It measures times: whatever else runs in the event loop counts.
 
     Raises:
         UnknownEnvError: no environment of that name.
-        UserError: n is below 1, or the class lacks a method or needs arguments.
+        UserError: as `check_env`.
     """
     if n < 1:
         raise UserError(f"a check plays at least one task, got n = {n}; leave n out for the usual number.")
-    spec = find(env) if isinstance(env, str) else EnvSpec(f"{env.__module__}:{env.__qualname__}", env)
-    make = spec.factory()
+    name, make = _named(env, env_kwargs or {})
     with own_temporary_folder() as folder:
         before = present(folder)
         try:
@@ -78,7 +94,34 @@ async def check_env_async(
     if not any(finding.code.startswith("leaves-") for finding in findings_of(results)):
         results = [*results, released]
     figures = {name: number for result in results for name, number in (result.figures or {}).items()}
-    return CheckReport(spec.id, seed, tuple(findings_of(results)), figures)
+    return CheckReport(name, seed, tuple(findings_of(results)), figures)
+
+
+def _named(env: CheckedEnv, kwargs: Mapping[str, object]) -> tuple[str, Callable[[], AnyEnv]]:
+    """The name of the environment in the report, and what makes its instances."""
+    if isinstance(env, str | type):
+        path = env if isinstance(env, str) else path_of(env)
+        return path, find(path).factory(**with_secrets(kwargs))
+    if isinstance(env, BaseEnv) or not callable(env):
+        raise UserError(
+            f"a check plays new instances, got {env!r:.60}; pass an id, the class, or a function that makes "
+            "an instance."
+        )
+    if kwargs:
+        raise UserError(
+            "env_kwargs have no effect with a function that makes the environment; pass the class."
+        )
+    name = getattr(env, "__qualname__", type(env).__name__)
+    return name, partial(_made, name, env)
+
+
+def _made(name: str, make: Callable[[], AnyEnv]) -> AnyEnv:
+    env: object = make()
+    if not isinstance(env, BaseEnv):
+        raise UserError(f"{name} makes {env!r:.60}, which is no agentrl.Env; return an instance of one.")
+    made = cast(AnyEnv, env)
+    made.id = made.id or name
+    return made
 
 
 def _silent(what: str) -> None:
@@ -97,15 +140,34 @@ async def _probe_agents(
     if not isinstance(example, MultiAgentEnv):
         return await _probe(cast(Callable[[], Env], make), n, seed, progress)
     results: list[ProbeResult] = []
+    progress("stopping and going on")
+    results.append(await _probe_joint_states(cast(Callable[[], MultiAgentEnv], make), seed))
     for agent in example.possible_agents:
         view = partial(_view, cast(Callable[[], MultiAgentEnv], make), agent)
         results += [_of_agent(agent, result) for result in await _probe(view, n, seed, progress)]
-    await example.close()
+    await call_close(example)
     return results
 
 
 def _view(make: Callable[[], MultiAgentEnv], agent: str) -> Env:
     return AgentView(make(), agent)
+
+
+async def _probe_joint_states(make: Callable[[], MultiAgentEnv], seed: int) -> ProbeResult:
+    """Resume an episode of the environment's scripts."""
+    try:
+        async with stage("tasks", None):
+            env = make()
+            task = next(iter(tasks_of(env, env.splits[0])), None) if env.splits else None
+        if task is None or not saves_state(env):
+            return ProbeResult()
+        scripts = {
+            name: env.scripted(task, name, random.Random(f"{seed}/{name}")) for name in env.possible_agents
+        }
+        return await probe_states(make, [await play(env, scripts, task, seed=seed)])
+    except (StageError, UserError):
+        # The other probes report it.
+        return ProbeResult()
 
 
 def _of_agent(agent: str, result: ProbeResult) -> ProbeResult:
@@ -115,7 +177,8 @@ def _of_agent(agent: str, result: ProbeResult) -> ProbeResult:
 
 
 def _broken(at: StageError) -> ProbeResult:
-    return ProbeResult((error(f"{at.stage}-fails", f"`{at.stage}` breaks: {at.detail}; mend it first."),))
+    text = str(at) if isinstance(at, UserError) else f"`{at.stage}` breaks: {at.detail}; mend it first."
+    return ProbeResult((error(f"{at.stage}-fails", text),))
 
 
 async def _probe(make: Callable[[], Env], n: int, seed: int, progress: Progress) -> Sequence[ProbeResult]:
@@ -128,6 +191,8 @@ async def _probe(make: Callable[[], Env], n: int, seed: int, progress: Progress)
             splits, again = _splits(example), _splits(other)
     except StageError as broken:
         return [_broken(broken)]
+    if other is example:
+        raise UserError(f"{example.id} is one instance at every call; return a new one, as episodes need.")
     chance, span = example.chance_score, example.expert_score - example.chance_score
     results = [probe_tasks(splits, again, example.limits.max_tokens, chance, span), _declared(example)]
     arena = Arena(make, example, _chosen(splits, n, seed), seed)
@@ -137,22 +202,34 @@ async def _probe(make: Callable[[], Env], n: int, seed: int, progress: Progress)
         results.append(of_expert)
         progress("random and adversarial policies")
         results.append(await probe_chance(arena, n, answered_in))
+        results.append(await probe_leaving(arena, n))
         results += await _probe_world(arena, progress)
-    await other.close()
-    await example.close()
+    await call_close(other)
+    await call_close(example)
     return results
 
 
 async def _probe_world(arena: Arena, progress: Progress) -> Sequence[ProbeResult]:
-    gold = expert if has_expert(arena) else random_policy
+    gold = expert if await has_expert(arena) else random_policy
     progress("same seed, same episode")
     sameness = await probe_sameness(arena, (gold, random_policy))
+    progress("stopping and going on")
+    policies = (gold, random_policy) if saves_state(arena.example) else ()
+    episodes = [await outcome(arena.play(policy, arena.tasks[0])) for policy in policies]
+    states = await probe_states(arena.make, [played for played in episodes if isinstance(played, Episode)])
     progress("cancelling at every await")
     cancelling = await probe_cancelling(arena, gold)
     # Before the memory probe: tracing makes everything slower.
     figures = latencies(arena.seconds)
     progress("memory")
-    return sameness, cancelling, ProbeResult((), figures), slow(figures), await probe_memory(arena, gold)
+    return (
+        sameness,
+        states,
+        cancelling,
+        ProbeResult((), figures),
+        slow(figures),
+        await probe_memory(arena, gold),
+    )
 
 
 def _declared(env: Env) -> ProbeResult:
@@ -164,7 +241,7 @@ def _declared(env: Env) -> ProbeResult:
 
 
 def _splits(env: Env) -> Splits:
-    return {name: subsampled(env.tasks(name)) for name in env.splits}
+    return {name: subsampled(tasks_of(env, name)) for name in env.splits}
 
 
 def _chosen(splits: Splits, n: int, seed: int) -> tuple[Task, ...]:

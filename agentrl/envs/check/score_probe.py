@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from agentrl.envs.agents import discard
 from agentrl.envs.check.arena import Arena, Policy, expert, failure_line, outcome
 from agentrl.envs.check.intervals import ROUNDING, Interval, interval
 from agentrl.envs.check.policies import ADVERSARIES, FORGING, KNOWING, gold_in_tools, random_policy
 from agentrl.envs.check.report import Finding, ProbeResult, error, some, warning
 from agentrl.envs.check.task_probe import CHARACTERS_PER_TOKEN, TOLERANCE
 from agentrl.envs.scoring import score, squad_normalize
-from agentrl.errors import UserError
+from agentrl.errors import StageError, UserError, stage
 from agentrl.types import Episode, Message, Task
 
 LONGEST_OBSERVATION = 65_536
@@ -31,9 +32,17 @@ class PlayedEpisodes(NamedTuple):
     failures: tuple[str, ...]
 
 
-async def played(arena: Arena, policy: Policy, tasks: Sequence[Task]) -> PlayedEpisodes:
-    """One episode of each task, scored by the environment's steps and its rewards."""
-    outcomes = [await outcome(arena.play(policy, task, number=number)) for number, task in enumerate(tasks)]
+async def played(
+    arena: Arena, policy: Policy, tasks: Sequence[Task], *, first: int = 0, leaves_at: int | None = None
+) -> PlayedEpisodes:
+    """One episode of each task, scored by the environment's steps and its rewards.
+
+    first: the number of the first episode, which seeds it. leaves_at: as for `Arena.play`.
+    """
+    outcomes = [
+        await outcome(arena.play(policy, task, number=number, leaves_at=leaves_at))
+        for number, task in enumerate(tasks, start=first)
+    ]
     ended = [episode for episode in outcomes if isinstance(episode, Episode)]
     began = time.perf_counter()
     scored = await score(ended, arena.example.rewards)
@@ -45,12 +54,16 @@ async def played(arena: Arena, policy: Policy, tasks: Sequence[Task]) -> PlayedE
     return PlayedEpisodes(episodes, tuple(verdict.total for verdict in scored.verdicts), tuple(failures))
 
 
-def has_expert(arena: Arena) -> bool:
+async def has_expert(arena: Arena) -> bool:
     """Whether the environment defines an expert, or inherits one that accepts the first task."""
     if not arena.example.has_expert:
         return False
     try:
-        arena.example.expert(arena.tasks[0]).close()
+        async with stage("expert", None):
+            discard(arena.example.expert(arena.tasks[0]))
+    except StageError:
+        # Its episodes will fail in the same way.
+        return True
     except UserError:
         return False
     return True
@@ -58,7 +71,7 @@ def has_expert(arena: Arena) -> bool:
 
 async def probe_expert(arena: Arena, n: int) -> tuple[ProbeResult, frozenset[str]]:
     """The expert over `n` tasks; and the tools whose arguments held its answer."""
-    if not has_expert(arena):
+    if not await has_expert(arena):
         text = (
             "not provable: without an `expert(task)` nothing shows that the tasks can be solved; write one."
         )

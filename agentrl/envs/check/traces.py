@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures.thread import _worker
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +48,7 @@ def own_temporary_folder() -> Iterator[Path]:
 
 def present(folder: Path) -> Counter[Trace]:
     """All open resources; `folder`: that of temporary files."""
-    traces = Counter(Trace("thread", thread.name) for thread in threading.enumerate())
+    traces = Counter(Trace("thread", thread.name) for thread in _threads())
     traces.update(Trace("process", _command(pid)) for pid in _children())
     traces.update(_descriptors())
     traces.update(Trace("file", path.name) for path in folder.rglob("*"))
@@ -63,6 +65,16 @@ async def leftovers(before: Counter[Trace], folder: Path) -> list[Trace]:
             gc.collect()
         await asyncio.sleep(_POLL_S if poll else 0)
     return sorted(present(folder) - before)
+
+
+def _threads() -> Iterator[threading.Thread]:
+    """All threads, without the idle ones of `asyncio.to_thread`: these stay until the event loop ends."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        idle = frame is not None and frame.f_code is _worker.__code__
+        if not (idle and thread.name.startswith("asyncio_")):
+            yield thread
 
 
 def _children() -> Iterator[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple, SupportsFloat, cast
 
 import gymnasium
 from gymnasium.spaces import Discrete, Text
@@ -62,7 +62,7 @@ class GymEnv(Env):
         scaled from [worst, best] to [0, 1]. A game that did not terminate is worth nothing: where rewards
         can be negative, stopping early would otherwise be rewarded.
 
-    inline (of the class): its steps take microseconds and need no thread of their own.
+    inline: an attribute of the class: its steps take microseconds and need no thread of their own.
 
     A turn without an action gets a sentence as its answer and is counted as `invalid_moves`. Unless the class
     sets `limits`, max_turns is the number of steps of Gymnasium's own time limit, or 100.
@@ -93,6 +93,7 @@ class GymEnv(Env):
         self._returns = returns
         self._gym_kwargs = gym_kwargs
         self._return = 0.0
+        self._taken: list[int | str] = []
         self._thread = None if self.inline else gym_id
         if type(self).limits is Env.limits:
             steps = _spec(gym_id).max_episode_steps
@@ -136,6 +137,15 @@ class GymEnv(Env):
         """Apply the actions of the calls in their order, until the world ends."""
         return cast(Step, await run(lambda: self._answer(action), thread=self._thread))
 
+    def save_state(self) -> Mapping[str, JSON]:
+        """The actions so far: the task's seed fixes all else."""
+        return {"actions": list(self._taken)}
+
+    async def load_state(self, state: Mapping[str, JSON]) -> None:
+        """Take the same actions again."""
+        actions = cast(list[int | str], state["actions"])
+        await run(lambda: [self._take(action) for action in actions], thread=self._thread)
+
     async def close(self) -> None:
         """Close the world."""
         if "_world" in vars(self):
@@ -155,7 +165,7 @@ class GymEnv(Env):
 
     def _start_world(self, seed: int) -> str:
         observation, _ = self._world.reset(seed=seed)
-        self._return = 0.0
+        self._return, self._taken = 0.0, []
         return self._text_of(observation)
 
     def _answer(self, action: Message) -> Step:
@@ -279,14 +289,19 @@ class GymEnv(Env):
         return Step.going(answer)
 
     def _step_world(self, message: Callable[[str], Message], action: int | str) -> Step:
-        observation, reward, terminated, truncated, _ = self._world.step(action)
-        self._return += float(reward)
+        observation, reward, terminated, truncated, _ = self._take(action)
         step_reward: float | None = float(reward)
         if self._returns is not None:
             step_reward = self._share() if terminated else None
         return Step(
             (message(self._text_of(observation)),), step_reward, bool(terminated), bool(truncated), {}
         )
+
+    def _take(self, action: int | str) -> tuple[object, SupportsFloat, bool, bool, dict[str, object]]:
+        result = self._world.step(action)
+        self._taken.append(action)
+        self._return += float(result[1])
+        return result
 
     def _share(self) -> float:
         assert self._returns is not None

@@ -22,6 +22,7 @@ import gymnasium
 
 from agentrl.envs import inline_text
 from agentrl.envs.base import Env, tasks_of
+from agentrl.envs.boundary import call_close, call_reset, call_step
 from agentrl.envs.dialect import closing, opening, tags_of
 from agentrl.envs.gym.spaces import TextSpace
 from agentrl.envs.multi_agent import AgentView, AnyEnv
@@ -146,7 +147,7 @@ class GymnasiumFace(gymnasium.Env[str, str]):
     def _end(self) -> None:
         env, self._open = self._open, None
         if env is not None:
-            self._loop.run(env.close())
+            self._loop.run(call_close(env))
 
 
 def _first_split(env: Env) -> str:
@@ -198,12 +199,12 @@ def _run_outside_of_loops(work: Callable[[], _T]) -> _T:
 
 async def _reset(env: Env, task: Task, seed: int) -> tuple[Observation, Mapping[str, JSON]]:
     async with stage("reset", env.limits.reset_timeout_s):
-        return await env.reset(task, seed=seed)
+        return await call_reset(env, task, seed=seed)
 
 
 async def _step(env: Env, action: Message) -> Step:
     async with stage("step", env.limits.step_timeout_s):
-        return await env.step(action)
+        return await call_step(env, action)
 
 
 def _forms(env: Env) -> list[str]:

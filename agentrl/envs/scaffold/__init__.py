@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import keyword
 import re
+import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from agentrl.envs.registry import env_ids
-from agentrl.errors import UserError
+from agentrl.errors import UserError, did_you_mean
+from agentrl.types import JSON
 
-__all__ = ["NewPackage", "scaffold"]
+__all__ = ["KINDS", "Kind", "NewPackage", "Origin", "scaffold"]
 
+_PROJECT = "agentrl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
-_IMPORTED_NAMES = {"Limits", "Script", "Sequence", "Task", "ToolEnv"}
+_IMPORTED_NAMES = {
+    *("Env", "Iterable", "Limits", "Mapping", "Message", "Script", "Sequence", "Step", "Task"),
+    *("SingleTurnEnv", "ToolEnv"),
+}
 _FILES = {
+    ".gitignore": "gitignore.jinja",
     "pyproject.toml": "pyproject.toml.jinja",
     "README.md": "README.md.jinja",
     "src/{package}/__init__.py": "init.py.jinja",
-    "src/{package}/env.py": "env.py.jinja",
-    "src/{package}/tasks.py": "tasks.py.jinja",
+    "src/{package}/env.py": "kinds/{kind}.py.jinja",
     "src/{package}/py.typed": "py.typed.jinja",
     "tests/test_{package}.py": "test_env.py.jinja",
 }
+
+
+class Kind(NamedTuple):
+    """A kind of environment: its description for people, that of its example, and what an author replaces."""
+
+    description: str
+    about: str
+    parts: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "tool": Kind(
+        "calls of tools, then a final answer",
+        "Each task asks for the partner of a word. The agent can look words up; the right answer is worth 1.",
+        "tool, reward, expert",
+    ),
+    "single-turn": Kind(
+        "one question, one answer, one grade",
+        "Each task is a number. The agent writes it backwards; the right digits are worth 1.",
+        "grade",
+    ),
+    "env": Kind(
+        "`reset` and `step`, for everything else",
+        "Each task is a game: the agent guesses a number, and is answered `higher` or `lower`.",
+        "`reset`, `step`, expert",
+    ),
+}
+"""The kinds of environments that `scaffold` writes, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +79,70 @@ class NewPackage:
     env_id: str
 
 
-def scaffold(name: str, folder: Path | None = None) -> NewPackage:
+class Origin(NamedTuple):
+    """Where an installed agentrl came from, as pip records it (PEP 610).
+
+    direct_url: the content of its direct_url.json; None for a release of a package index.
+    version: of that release.
+    """
+
+    direct_url: Mapping[str, JSON] | None
+    version: str = ""
+
+    @classmethod
+    def of_this(cls) -> Origin:
+        """That of the running agentrl; without a record, its source tree or its release.
+
+        Raises:
+            UserError: it is neither installed nor a source tree.
+        """
+        installed = list(distributions(name=_PROJECT))
+        records = (distribution.read_text("direct_url.json") for distribution in installed)
+        recorded = next(filter(None, records), None)
+        if recorded is not None:
+            return cls(json.loads(recorded))
+        tree = Path(__file__).parents[3]
+        if (tree / "pyproject.toml").exists():
+            return cls({"url": tree.as_uri(), "dir_info": {"editable": True}})
+        if not installed:
+            raise UserError(
+                "agentrl is not installed, so a package cannot name its source; install it with pip."
+            )
+        return cls(None, installed[0].version)
+
+    def pip_arguments(self, *extras: str) -> str:
+        """What follows `pip install`, quoted for a shell, to install the same agentrl with these extras."""
+        project = f"{_PROJECT}[{','.join(extras)}]" if extras else _PROJECT
+        if self.direct_url is None:
+            return shlex.quote(f"{project}=={self.version}")
+        url = str(self.direct_url["url"])
+        match self.direct_url:
+            case {"dir_info": {"editable": True}}:
+                folder = url2pathname(urlsplit(url).path)
+                return f"-e {shlex.quote(folder + project.removeprefix(_PROJECT))}"
+            case {"vcs_info": {"vcs": vcs, "commit_id": commit}}:
+                url = f"{vcs}+{url}@{commit}"
+        if subdirectory := self.direct_url.get("subdirectory"):
+            url += f"#subdirectory={subdirectory}"
+        return shlex.quote(f"{project} @ {url}")
+
+
+def scaffold(name: str, folder: Path | None = None, kind: str = "tool") -> NewPackage:
     """Write a package with one environment called `name` into `folder`, or into a folder of its name.
 
     `WordPairs`, `word-pairs` and `word_pairs` all give the class WordPairs, the package word_pairs and the id
     WordPairs-v0.
 
+    kind: of `KINDS`.
+
     Raises:
-        UserError: the name is invalid or taken, or the folder exists.
+        UserError: the name is invalid or taken, there is no such kind, or the folder exists.
     """
+    if kind not in KINDS:
+        raise UserError(
+            f"there is no kind `{kind}` of environments.{did_you_mean(kind, KINDS)} Choose one of "
+            f"{', '.join(KINDS)}."
+        )
     words = _words(name)
     package, env_class = "_".join(words), "".join(word.capitalize() for word in words)
     folder = folder or Path(package)
@@ -57,14 +152,27 @@ def scaffold(name: str, folder: Path | None = None) -> NewPackage:
     templates = Environment(
         loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
+    values = _values(new, kind)
     for path, template in _FILES.items():
         target = folder / path.format(package=package)
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = templates.get_template(template).render(
-            package=package, env_class=env_class, env_id=new.env_id
-        )
+        text = templates.get_template(template.format(kind=kind)).render(values)
         target.write_text(text, encoding="utf-8")
     return new
+
+
+def _values(new: NewPackage, kind: str) -> Mapping[str, str]:
+    """What the templates are filled with."""
+    origin = Origin.of_this()
+    return {
+        "package": new.package,
+        "env_class": new.env_class,
+        "env_id": new.env_id,
+        "about": KINDS[kind].about,
+        "parts": KINDS[kind].parts,
+        "agentrl": origin.pip_arguments(),
+        "agentrl_train": origin.pip_arguments("train"),
+    }
 
 
 def _words(name: str) -> list[str]:

@@ -13,7 +13,7 @@ from agentrl.types import JSON
 
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _RESERVED = ("model", "messages", "tools", "stream", "n")
-Price = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0.0)]
 
 
 class EndpointConfig(Section):
@@ -35,7 +35,7 @@ class EndpointConfig(Section):
     """Fields left out of every request, for endpoints that refuse them (as a flag: temperature,seed)."""
     openai_concurrency: Count = 16
     """Episodes played, and requests sent, at once (count)."""
-    openai_timeout_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 300.0
+    openai_timeout_s: Annotated[float, Field(gt=0.0)] = 300.0
     """Longest a turn may take, all attempts and the waits between them included (seconds)."""
     openai_attempts: Count = 6
     """How often a request is sent, at most: again where the connection broke, or on 408, 429, 5xx (count)."""

@@ -115,7 +115,7 @@ class ChatClient:
         url = self._endpoint.address("chat/completions")
         content = json.dumps(request).encode()
         errors: list[Exception] = []
-        async with self._gate.admitted():
+        async with self._gate.admitted("the endpoint"):
             try:
                 async with asyncio.timeout(self._endpoint.timeout_s):
                     body = await self._retrying(lambda: self._sent("POST", url, content), errors.append)

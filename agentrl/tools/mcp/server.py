@@ -20,7 +20,7 @@ class Command:
     """
 
     path: str
-    args: Sequence[str] = ()
+    args: Sequence[str] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
 
@@ -41,13 +41,14 @@ Server = Command | Address
 
 
 def with_variables(server: Server) -> Server:
-    """The same server, with the variables of this process that its environment or its headers name.
+    """The same server, with the variables of this process that its environment, its headers, and the secrets
+    on its command line name.
 
     Raises:
         ConfigError: a variable is not set.
     """
     if isinstance(server, Command):
-        return replace(server, env=secrets.with_variables(server.env))
+        return replace(server, args=secrets.with_options(server.args), env=secrets.with_variables(server.env))
     return replace(server, headers=secrets.with_variables(server.headers))
 
 

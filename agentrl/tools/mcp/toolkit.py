@@ -40,7 +40,9 @@ class McpTools(Toolkit):
     command: a program on the PATH, started with `args`. env: its whole environment; it inherits no variable
         of this process. cwd: its working directory; None = that of this process.
     url: of a server with streamable HTTP, with `headers` on every request; no other origin is reached.
-        In values of `env` and `headers`, $NAME is a variable of this process, read when the server starts.
+        In values of `env` and `headers`, and in those of `args` that are secrets (after --api-key, for
+        example), $NAME is a variable of this process, read when the server starts. Other programs of this
+        machine may see `args`; prefer `env`.
     only: names of the tools to offer, as the server lists them; None = all.
     prefix: put before every name that the model sees, so that names of two servers cannot collide.
     stateful: the server has state, so every episode has a session of its own, and a process of its own where

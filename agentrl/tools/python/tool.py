@@ -118,7 +118,7 @@ class PythonTool(Toolkit):
             ToolError: the sandbox died.
             UserError: the kernel refuses the sandbox.
         """
-        async with self._gate.admitted(), await self.session(stateful=False) as session:
+        async with self._gate.admitted("the sandbox"), await self.session(stateful=False) as session:
             return await session.run(_unfenced(code))
 
     async def _run_stateless(self, code: str) -> str:

@@ -43,9 +43,8 @@ class MegatronLearner:
         reports = self.passes.learn(rows, loss)
         return _summed(reports) if is_reporting_rank() else {}
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Its state between two steps."""
-        yield from self.passes.tensors()
+    def optimizer_tensors(self) -> Iterator[Tensor]:
+        """The optimizer's state between two steps; parts of it may share memory with the parameters."""
         for part in self.optimizer.parts():
             yield part.main
             yield from part.moments.values()

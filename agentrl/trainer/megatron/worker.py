@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from megatron.core import parallel_state
-from torch import Tensor
 
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
@@ -27,10 +25,10 @@ from agentrl.trainer.megatron.model.kernels import fastest
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import logprobs_of, values_of
 from agentrl.trainer.megatron.model.rows import padded
-from agentrl.trainer.megatron.offload import Offloaded
 from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.megatron.sharing import shares_of
+from agentrl.trainer.offload import NetworkMemory, free_bytes, offloaded_bytes
 from agentrl.trainer.plan import Done, StepSums, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
@@ -49,7 +47,7 @@ class MegatronWorker(Recorder):
         self._local_ranks: LocalRanks | None = None
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
-        self._offloaded: dict[ScoreRole, Offloaded] = {}
+        self._memory: dict[ScoreRole, NetworkMemory] = {}
         bonus = bool(getattr(plan.policy.loss, "entropy_coef", 0.0))
         self._learn(
             "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
@@ -58,7 +56,7 @@ class MegatronWorker(Recorder):
             self._learn("values", MegatronLearner(_critic(plan), values_of, plan.critic))
         for role in plan.models.keys() - {"old"}:
             passes = Passes(_network(plan, role), learns=False)
-            self._add(role, passes, passes.tensors)
+            self._add(role, passes, NetworkMemory(passes.tensors))
         _log.info(
             "attention: %s", fastest(compute_device(), self._passes["old"].network.config.params_dtype).name
         )
@@ -75,7 +73,7 @@ class MegatronWorker(Recorder):
             those that this rank reports.
         """
         rows = self._rows(samples, [scored_tokens(sample, role) for sample in samples])
-        with self._onloaded(role):
+        with self._memory[role].onloaded():
             outputs_by_row = self._passes[role].forward(rows)
         scores: dict[int, FloatArray] = {}
         for row, outputs in outputs_by_row if is_reporting_rank() else []:
@@ -92,7 +90,7 @@ class MegatronWorker(Recorder):
         done: dict[ScoreRole, StepSums] = {}
         for role, learner in self._learners.items():
             if role == "values" or not is_warmup:
-                with self._onloaded(role):
+                with self._memory[role].onloaded():
                     done[role] = learner.learn(rows, batch)
         self._step += 1
         return done
@@ -101,9 +99,29 @@ class MegatronWorker(Recorder):
         """The policy's weights, in buckets; only rank 0 yields them, and all ranks must call it."""
         if self._local_ranks is None or self._local_ranks.pool.bucket_bytes != bucket_bytes:
             self._local_ranks = LocalRanks(bucket_bytes)
-        with self._onloaded("old"):
+        with self._memory["old"].parameters_onloaded():
             network = self._passes["old"].network
             return (yield from gathered(network, manifest, self._local_ranks))
+
+    def onload(self) -> int | None:
+        """Have all networks on the device, unless the layout offloads those that are not in use.
+
+        Returns:
+            the memory of the device that was free before (bytes); None = the device is the CPU.
+        """
+        before = free_bytes(compute_device())
+        if not self._plan.layout.offload:
+            for memory in self._memory.values():
+                memory.onload()
+        return before
+
+    def offload(self) -> int:
+        """Free the memory of all networks; each call has the ones that it needs until its end.
+
+        Returns:
+            what the device got back (bytes).
+        """
+        return offloaded_bytes(compute_device(), self._offload_all)
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Copy this rank's part of the state, and begin to write the copy: see `is_written`.
@@ -113,7 +131,7 @@ class MegatronWorker(Recorder):
         """
         files: list[saving.FileCopy] = []
         for role, learner in self._learners.items():
-            with self._onloaded(role):
+            with self._memory[role].onloaded():
                 files += saving.copies(folder / FOLDERS[role], learner, self._writer.copy_of(role))
 
         def write() -> None:
@@ -131,20 +149,22 @@ class MegatronWorker(Recorder):
         """Restore what `save` has written."""
         self._step = step
         for role, learner in self._learners.items():
-            with self._onloaded(role):
+            with self._memory[role].onloaded():
                 saving.read(folder / FOLDERS[role], learner, done[role])
 
     def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:
         self._learners[role] = learner
-        self._add(role, learner.passes, learner.tensors)
+        passes = learner.passes
+        self._add(role, passes, NetworkMemory(passes.tensors, learner.optimizer_tensors, passes.gradients))
 
-    def _add(self, role: ScoreRole, passes: Passes, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self._passes[role] = passes
+    def _add(self, role: ScoreRole, passes: Passes, memory: NetworkMemory) -> None:
+        self._passes[role], self._memory[role] = passes, memory
         if self._plan.layout.offload:
-            self._offloaded[role] = Offloaded(tensors, passes.gradients)
+            memory.offload()
 
-    def _onloaded(self, role: ScoreRole) -> AbstractContextManager[None]:
-        return self._offloaded[role].onloaded() if role in self._offloaded else nullcontext()
+    def _offload_all(self) -> None:
+        for memory in self._memory.values():
+            memory.offload()
 
     def _rows(self, samples: Sequence[Sample], masks: Sequence[BoolArray]) -> tuple[MicroBatch, ...]:
         layout, width = self._plan.layout, self._passes["old"].network.config.hidden_size

@@ -71,7 +71,7 @@ def check_trainable(model: PreTrainedModel) -> None:
     if kinds != {"full_attention"}:
         raise ModelLoadError(
             f"{name} mixes {sorted(kinds)}; this trainer needs full attention in every layer, "
-            "as in Llama and Qwen3: choose such a model."
+            "as in Llama, Qwen2 and Qwen3: choose such a model."
         )
     samples = [_probe(length, model.config.get_text_config().vocab_size) for length in (7, 4)]
     (row,) = micro_batches(samples, [sample.loss_mask for sample in samples], 16)
@@ -89,7 +89,7 @@ def check_trainable(model: PreTrainedModel) -> None:
 def _unfit(name: str) -> ModelLoadError:
     return ModelLoadError(
         f"{name} gives other probabilities when sequences share a row, so it cannot be trained here; "
-        "choose a Llama or Qwen3 architecture."
+        "choose a Llama, Qwen2 or Qwen3 architecture."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypedDict, TypeVar, cast
 
 import torch
@@ -76,6 +76,12 @@ class Learner:
             "optimizers": [part.state_dict() for part in self._optimizer.parts],
         }
 
+    def optimizer_tensors(self) -> Iterator[Tensor]:
+        """The optimizers' tensors, which the first step makes."""
+        for part in self._optimizer.parts:
+            for state in part.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
     def resume(self, state: LearnerState, done: Done) -> None:
         """Restore a state. done: the optimizer's steps until then.
 
@@ -102,6 +108,12 @@ class Learner:
                 total = sums if total is None else total + sums
         values = [] if total is None else total.tolist()
         return dict(zip(names, values, strict=True))
+
+
+def tensors_of(network: PreTrainedModel) -> Iterator[Tensor]:
+    """Parameters and buffers."""
+    yield from network.parameters()
+    yield from network.buffers()
 
 
 def copied(value: T, copy: Callable[[Tensor], Tensor]) -> T:

@@ -28,7 +28,7 @@ def segment_attention(model: PreTrainedModel) -> Iterator[None]:
         if model.config._attn_implementation != _NAME:
             raise ModelLoadError(
                 f"{type(model).__name__} attends in its own way, so sequences cannot share a row; "
-                "choose a Llama or Qwen3 architecture."
+                "choose a Llama, Qwen2 or Qwen3 architecture."
             )
         yield
     finally:

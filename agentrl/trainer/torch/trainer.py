@@ -58,8 +58,9 @@ class TorchTrainer(RankTrainer):
             critic=None if critic is None else critic.learning,
         )
         super().__init__(InlineRank(worker), plan)
-        self._model, self._tokenizer = model, tokenizer
+        self._worker, self._tokenizer = worker, tokenizer
 
     async def save(self, directory: str) -> None:
         """Write model and tokenizer as a Hugging Face directory, atomically."""
-        save_model(self._model, self._tokenizer, directory)
+        with self._worker.onloaded():
+            save_model(self._worker.model, self._tokenizer, directory)

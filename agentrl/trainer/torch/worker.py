@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +18,13 @@ from agentrl.errors import ModelLoadError
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
+from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
 from agentrl.trainer.plan import Done, Learning, StepSums, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.trainer.torch.critic import Critic, critic_over, values_of
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
-from agentrl.trainer.torch.learner import Learner, copied
+from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import FloatArray, Sample, ScoreRole, TrainBatch
@@ -65,6 +67,7 @@ class TorchWorker(Recorder):
         self._step = 0
         self._pool: BufferPool | None = None
         self._writer = StateWriter()
+        self._memory = self._network_memory()
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, each piece of memory once."""
@@ -81,16 +84,19 @@ class TorchWorker(Recorder):
         }
         network = networks[role]
         assert network is not None, "the driver scores the plan's roles only"
-        return self._scores(network, samples, role, self._values if role == "values" else self._logprobs)
+        with self._memory[role].onloaded():
+            return self._scores(network, samples, role, self._values if role == "values" else self._logprobs)
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
         done: dict[ScoreRole, StepSums] = {}
         critic = self._auxiliary.critic
         if critic is not None:
-            done["values"] = critic.learn(batch)
+            with self._memory["values"].onloaded():
+                done["values"] = critic.learn(batch)
         if critic is None or self._step >= critic.warmup:
-            done["old"] = self._policy.learn(batch)
+            with self._memory["old"].onloaded():
+                done["old"] = self._policy.learn(batch)
         self._step += 1
         return done
 
@@ -98,18 +104,42 @@ class TorchWorker(Recorder):
         """The policy's weights in shared buffers; returns their checksum."""
         if self._pool is None or self._pool.bucket_bytes != bucket_bytes:
             self._pool = BufferPool(bucket_bytes)
-        tensors = dict(named_weights(self.model))
         digests: list[int] = []
-        for load in _loads(manifest, bucket_bytes):
-            buffer = self._pool.take(sum(map(size_of, load)))
-            filled = Filled(load, buffer, self._pool)
-            bytes_B, offset = buffer.bytes_B.numpy(), 0
-            for spec in load:
-                bytes_B[offset : offset + size_of(spec)] = bytes_of(tensors[spec.name])
-                offset += size_of(spec)
-            digests += digests_of(bucket_of(filled))
-            yield filled
+        with self.onloaded():
+            tensors = dict(named_weights(self.model))
+            for load in _loads(manifest, bucket_bytes):
+                buffer = self._pool.take(sum(map(size_of, load)))
+                filled = Filled(load, buffer, self._pool)
+                bytes_B, offset = buffer.bytes_B.numpy(), 0
+                for spec in load:
+                    bytes_B[offset : offset + size_of(spec)] = bytes_of(tensors[spec.name])
+                    offset += size_of(spec)
+                digests += digests_of(bucket_of(filled))
+                yield filled
         return sum_digests(digests)
+
+    def onloaded(self) -> AbstractContextManager[None]:
+        """Have the policy's weights on the device for the block."""
+        return self._memory["old"].parameters_onloaded()
+
+    def onload(self) -> int | None:
+        """Have all networks on the device.
+
+        Returns:
+            the memory of the device that was free before (bytes); None = the device is the CPU.
+        """
+        before = free_bytes(self.model.device)
+        for memory in self._memory.values():
+            memory.onload()
+        return before
+
+    def offload(self) -> int:
+        """Free the memory of all networks on a GPU; on the CPU, whatever the heap keeps and nothing uses.
+
+        Returns:
+            what the device got back (bytes).
+        """
+        return offloaded_bytes(self.model.device, self._offload_all)
 
     def save(self, folder: Path) -> tuple[int, dict[ScoreRole, Done]]:
         """Copy weights and optimizers, and begin to write the copies: see `is_written`.
@@ -117,10 +147,10 @@ class TorchWorker(Recorder):
         Returns:
             the updates, and what each optimizer did.
         """
-        copies = {
-            FOLDERS[role]: copied(learner.state(), self._writer.copy_of(role))
-            for role, learner in self._learners().items()
-        }
+        copies: dict[str, LearnerState] = {}
+        for role, learner in self._learners().items():
+            with self._memory[role].onloaded():
+                copies[FOLDERS[role]] = copied(learner.state(), self._writer.copy_of(role))
 
         def write() -> None:
             for name, state in copies.items():
@@ -147,7 +177,8 @@ class TorchWorker(Recorder):
         for role, learner in self._learners().items():
             path = folder / FOLDERS[role] / _STATE
             try:
-                learner.resume(torch.load(path, weights_only=True), done[role])
+                with self._memory[role].onloaded():
+                    learner.resume(torch.load(path, weights_only=True), done[role])
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise ModelLoadError(f"{path} is not what this trainer saves: {reason}") from error
@@ -157,6 +188,26 @@ class TorchWorker(Recorder):
         critic = self._auxiliary.critic
         values: dict[ScoreRole, Learner] = {} if critic is None else {"values": critic.learner}
         return {"old": self._policy, **values}
+
+    def _network_memory(self) -> dict[ScoreRole, NetworkMemory]:
+        """The memory of the network in each role."""
+        memory = {
+            role: NetworkMemory(partial(tensors_of, learner.network), learner.optimizer_tensors)
+            for role, learner in self._learners().items()
+        }
+        judges: dict[ScoreRole, PreTrainedModel | None] = {
+            "ref": self._auxiliary.ref,
+            "teacher": self._auxiliary.teacher,
+        }
+        return memory | {
+            role: NetworkMemory(partial(tensors_of, network))
+            for role, network in judges.items()
+            if network is not None
+        }
+
+    def _offload_all(self) -> None:
+        for memory in self._memory.values() if has_own_memory(self.model.device) else ():
+            memory.offload()
 
     def _scores(
         self,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from agentrl.errors import ConfigError
 from agentrl.observe.history import JOURNAL, ROLLED_BACK
 from agentrl.observe.journal import SUFFIX
 
+PAGES, INDEX = "view", "index.html"
+"""The folder of the pages below that of the journals, unless another is named; and the page to open."""
+_MAX_FILES_OF_A_LINK = 50
 _NAME = re.compile(r"(?:step|eval_(?P<set>.+))_(?P<step>\d{6,})")
 
 
@@ -47,6 +51,12 @@ def find_journals(folder: Path) -> list[JournalFile]:
             "with --output-dir."
         )
     return journals
+
+
+def link_to(journals: Sequence[JournalFile]) -> str:
+    """The address of these files' episodes, relative to the folder of the pages; of 50 files at most."""
+    keys = ",".join(journal.key for journal in journals[:_MAX_FILES_OF_A_LINK])
+    return f"{INDEX}#file={quote(keys, safe='')}"
 
 
 def _below(folder: Path) -> Iterator[JournalFile]:

@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, cast
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from agentrl.errors import ConfigError, RunExistsError
+from agentrl.files import write_text
 from agentrl.observe import members, read_metrics
 from agentrl.observe.history import METRICS
 from agentrl.observe.lines import to_line
@@ -33,17 +33,16 @@ from agentrl.observe.writer import file_name
 from agentrl.types import JSON
 from agentrl.view.chart import draw, legend
 from agentrl.view.episodes.index import Index
-from agentrl.view.episodes.journals import JournalFile, find_journals
+from agentrl.view.episodes.journals import INDEX, JournalFile, find_journals, link_to
 from agentrl.view.episodes.line import EntryLine, ids_of, row_of, shown_line, text_of
 from agentrl.view.episodes.shards import Shards, signature, write_script
 from agentrl.view.panels import Panel, Series, panels_of
-from agentrl.view.report import render_page, save_page
+from agentrl.view.report import render_page
 
 Decoder: TypeAlias = Callable[[int], str]
 """The text of one token id."""
 
 _MANIFEST = "manifest-000000.js"
-_MAX_FILES_OF_A_POINT = 50
 
 
 class Site(NamedTuple):
@@ -96,7 +95,7 @@ def write_site(
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Site(out / "index.html", data.index.num_rows, len(journals), num_bytes)
+    return Site(out / INDEX, data.index.num_rows, len(journals), num_bytes)
 
 
 @dataclass(slots=True)
@@ -199,13 +198,15 @@ def _write_pages(folder: Path, out: Path, title: str, journals: Sequence[Journal
         if panels
     ]
     links = {"Curves": "curves.html"} if sections else {}
-    if (out.parent / "report.html").exists():
-        links["Report"] = "../report.html"
+    for name, file in (("Report", "report.html"), ("Benchmark", "benchmark.html")):
+        if (out.parent / file).exists():
+            links[name] = f"../{file}"
     # A nonce that no recorded text can hold, since it is drawn after all of them.
     page = render_page("episodes.html", title=title, links=links, nonce=secrets.token_urlsafe(18))
-    save_page(page, folder / "index.html")
+    write_text(folder / INDEX, page, errors="replace")
     if sections:
-        save_page(render_page("curves.html", title=title, sections=sections), folder / "curves.html")
+        curves = render_page("curves.html", title=title, sections=sections)
+        write_text(folder / "curves.html", curves, errors="replace")
 
 
 def _linked(panel: Panel, journals: Sequence[JournalFile]) -> Markup:
@@ -216,8 +217,8 @@ def _linked(panel: Panel, journals: Sequence[JournalFile]) -> Markup:
             by_step.setdefault(journal.step, []).append(journal)
 
     def link(series: Series, step: float) -> str | None:
-        keys = [journal.key for journal in _behind(series.key, by_step.get(step, []))]
-        return f"index.html#file={quote(','.join(keys[:_MAX_FILES_OF_A_POINT]), safe='')}" if keys else None
+        behind = _behind(series.key, by_step.get(step, []))
+        return link_to(behind) if behind else None
 
     return draw(panel, link)
 

@@ -108,6 +108,12 @@ class NoSplit(Good):
         return {"train": [], "test": []}[split]
 
 
+@caught_by("tasks-fails")
+class Strings(Good):
+    def tasks(self, split):
+        return list(WORDS)
+
+
 @caught_by("make-fails")
 class Unmade(Good):
     def __init__(self):
@@ -225,6 +231,37 @@ class SharedState(Good):
 
     def expert(self, task):
         yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
+
+
+class Counting(Good):
+    """Shows the number of looks."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks = 0
+
+    async def step(self, action):
+        self.looks += len(action.tool_calls)
+        step = await super().step(action)
+        return step._replace(observation=(*step.observation, Message("user", f"{self.looks} looks")))
+
+    def expert(self, task):
+        yield say((yield call("look", word=task.metadata["word"])).split("\n")[0])
+
+    def save_state(self):
+        return {"looks": self.looks}
+
+
+@caught_by("state-lost")
+class Forgetful(Counting):
+    def save_state(self):
+        return {}
+
+
+@caught_by("state-lost")
+class SavesASet(Counting):
+    def save_state(self):
+        return {"looks": {self.looks}}
 
 
 @caught_by("memory-grows")

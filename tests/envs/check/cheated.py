@@ -94,6 +94,45 @@ class PaysBrevity(Good):
     expert_score = 1.25
 
 
+@caught_by("leaving-pays")
+class ChargesLosing(Good):
+    """A turn that never ends costs nothing."""
+
+    def reward(self, task, answer):
+        return 1.0 if answer == task.answer else -0.3
+
+
+@caught_by("leaving-pays")
+class ChargesCalls(Good):
+    """Every call costs something, and so does going on."""
+
+    expert_score = 0.8
+
+    async def step(self, action):
+        step = await super().step(action)
+        return step._replace(reward=-0.2) if action.tool_calls else step
+
+
+@caught_by("leaving-pays")
+class ChargesForm(Good):
+    """Only a wrong answer of the right form costs something, such as that of another task."""
+
+    def reward(self, task, answer):
+        return 1.0 if answer == task.answer else -0.5 * answer.endswith("ite")
+
+
+@inline
+def last_reward(episode):
+    return 0.0 * (episode.step_rewards[-1] or 0.0)
+
+
+@caught_by("crash")
+class CrashesUnfinished(Good):
+    """Its reward cannot be computed where the first turn never ends."""
+
+    rewards = (Reward(last_reward),)
+
+
 @inline
 def dawdling(episode):
     time.sleep(0.004)

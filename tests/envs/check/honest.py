@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 from agentrl import Env, Limits, Message, SingleTurnEnv, Step, Task, call, say, tool
+from agentrl.envs.scoring import Reward
 from agentrl.tools import inline
+from agentrl.types import Ending
 from tests.envs.check.broken import Good
 
 CAPITALS = {
@@ -108,4 +110,18 @@ class Luck(Env):
         yield say("a fair bet")
 
 
-HONEST = (Submits, Choice, YesNo, Sums, Luck)
+@inline
+def unfinished(episode):
+    return float(episode.ending is Ending.TRUNCATED)
+
+
+class Charges(Good):
+    """Losing costs something, and an episode that is truncated costs as much."""
+
+    rewards = (Reward(unfinished, weight=-0.3),)
+
+    def reward(self, task, answer):
+        return 1.0 if answer == task.answer else -0.3
+
+
+HONEST = (Submits, Choice, YesNo, Sums, Luck, Charges)

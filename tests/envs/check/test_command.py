@@ -60,3 +60,12 @@ def test_bad_input_is_a_one_sentence_error_and_exits_with_2(capsys, arguments):
     assert (code, out) == (2, "")
     assert err.startswith("agentrl: ")
     assert err.count("\n") == 1
+
+
+def test_arguments_of_the_constructor_reach_every_instance(capsys):
+    code, out, err = run(
+        capsys, "tests.envs.check.test_faults:Sized", "--n", "2", "--env-kwargs", '{"size": 3}'
+    )
+    assert (code, "passed: 0 errors" in out) == (0, True), out + err
+    code, _, err = run(capsys, "tests.envs.check.test_faults:Sized")
+    assert (code, "missing a required argument: 'size'" in err) == (2, True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 
 import pytest
 
 from agentrl import UserError, register
-from agentrl.envs.check import Severity, check_env, check_env_async, cost_probe
+from agentrl.envs.check import CheckReport, Severity, check_env, check_env_async, cost_probe
 from agentrl.errors import UnknownEnvError
 from tests.envs.check import cheated, leaking
-from tests.envs.check.broken import FAULTS, Good
+from tests.envs.check.broken import FAULTS, Counting, Good
 from tests.envs.check.honest import HONEST, YesNo
 from tests.house.source import ROOT
 
@@ -25,6 +26,7 @@ WARNINGS = {
     "slow-rewards",
 }
 
+LONG_FAULTS = ("leaves-file", "leaves-socket", "leaves-task", "slow-reset")
 MODULES = (cheated, leaking)  # with broken.py, the modules of the worlds of FAULTS
 
 
@@ -48,12 +50,17 @@ def test_a_good_world_has_no_findings_and_reports_its_figures():
     assert report.figures["tasks"] == 8
     assert report.figures["expert_score"] == report.figures["expert_score_high"] == 1.0
     assert report.figures["random_score"] == report.figures["best_adversary_score"] == 0.0
+    assert report.figures["leaving_gain"] == 0.0
     assert report.figures["cancels"] == 2  # the two turns of the expert are the only awaits
     assert {"reset_ms", "step_ms", "last_step_ms", "memory_mib_per_100_episodes"} <= set(report.figures)
     assert str(report).startswith("tests.envs.check.broken:Good: passed")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    # One of each kind of leak in the quick tests.
+    [pytest.param(f, marks=pytest.mark.full if f.startswith(LONG_FAULTS) else ()) for f in FAULTS],
+)
 def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
     *codes, _ = fault.split()
     if fault.startswith("slow-"):
@@ -69,6 +76,10 @@ def test_a_broken_world_is_caught_by_exactly_its_finding(fault, monkeypatch):
         assert len(finding.text) < 700
 
 
+def test_a_world_that_saves_what_its_steps_change_has_no_findings():
+    assert check_env(Counting, n=2).findings == ()
+
+
 @pytest.mark.parametrize("env_class", HONEST)
 def test_an_honest_world_is_not_complained_of(env_class):
     report = check_env(env_class, n=32)
@@ -80,6 +91,26 @@ def test_an_honest_world_that_claims_too_little_chance_is_caught():
         chance_score = 0.0
 
     assert check_env(Boasts, n=32).codes == ("answer-in-prompt",)
+
+
+@pytest.mark.parametrize(
+    ("world", "gain", "policies"),
+    [
+        (cheated.ChargesLosing, 0.3, "never answer (0.000, while random play that loses gets -0.300)"),
+        (
+            cheated.ChargesForm,
+            0.5,
+            "stop early (0.000, while an answer to another task that loses gets -0.500)",
+        ),
+    ],
+)
+def test_a_world_that_pays_for_leaving_names_what_a_loss_and_leaving_earn(world, gain, policies):
+    report = check_env(world, n=8)
+    (finding,) = report.findings
+    assert report.figures["leaving_gain"] == pytest.approx(gain)
+    assert finding.code == "leaving-pays"
+    assert policies in finding.text
+    assert "`Reward` that charges truncated episodes" in finding.text
 
 
 def test_an_environment_is_checked_by_its_id_too_and_the_report_names_it():
@@ -95,9 +126,8 @@ def test_an_environment_is_checked_by_its_id_too_and_the_report_names_it():
     }
 
 
-async def test_inside_an_event_loop_the_async_form_is_named_and_works():
-    with pytest.raises(UserError, match=r"await check_env_async"):
-        check_env(Good)
+async def test_inside_an_event_loop_both_forms_work():
+    assert check_env(Good, n=1).ok
     factory = asyncio.get_running_loop().get_task_factory()
     assert (await check_env_async(Good, n=2)).ok
     assert asyncio.get_running_loop().get_task_factory() is factory
@@ -115,7 +145,7 @@ def test_progress_is_reported_in_the_order_of_the_checks():
     check_env(Good, n=2, progress=steps.append)
     assert steps[0] == "tasks"
     assert steps[-1] == "memory"
-    assert len(steps) == 6
+    assert len(steps) == 7
 
 
 def test_the_same_seed_gives_the_same_report_and_global_generators_are_not_touched():
@@ -129,7 +159,29 @@ def test_the_same_seed_gives_the_same_report_and_global_generators_are_not_touch
 
 def test_the_guide_explains_every_finding_and_no_other():
     guide = (ROOT / "docs" / "write-an-environment.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE)
+    section = guide.partition("\n## Check it\n")[2].partition("\n## ")[0]
+    table = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     explained = {code for row in table for code in re.findall(r"`([\w-]+)`", row)}
     caught = {code for fault in FAULTS for code in fault.split()[:-1]}
     assert explained == caught | {"slow-step", "slow-last-step"}
+
+
+class Sized(Good):
+    """One that takes an argument, without which it cannot be made."""
+
+    def __init__(self, size):
+        super().__init__()
+        assert size == 3, "the size that was chosen"
+
+
+def test_arguments_and_functions_make_the_instances():
+    assert check_env(Sized, n=1, env_kwargs={"size": 3}).ok
+    assert check_env(partial(Sized, size=3), n=1).env_id == "partial"
+    with pytest.raises(UserError, match="missing a required argument: 'size'"):
+        check_env(Sized)
+
+
+def test_a_notebook_shows_the_findings_as_text():
+    shown = CheckReport("<b>", 0, (), {})._repr_html_()
+    assert "&lt;b&gt;: passed" in shown
+    assert "<b>" not in shown

@@ -6,6 +6,8 @@ import asyncio
 import math
 import os
 import random
+import threading
+import time
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -169,6 +171,20 @@ def test_of_many_tasks_evenly_spaced_ones_are_checked():
     assert 10_000 < len(sample) <= 20_000
     assert sample[0] is tasks[0]
     assert subsampled(tasks[:7]) == tasks[:7]
+
+
+async def test_a_thread_of_the_event_loop_is_left_behind_only_while_it_is_busy():
+    done = threading.Event()
+    with own_temporary_folder() as folder:
+        before = present(folder)
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(2)))
+        assert await leftovers(before, folder) == []
+        call = asyncio.create_task(asyncio.to_thread(done.wait))
+        try:
+            assert "thread" in {trace.kind for trace in await leftovers(before, folder)}
+        finally:
+            done.set()
+            await call
 
 
 async def test_what_comes_and_goes_leaves_no_trace_and_what_stays_does():

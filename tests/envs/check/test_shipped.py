@@ -11,6 +11,7 @@ from agentrl.envs.registry import families
 EXPENSIVE = {
     *("Taxi-v0", "CliffWalking-v0", "FrozenLake-v0"),
     *("AgentDojoBanking-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"),
+    *("AgentDojoSlack-v0", "TicTacToe-v0"),
     *("ReTool-v0", "Sokoban-v0", "Sql-v0", "Terminal-v0", "Wordle-v0"),
 }
 """Ids whose check takes longer than a few seconds."""

@@ -244,6 +244,7 @@ def solve(task):
     yield say(squared)
 
 
+@pytest.mark.full
 async def test_an_environment_with_it_passes_the_check():
     report = await check_env_async(Numbers, n=8)
     assert report.errors == ()

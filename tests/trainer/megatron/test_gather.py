@@ -101,9 +101,8 @@ def elsewhere(tmp_path, request):
 
 
 @pytest.mark.parametrize("elsewhere", ["rank 0", "nothing", "a pipe", *FILES], indirect=True)
-@pytest.mark.parametrize(
-    "layout", [name if name == "TP2" else pytest.param(name, marks=pytest.mark.full) for name in PAIRS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("layout", PAIRS)
 def test_what_ranks_write_and_what_they_send_arrives(pair, layout, elsewhere):
     replies = pair.run(gather, layout_of(PAIRS[layout], 2), "glm4", elsewhere)
     for rank, (far, results) in enumerate(replies):

@@ -99,6 +99,7 @@ def update_once(folder: str) -> None:
     processes.call("update", batch())
 
 
+@pytest.mark.full
 def test_a_rank_ends_with_its_driver_in_the_middle_of_a_call_and_nothing_is_left(tmp_path):
     call = "import sys; from tests.trainer.megatron.test_launch import update_once; update_once(sys.argv[1])"
     with running([sys.executable, "-c", call, str(tmp_path)], tmp_path) as driver:
@@ -128,6 +129,7 @@ def strangers_may_come(pids) -> bool:
     return not all(listening)
 
 
+@pytest.mark.full
 async def test_a_call_that_was_interrupted_leaves_nothing_to_the_next(tmp_path):
     trainer = megatron_trainer(plan_in(tmp_path, Sleeps(tmp_path / "begun", 0.5)), tmp_path / "ranks")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -174,6 +176,7 @@ def test_the_rank_that_failed_is_blamed_not_who_waited_for_it(tmp_path, listenin
     assert "Traceback" in (tmp_path / "ranks" / "rank-1.log").read_text()
 
 
+@pytest.mark.full
 async def test_a_rank_that_dies_while_weights_travel_is_named(tmp_path):
     trainer = megatron_trainer(plan_in(tmp_path, **TP), tmp_path / "ranks", bucket_bytes=1000)
     victim, began = trainer.ranks.pids[0], time.monotonic()
@@ -230,14 +233,15 @@ def test_a_run_that_is_killed_leaves_no_rank_and_no_file(tmp_path, sign):
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("everyone", [True, False])
-def test_ctrl_c_ends_a_run_in_good_order(tmp_path, everyone):
+def test_a_signal_ends_a_run_in_good_order(tmp_path, everyone, number):
     with running(train_command(tmp_path, world="Slow", **ENDLESS), tmp_path) as driver:
         wait_for_training(driver, tmp_path)
         ranks = ranks_of(driver.pid)
-        # A terminal tells all processes of its group.
-        (os.killpg if everyone else os.kill)(driver.pid, signal.SIGINT)
-        assert driver.wait(2 * END_S) == 130
+        # A terminal signals all processes of its group, and so do schedulers.
+        (os.killpg if everyone else os.kill)(driver.pid, number)
+        assert driver.wait(2 * END_S) == 128 + number
         assert not any(map(alive, ranks))
     assert "Stopped. Resume it with" in output_of(tmp_path)
     assert "Traceback" not in output_of(tmp_path)

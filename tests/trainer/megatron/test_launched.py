@@ -362,7 +362,8 @@ def test_ctrl_c_in_torchruns_terminal_ends_the_run_in_good_order(tmp_path):
 
 @pytest.mark.full
 def test_the_call_belongs_to_rank_0(tmp_path):
-    call = "import agentrl; agentrl.train(trainer='megatron', actor_num_gpus_per_node=2, output_dir='x')"
+    settings = f"trainer='megatron', actor_num_gpus_per_node=2, output_dir={str(tmp_path)!r}"
+    call = f"import agentrl; agentrl.train({settings})"
     place = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     with running([sys.executable, "-c", call], tmp_path, **place) as process:
         assert process.wait(2 * END_S) == 1

@@ -160,7 +160,7 @@ def assert_same(plain, spread):
         for name, value in theirs.metrics.items():
             assert ours.metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
     for ours, theirs in zip(spread[1], plain[1], strict=True):
-        for role in ("old", "ref", "values"):
+        for role in ("proximal", "ref", "values"):
             assert (getattr(ours, role) is None) == (getattr(theirs, role) is None)
             for a, b in zip(getattr(ours, role) or (), getattr(theirs, role) or (), strict=True):
                 np.testing.assert_allclose(a, b, atol=2e-4)
@@ -174,10 +174,9 @@ def assert_same(plain, spread):
         assert (ours.tensors[name] - tensor).norm() <= tolerance * tensor.norm(), name
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name == "TP2" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
-)
-@pytest.mark.parametrize("loss", ["grpo", pytest.param("gspo", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("loss", ["grpo", "gspo"])
 async def test_it_trains_as_the_torch_trainer_does(tmp_path, layout, loss):
     assert_same(*await both(tmp_path, "qwen3", LOSSES[loss], **LAYOUTS[layout]))
 
@@ -213,6 +212,7 @@ async def test_every_family_trains(tmp_path, kind):
     assert_same(*await both(tmp_path, kind, LOSSES["grpo"], **LAYOUTS["PP2"]))
 
 
+@pytest.mark.full
 async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it_saves(tmp_path):
     train_batch = batch()
     with trainer_on(tmp_path, ref=False, **LAYOUTS["PP2, virtual"]) as trainer:
@@ -227,13 +227,13 @@ async def test_an_engine_serves_what_it_publishes_and_transformers_loads_what_it
         with pytest.raises(EngineError, match="no room"):
             await trainer.publish(RecordingSink(breaks=True), version=2)
         await trainer.save(str(tmp_path / "saved"))
-        assert (await trainer.score(train_batch.samples)).old[3].tolist() == after.old[3].tolist(), (
-            "it goes on"
-        )
-    assert max(np.abs(a - b).max() for a, b in zip(before.old, after.old, strict=True)) > 1e-3
+        assert (await trainer.score(train_batch.samples)).proximal[3].tolist() == after.proximal[
+            3
+        ].tolist(), "it goes on"
+    assert max(np.abs(a - b).max() for a, b in zip(before.proximal, after.proximal, strict=True)) > 1e-3
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     plain = TorchTrainer(loaded, LOSSES["grpo"], settings(), tokenizer=tokenizer(), total_steps=6)
-    for ours, theirs in zip(after.old, (await plain.score(train_batch.samples)).old, strict=True):
+    for ours, theirs in zip(after.proximal, (await plain.score(train_batch.samples)).proximal, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").vocab_size == tokenizer().vocab_size
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -258,10 +258,12 @@ async def test_a_teacher_is_another_model(tmp_path):
         scored = [
             await trained.score(train_batch.samples, ("old", "teacher")) for trained in (trainer, plain)
         ]
-        for role in ("old", "teacher"):
+        for role in ("proximal", "teacher"):
             for ours, theirs in zip(*(getattr(trained, role) for trained in scored), strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=1e-4)
-        assert max(np.abs(a - b).max() for a, b in zip(scored[0].old, scored[0].teacher, strict=True)) > 0.1
+        assert (
+            max(np.abs(a - b).max() for a, b in zip(scored[0].proximal, scored[0].teacher, strict=True)) > 0.1
+        )
 
 
 @pytest.mark.full
@@ -278,12 +280,13 @@ async def test_a_gradient_that_is_no_number_is_thrown_away(tmp_path):
         report = await trainer.update(poisoned)
         assert report.metrics["train/skipped_steps"] == 1
         after = await trainer.score(train_batch.samples)
-        assert all((a == b).all() for a, b in zip(before.old, after.old, strict=True))
+        assert all((a == b).all() for a, b in zip(before.proximal, after.proximal, strict=True))
         await trainer.update(train_batch)
         moved = await trainer.score(train_batch.samples)
-        assert not all((a == b).all() for a, b in zip(before.old, moved.old, strict=True))
+        assert not all((a == b).all() for a, b in zip(before.proximal, moved.proximal, strict=True))
 
 
+@pytest.mark.full
 async def test_a_rank_that_dies_ends_the_others_and_is_named(tmp_path):
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:
         victim = trainer.ranks.pids[1]

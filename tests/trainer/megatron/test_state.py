@@ -149,6 +149,7 @@ def test_an_optimizer_that_counts_by_group_goes_on_too(tmp_path):
     assert broken == through
 
 
+@pytest.mark.full
 async def test_a_rank_that_dies_while_it_saves_leaves_what_was_there(tmp_path, monkeypatch):
     state = tmp_path / "state"
     with trainer_on(tmp_path, ref=False, **LAYOUTS["TP2"]) as trainer:

@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 
+from agentrl.benchmark.report import Benchmark
 from agentrl.observe import Entry, Outcome, members
 from agentrl.observe.journal import SUFFIX, to_line
 from agentrl.observe.writer import file_name
@@ -132,6 +133,18 @@ def write(run, steps=(), evaluations=()):
     for name, entries in named.items():
         members.append(folder / f"{name}{SUFFIX}", map(to_line, entries), at=0)
     return run
+
+
+def write_benchmark(folder, entries_by_policy):
+    """The folder of a benchmark with a cell of each policy, and its table."""
+    folder.mkdir(parents=True)
+    rows = []
+    for policy, entries in entries_by_policy.items():
+        write(folder / "cells" / f"A-v0--{policy}", evaluations={("test", 0): entries})
+        row = {"env": "A-v0", "policy": policy, "folder": f"cells/A-v0--{policy}", "mean": None}
+        rows.append({**row, "state": "done", "scored": 0, "planned": len(entries)})
+    Benchmark(folder, tuple(rows)).write()
+    return folder
 
 
 SCRIPT = re.compile(r'agentrl\.receive\("([a-z]+-\d{6})","([A-Za-z0-9+/=]*)"\);\n')

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from agentrl.cli import main
 from agentrl.observe import Outcome, lines
 from agentrl.types import Ending, Episode, Limits, Message, Task, ToolStats, Trajectory, Turn, say
 from agentrl.view.episodes import write_site
-from tests.view.episodes.journals import WORDS, entry, failed, opened, searched, write
+from tests.view.episodes.journals import WORDS, entry, failed, opened, searched, write, write_benchmark
 
 pytestmark = [pytest.mark.full]
 FACTS = [
@@ -59,6 +60,22 @@ def test_the_list_has_every_episode_and_no_request_leaves_the_folder(page, site)
     folder = site.page.parent.as_uri()
     assert all(url.startswith(folder) for url in page.requests)
     assert len(page.requests) == 3
+
+
+def test_the_page_of_a_benchmark_leads_to_the_episodes_of_each_cell_and_back(page, tmp_path):
+    cells = {
+        policy: [entry(searched(f"{policy}-{n}"), 1.0, Outcome.EVALUATED) for n in range(2)]
+        for policy in "xy"
+    }
+    folder = write_benchmark(tmp_path / "runs" / "a bench #1", cells)
+    moved = folder.rename(tmp_path / "moved")
+    main(["view", str(moved)])
+    page.goto((moved / "benchmark.html").as_uri())
+    page.get_by_role("link", name="y", exact=True).click()
+    assert listed(page) == ["y-0", "y-1"]
+    page.get_by_role("link", name="Benchmark").click()
+    page.get_by_role("link", name="All episodes").click()
+    assert listed(page) == ["x-0", "x-1", "y-0", "y-1"]
 
 
 @pytest.mark.parametrize(

@@ -302,10 +302,10 @@ def test_a_point_of_a_curve_leads_to_the_files_behind_it(run):
     }
     assert links
     assert points == {
-        "step 2 · greedy 0.500": "eval_greedy-after-RL_000002",
-        "step 2 · greedy, hops=2 0.500": "eval_greedy-after-RL_000002",
-        "step 1 · reward 0.500": "step_000001",
-        "step 2 · reward 0.750": "step_000002",
+        "step 2 · greedy: 0.500": "eval_greedy-after-RL_000002",
+        "step 2 · 2: 0.500": "eval_greedy-after-RL_000002",
+        "step 1 · reward: 0.500": "step_000001",
+        "step 2 · reward: 0.750": "step_000002",
     }
     index = Page(site.page.read_text(encoding="utf-8"))
     assert [a["href"] for a in index.attributes if "href" in a] == ["curves.html", "../report.html"]

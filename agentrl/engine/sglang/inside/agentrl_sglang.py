@@ -8,6 +8,7 @@ A request is JSON in the bytes of one tensor:
 
     {"action": "load", "reply": PATH, "file": PATH, "whole": true,
      "tensors": [[name, shape, dtype, offset], ..]}
+    {"action": "load_all", "reply": PATH, "files": [[PATH, [[name, shape, dtype, offset], ..]], ..]}
     {"action": "read", "reply": PATH, "tensors": [[name, shape, dtype], ..]}
 
 The reply is written to a file of the sender: {"error": null, "tensors": {name: [dtype, CRC-32 of bytes]}}.
@@ -15,6 +16,10 @@ Any client of the server may send a request, so the names of both files must hav
 process holds complete tensors (no tensor parallelism), so all shapes are checked before the first one is
 loaded; without it, the CRCs are those of the tensors in the file. A name under `tensors` is null where the
 model's layout of the tensor is not supported here.
+
+`load_all` loads complete tensors of several files, then compares every one in the model with its file, bit
+for bit. Nothing is served meanwhile, and a CRC would take several times as long. Only tensors that cannot be
+compared are in its reply.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ PREFIX = "agentrl-weights-"
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Fused parameters of SGLang, and the checkpoint tensors whose rows they stack."""
 _EXPERTS = ".experts."
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Model(Protocol):
@@ -67,6 +73,13 @@ def load(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
     with _ReplyFile() as reply:
         request = json.loads(named_tensors[0][1].cpu().numpy().tobytes())
         reply.path = str(request["reply"])
+        if request["action"] == "load_all":
+            files = {
+                str(path): [_parse_tensor(*fields) for fields in tensors]
+                for path, tensors in request["files"]
+            }
+            reply.tensors = _load_all(model, files)
+            return
         sent = [_parse_tensor(*fields) for fields in request["tensors"]]
         locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
         if request["action"] == "load":
@@ -78,6 +91,28 @@ def load(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> Non
             reply.tensors = {} if complete else {name: _crc_of(tensor) for name, tensor in loaded}
         else:
             reply.tensors = {tensor.name: _crc_of(locations.of(tensor)) for tensor in sent}
+
+
+def _load_all(model: Model, files: Mapping[str, Sequence[_SentTensor]]) -> dict[str, tuple[str, int] | None]:
+    """Load the tensors of all files, by path; the result has those that cannot be compared afterwards."""
+    sent = [tensor for tensors in files.values() for tensor in tensors]
+    locations = _Locations(model, {tensor.name: tensor.shape for tensor in sent})
+    locations.check(sent)
+    loaded = [pair for path, tensors in files.items() for pair in _map_tensors(path, tensors)]
+    model.load_weights(loaded)
+    unread: dict[str, tuple[str, int] | None] = {}
+    for tensor, (name, data) in zip(sent, loaded, strict=True):
+        part = locations.of(tensor)
+        if part is None:
+            unread[name] = None
+        elif not torch.equal(_bits(part), _bits(data.to(part.device, part.dtype))):
+            raise ValueError(f"the model holds another {name} than was sent")
+    return unread
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers: a NaN equals itself, and 0 does not equal -0."""
+    return tensor.view(_INTEGERS[tensor.itemsize])
 
 
 class _ReplyFile:

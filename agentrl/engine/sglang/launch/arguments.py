@@ -24,6 +24,7 @@ Value = bool | int | float | str | Sequence[int | float | str]
 FLAG = "--sglang-"
 _PROBE_S = 300.0
 _MAX_EXCERPT_CHARS = 200
+_NO_KEY = "servers that are started here have no key, since SGLang shows it in its log and at /server_info"
 _OURS = {
     "--model-path": "set `model`, the folder that the servers load",
     "--host": "servers that are started here listen on 127.0.0.1",
@@ -35,6 +36,8 @@ _OURS = {
     "--weight-version": "it counts the trainer's updates, from 0",
     "--config": "write its arguments next to this one",
     "--grpc-mode": "requests to servers use HTTP",
+    "--api-key": _NO_KEY,
+    "--admin-api-key": _NO_KEY,
     "--ssl-keyfile": "servers that are started here use plain HTTP on this machine",
     "--ssl-certfile": "servers that are started here use plain HTTP on this machine",
     "--help": "see `python -m sglang.launch_server --help` of the interpreter that runs the servers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from agentrl.engine.sglang.control import Server
@@ -34,6 +35,14 @@ class Delivery(NamedTuple):
     buckets: tuple[Bucket, ...]
     checksum: int
 
+    @property
+    def salt(self) -> str:
+        """The salt of prefixes that were computed with these weights.
+
+        The version alone would not do: where another run uses the servers, its versions begin at 0 again.
+        """
+        return f"{self.version}.{self.checksum:016x}"
+
 
 class Loaded(NamedTuple):
     """The weights of a server after a delivery.
@@ -57,8 +66,11 @@ class Transport(Protocol):
     async def open(self, servers: Sequence[Server]) -> None:
         """Prepare the transport to these servers, while they still serve."""
 
+    def staged(self, servers: Sequence[Server], delivery: Delivery) -> AbstractAsyncContextManager[None]:
+        """Before the block, prepare all of a delivery that needs no pause; `send` in it does the rest."""
+
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        """Load all weights of a delivery into all of these servers."""
+        """Load all weights of a delivery, staged or not, into all of these servers."""
 
     async def close(self) -> None:
         """Remove every file and process group."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -17,6 +19,14 @@ from agentrl.engine.sglang.transports.inside import SHARED, ranks_with_loader, r
 from agentrl.errors import ConfigError, EngineError
 from agentrl.weights import checksum, delta, unpack
 from agentrl.weights.checksum import BucketChecksums, bucket_checksums
+
+
+class _StagedFolder(NamedTuple):
+    """A delivery, the directory with it, and the checksums of its tensors, where they are read back."""
+
+    delivery: Delivery
+    path: Path
+    expected: BucketChecksums
 
 
 class Disk:
@@ -61,6 +71,7 @@ class Disk:
         self._last: Delivery | None = None
         self._deltas: list[Path] = []
         self._readable: set[Server] = set()
+        self._staged: _StagedFolder | None = None
 
     async def open(self, servers: Sequence[Server]) -> None:
         """Find out which servers can be read back.
@@ -72,25 +83,45 @@ class Disk:
         chosen = zip(servers, loaders, strict=True)
         self._readable = {server for server, ranks in chosen if ranks == 1 and self._check_loaded}
 
+    @asynccontextmanager
+    async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
+        """Write a version.
+
+        Raises:
+            EngineError: it cannot be written.
+        """
+        del servers
+        self._staged = await self._prepare(delivery)
+        try:
+            yield
+        finally:
+            self._staged = None
+
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        """Write a version, and have all servers load it.
+        """Have all servers load a version.
 
         Raises:
             EngineError: the version cannot be written, or a server did not load it.
         """
-        path = await asyncio.to_thread(self._write, delivery)
-        expected = (
-            await asyncio.to_thread(bucket_checksums, *delivery.buckets)
-            if self._readable
-            else BucketChecksums({}, 0)
-        )
-        loading = [self._load(server, path, delivery, expected) for server in servers]
+        staged = self._staged
+        if staged is None or staged.delivery is not delivery:
+            staged = await self._prepare(delivery)
+        loading = [self._load(server, staged.path, delivery, staged.expected) for server in servers]
         # All calls must end before the directory changes again.
         return dict(zip(servers, await results_of(loading), strict=True))
 
     async def close(self) -> None:
         """Keep the files, for servers that restart; the next version is written in full."""
         self._last = None
+
+    async def _prepare(self, delivery: Delivery) -> _StagedFolder:
+        path = await asyncio.to_thread(self._write, delivery)
+        expected = (
+            await asyncio.to_thread(bucket_checksums, *delivery.buckets)
+            if self._readable
+            else BucketChecksums({}, 0)
+        )
+        return _StagedFolder(delivery, path, expected)
 
     def _write(self, delivery: Delivery) -> Path:
         """Write a version; returns the directory that the servers load."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, cast
@@ -81,6 +82,7 @@ class Distributed:
         self._store: TCPStore | None = None
         self._sent_versions: dict[Server, int] = {}
         self._readable: set[Server] = set()
+        self._expected: tuple[Delivery, BucketChecksums] | None = None
 
     async def open(self, servers: Sequence[Server]) -> None:
         """Create the group, unless it is still valid.
@@ -97,6 +99,21 @@ class Distributed:
         chosen = zip(servers, loaders, strict=True)
         self._readable = {server for server, ranks in chosen if ranks == 1 and self._check_loaded}
         await self._create_group(servers, [server_facts.tp_size for server_facts in facts])
+
+    @asynccontextmanager
+    async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
+        """Compute the checksums that are compared afterwards."""
+        del servers
+        self._expected = delivery, await self._checksums(delivery)
+        try:
+            yield
+        finally:
+            self._expected = None
+
+    async def _checksums(self, delivery: Delivery) -> BucketChecksums:
+        if not self._readable:
+            return BucketChecksums({}, 0)
+        return await asyncio.to_thread(bucket_checksums, *delivery.buckets)
 
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
         """Broadcast every bucket; then read back the servers that support it.
@@ -116,11 +133,11 @@ class Distributed:
             if not complete:
                 await self._destroy_group()
         self._sent_versions = dict.fromkeys(servers, delivery.version)
-        expected = (
-            await asyncio.to_thread(bucket_checksums, *delivery.buckets)
-            if self._readable
-            else BucketChecksums({}, 0)
-        )
+        staged = self._expected
+        if staged is not None and staged[0] is delivery:
+            expected = staged[1]
+        else:
+            expected = await self._checksums(delivery)
         loaded = await results_of(self._loaded(server, delivery, expected) for server in servers)
         return dict(zip(servers, loaded, strict=True))
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from agentrl.engine.sglang.control import Server
 from agentrl.engine.sglang.transports.base import Delivery, Loaded, results_of
@@ -21,17 +26,37 @@ from agentrl.engine.sglang.transports.inside import (
 from agentrl.errors import EngineError
 from agentrl.protocols import Bucket
 from agentrl.types import JSON
-from agentrl.weights.checksum import BucketChecksums, bucket_checksums, sum_digests
+from agentrl.weights.checksum import BucketChecksums, bucket_checksums, digest, sum_digests
 from agentrl.weights.codec import slices
 
 _ALIGNMENT = 64
 
 
+class _StagedFile(NamedTuple):
+    """A bucket as a file that servers map. digests, crcs: of its tensors, read from the file."""
+
+    path: Path
+    tensors: JSON
+    digests: list[int]
+    crcs: dict[str, int]
+
+
+class _StagedDelivery(NamedTuple):
+    """A delivery, and all of its buckets as files."""
+
+    delivery: Delivery
+    files: list[_StagedFile]
+
+
 class SharedMemory:
     """Writes each bucket once to a shared memory file, which the loader inside every server maps and loads.
 
+    All files are written, and their checksum is compared, while the servers serve. Paused, each server maps
+    them, copies them into its model and compares the two. Where they do not fit into the shared memory all at
+    once, they are written one after the other while the servers are paused.
+
     The servers need `--custom-weight-loader agentrl_sglang.load`, and LOADER_FOLDER on their PYTHONPATH. With
-    tp_size = 1 the model's tensors are read back and compared; with more, those that each rank received.
+    tp_size = 1 the model's tensors are compared; with more, those that each rank received.
 
     folder: of the shared memory files. The files of a killed trainer are removed at the next open.
     """
@@ -39,6 +64,7 @@ class SharedMemory:
     def __init__(self, folder: Path = SHARED) -> None:
         self._folder = folder
         self._ranks: dict[Server, int] = {}
+        self._staged: _StagedDelivery | None = None
 
     async def open(self, servers: Sequence[Server]) -> None:
         """Check that every server has the loader.
@@ -56,12 +82,45 @@ class SharedMemory:
                     f"{LOADER_FOLDER} and `--custom-weight-loader {LOADER}`, or use another transport."
                 )
 
+    @asynccontextmanager
+    async def staged(self, servers: Sequence[Server], delivery: Delivery) -> AsyncIterator[None]:
+        """Write all files, if they fit.
+
+        Raises:
+            EngineError: the files hold other weights than the delivery's checksum is of.
+        """
+        with_crcs = any(self._ranks[server] > 1 for server in servers)
+        with ExitStack() as stack:
+            files = []
+            # What does not fit is written by `send`.
+            with suppress(EngineError):
+                for bucket in delivery.buckets:
+                    path = stack.enter_context(shared_file(self._folder))
+                    files.append(await asyncio.to_thread(_stage_bucket, path, bucket, with_crcs))
+            if len(files) == len(delivery.buckets):
+                if sum_digests(digest for file in files for digest in file.digests) != delivery.checksum:
+                    raise EngineError(
+                        f"{self._folder} holds other weights than version {delivery.version} has; send them "
+                        "again."
+                    )
+                self._staged = _StagedDelivery(delivery, files)
+            else:
+                stack.close()
+            try:
+                yield
+            finally:
+                self._staged = None
+
     async def send(self, servers: Sequence[Server], delivery: Delivery) -> Mapping[Server, Loaded]:
-        """Load all weights into all servers, bucket by bucket, and read them back.
+        """Load all weights into all servers, and compare them there with those that were sent.
 
         Raises:
             EngineError: a server did not load them, or a bucket cannot be written.
         """
+        staged = self._staged
+        if staged is not None and staged.delivery is delivery:
+            loading = [self._load_staged(server, delivery, staged.files) for server in servers]
+            return dict(zip(servers, await results_of(loading), strict=True))
         expected = BucketChecksums({}, 0)
         for bucket in delivery.buckets:
             with shared_file(self._folder) as path:
@@ -81,6 +140,16 @@ class SharedMemory:
     async def close(self) -> None:
         """Forget the servers; every file is removed already."""
         self._ranks = {}
+
+    async def _load_staged(self, server: Server, delivery: Delivery, files: Sequence[_StagedFile]) -> Loaded:
+        """Have a server load all files; in one call, unless its ranks hold shards."""
+        if self._ranks[server] > 1:
+            for file in files:
+                await self._load(server, file.crcs, file.path, file.tensors)
+            return Loaded(delivery.checksum, len(delivery.manifest))
+        paths: JSON = [[str(file.path), file.tensors] for file in files]
+        (unread,) = await call_loader(server, 1, {"action": "load_all", "files": paths}, self._folder)
+        return Loaded(delivery.checksum, len(unread))
 
     async def _load(self, server: Server, crcs: Mapping[str, int], path: Path, tensors: JSON) -> None:
         """Have a server load a file. Ranks with shards are not read back: they report what they received."""
@@ -104,6 +173,27 @@ class SharedMemory:
         return Loaded(expected.checksum, len(delivery.manifest))
 
 
+def _stage_bucket(path: Path, bucket: Bucket, with_crcs: bool) -> _StagedFile:
+    """Write a bucket's tensors, and compute checksums of what the file then holds.
+
+    Raises:
+        EngineError: the file system is full.
+    """
+    tensors = _write_bucket(path, bucket)
+    data = np.memmap(path, np.uint8, mode="r")
+    written, offset = [], 0
+    for spec, sent in slices(bucket):
+        written.append((spec, data[offset : offset + len(sent)]))
+        offset = _aligned(offset + len(sent))
+    crcs = {spec.name: zlib.crc32(held.data) for spec, held in written} if with_crcs else {}
+    return _StagedFile(path, tensors, [digest(spec, held) for spec, held in written], crcs)
+
+
+def _aligned(offset: int) -> int:
+    """The next offset at which a tensor may begin."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
 def _write_bucket(path: Path, bucket: Bucket) -> JSON:
     """Write a bucket's tensors, aligned; returns name, shape, dtype and offset of each.
 
@@ -120,7 +210,7 @@ def _write_bucket(path: Path, bucket: Bucket) -> JSON:
                 remaining = data.data
                 while remaining:
                     remaining = remaining[file.write(remaining) :]
-                offset = -(-(offset + len(data)) // _ALIGNMENT) * _ALIGNMENT
+                offset = _aligned(offset + len(data))
             # The file has at least one block: an empty file cannot be mapped.
             file.truncate(max(offset, _ALIGNMENT))
     except OSError as error:

@@ -13,6 +13,7 @@ class ServerArgs:
         parser.add_argument("--model-path", "--model", required=True)
         parser.add_argument("--host", default="")
         parser.add_argument("--port", type=int, default=0)
+        parser.add_argument("--admin-api-key")
         parser.add_argument("--device", default="")
         parser.add_argument("--weight-version", default="default")
         parser.add_argument("--mem-fraction-static", type=float)

@@ -1,7 +1,7 @@
-"""What the result of a cell depends on: settings, code of the environment, data, policy.
+"""What the result of an evaluation depends on: settings, code of the environment, data, policy.
 
-A cell is one environment, set of prompts and policy. Where its identity is that of a finished cell in the
-folder, it is not played again; where any part differs, it is another cell.
+An evaluation goes on only where all of it is what it was. The cells of a benchmark (one environment, set of
+prompts and policy) have it in the names of their folders: where any part differs, it is another cell.
 """
 
 from __future__ import annotations
@@ -12,28 +12,41 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from agentrl.benchmark.suite import PolicyChoice
 from agentrl.config import effective_values
 from agentrl.envs.registry import EnvSpec
+from agentrl.errors import ConfigError
 from agentrl.evaluation.config import EvalConfig
+from agentrl.files import write_text
 from agentrl.types import JSON, Task
 
 _SPEED_ONLY = {
     *("num_threads", "max_slots", "sglang_url", "sglang_python", "rollout_num_engines"),
     *("rollout_num_gpus_per_engine", "rollout_health_check_interval", "rollout_health_check_timeout"),
     *("rollout_health_check_first_wait", "openai_key_env", "openai_timeout_s", "openai_attempts"),
-    "openai_concurrency",
+    *("openai_concurrency", "adaptive_concurrency"),
 }
 """Settings that change how fast episodes are played, or where, and not what is played."""
+_MAY_CHANGE = {"output_dir", "openai_url"}
+"""Settings that an evaluation may go on with: it may have been moved, and so may the server of its model."""
+_PARTS = {
+    "env": "another environment",
+    "policy": "another kind of model",
+    "code": "another code of the environment",
+    "data": "other tasks",
+    "model": "another model",
+}
+IDENTITY = "identity.json"
+"""The file of an identity."""
 
 
-class CellIdentity(NamedTuple):
-    """What the result of a cell depends on.
+class EvalIdentity(NamedTuple):
+    """What the result of an evaluation depends on.
 
-    prompts: the name of the set of prompts, "" for a single one. settings: those of the episodes and of
-    sampling. code: a hash of the environment's source files. data: of the tasks. model: of the policy.
+    prompts: the name of the set of prompts; "" = a single one, or all of them. settings: those of the
+    episodes and of sampling. code: a hash of the environment's source files. data: of the tasks. model: of
+    the policy.
     """
 
     env: str
@@ -49,6 +62,47 @@ class CellIdentity(NamedTuple):
         """A hash of all of it, 16 hexadecimal digits."""
         text = json.dumps(self._asdict(), sort_keys=True, default=str)
         return _digest(text.encode("utf-8", "surrogatepass"))
+
+    def as_json(self) -> dict[str, JSON]:
+        """Plain values, by field."""
+        return cast(dict[str, JSON], json.loads(json.dumps(self._asdict(), default=str)))
+
+    def write(self, folder: Path) -> None:
+        """Write identity.json.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        write_text(folder / IDENTITY, json.dumps(self.as_json(), indent=1))
+
+    def check(self, folder: Path) -> None:
+        """Check that the evaluation in a folder depends on the same.
+
+        Raises:
+            ConfigError: it does not, and the sentence names the first difference; or the file is missing.
+        """
+        path = folder / IDENTITY
+        try:
+            before: dict[str, JSON] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); choose another output_dir.") from None
+        if difference := next(_differences(before, self.as_json()), None):
+            raise ConfigError(
+                f"{folder} was begun with {difference} when it goes on; restore that, or choose another "
+                "output_dir."
+            )
+
+
+def _differences(before: Mapping[str, JSON], now: Mapping[str, JSON]) -> Iterator[str]:
+    """What has changed, each as a sentence's middle part; settings by name."""
+    old, new = (cast(Mapping[str, JSON], facts.get("settings", {})) for facts in (before, now))
+    for name in sorted((old.keys() | new.keys()) - _MAY_CHANGE):
+        if old.get(name) != new.get(name):
+            values = [facts.get(name, "its default") for facts in (old, new)]
+            yield f"{name} = {values[0]}, and that cannot become {values[1]}"
+    for name, text in _PARTS.items():
+        if before.get(name) != now.get(name):
+            yield f"{text}, and that cannot change"
 
 
 def settings_of(config: EvalConfig) -> dict[str, JSON]:
@@ -111,15 +165,13 @@ def data_fingerprint(tasks: Sequence[Task]) -> str:
     return _digest("".join(map(task_digest, tasks)).encode())
 
 
-def model_version(policy: PolicyChoice) -> str:
-    """Identifies the model of a policy: a directory by its files, sizes and times of change.
+def model_version(directory: str) -> str:
+    """Identifies the model in a directory by its files, sizes and times of change.
 
-    Weights are not read for this: those of a large model take minutes.
+    Weights are not read for this: those of a large model take minutes. A directory that is missing is
+    reported by what opens the model.
     """
-    if policy.kind != "directory":
-        return policy.target
-    folder = Path(policy.target)
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    files = [path for path in sorted(Path(directory).glob("*")) if path.is_file()]
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return _digest(repr(facts).encode())
 

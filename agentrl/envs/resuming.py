@@ -1,0 +1,320 @@
+"""Episodes that stop between two turns, or between two tokens of one, and go on later, elsewhere.
+
+    episodes = StoppableEpisodes()
+    playing = asyncio.create_task(episodes.play(env, agent, task, sampling_seed=1))
+    ...
+    await episodes.stop()
+    saved = await playing                     # an EpisodeInProgress, or the Episode where that was over
+    text = json.dumps(saved.to_json())
+
+    saved = EpisodeInProgress.of_json(json.loads(text))
+    episode = await StoppableEpisodes().resume(new_env, new_agent, saved)
+
+An environment takes part by `save_state`, an agent as a `ResumableAgent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from pydantic import TypeAdapter
+
+from agentrl.envs.boundary import AnyEnvironment, call_load_state, call_save_state
+from agentrl.envs.play import Flow, Game, session_id_of
+from agentrl.errors import AgentRLError, StageError, UserError, stage
+from agentrl.protocols import Act, Agent
+from agentrl.types import (
+    JSON,
+    Ending,
+    Episode,
+    History,
+    Message,
+    Observation,
+    Restart,
+    StepReward,
+    Task,
+    Turn,
+    Usage,
+)
+
+PLAYED_AGAIN = "played_again"
+"""The count of an episode that began again, since its world or an agent could not save its state."""
+_SAVE_TIMEOUT_S = 10.0
+
+
+class TurnStoppedError(AgentRLError):
+    """An agent's turn was stopped between two tokens; the agent can save it."""
+
+
+class _EpisodeStoppedError(AgentRLError):
+    """The episode was stopped at a boundary of turns."""
+
+
+@runtime_checkable
+class ResumableAgent(Protocol):
+    """An agent that can stop in a turn, save its state, and go on."""
+
+    async def stop(self, session_id: str) -> None:
+        """Stop at the next token: `act` then raises TurnStoppedError, unless its turn was complete."""
+
+    def save_state(self) -> JSON:
+        """Its conversation, and the turn that was stopped."""
+
+    def load_state(self, state: JSON) -> None:
+        """Be as far as the agent that saved this; the next `act` completes a turn that was stopped."""
+
+
+class SavedTurns(NamedTuple):
+    """The turns of one trajectory so far. reason: of the restart; None = it is its agent's first."""
+
+    agent: str
+    reason: Restart | None
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedPlay:
+    """What was played before the stop.
+
+    world: the environment's state. agents: that of each agent. unseen: observations that an agent has not
+    acted on; rewritten: why those of an agent replace all before. acts: turns of agents that had ended while
+    another one's was stopped. counts, usage: of the agents. clock_s, wall_s: the time so far, by the clock of
+    the episode's deadline, and on the wall (seconds).
+    """
+
+    world: JSON
+    agents: Mapping[str, JSON]
+    trajectories: tuple[SavedTurns, ...]
+    step_rewards: tuple[StepReward, ...]
+    unseen: Mapping[str, Observation]
+    rewritten: Mapping[str, Restart]
+    acts: Mapping[str, Act]
+    counts: Mapping[str, int]
+    usage: Usage | None
+    clock_s: float
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeInProgress:
+    """An episode that was stopped; `StoppableEpisodes.resume` goes on with it.
+
+    id, env_id, task, seed, sampling_seed: those of the episode. played: None = the world or an agent cannot
+    save its state, so the episode begins again, with the same seeds. times_again: how often it did (count).
+    """
+
+    id: str
+    env_id: str
+    task: Task
+    seed: int
+    sampling_seed: int
+    played: SavedPlay | None
+    times_again: int = 0
+
+    def to_json(self) -> JSON:
+        """The episode as JSON."""
+        value: JSON = _adapter().dump_python(self, mode="json")
+        return value
+
+    @classmethod
+    def of_json(cls, value: JSON) -> EpisodeInProgress:
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: it is no such episode.
+        """
+        return _adapter().validate_python(value)
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[EpisodeInProgress]:
+    return TypeAdapter(EpisodeInProgress)
+
+
+class _Resumable(Flow):
+    """An episode that stops, and begins where another one was stopped."""
+
+    def __init__(self, episodes: StoppableEpisodes, begun: EpisodeInProgress | None = None) -> None:
+        self._episodes, self._begun = episodes, begun
+        self._played = None if begun is None else begun.played
+        self._acts: dict[str, Act] = {}
+        self._stopped: set[str] = set()
+        self._saved: EpisodeInProgress | None = None
+
+    async def played(self, game: Game) -> Episode | EpisodeInProgress:
+        """Play to the end or to the stop."""
+        game.flow, begun, played = self, self._begun, self._played
+        times_again = 0 if begun is None else begun.times_again + (played is None)
+        wall_s = 0.0
+        if played is not None:
+            game.spent_s, wall_s = played.clock_s, played.wall_s
+        episode = await game.played(lambda: self._run(game))
+        wall_s += episode.seconds
+        if self._saved is None or episode.failure is not None:
+            again = {PLAYED_AGAIN: times_again} if times_again else {}
+            return replace(episode, counts={**episode.counts, **again}, seconds=wall_s)
+        part = self._saved.played
+        part = None if part is None else replace(part, wall_s=wall_s)
+        return replace(self._saved, times_again=times_again, played=part)
+
+    async def begin(self, game: Game) -> Mapping[str, Observation]:
+        """Reset, and be as far as the saved episode."""
+        observations, played = await game.reset(), self._played
+        if played is None:
+            return observations
+        async with stage("load_state", game.world.limits.reset_timeout_s):
+            await call_load_state(game.world, played.world)
+            for name, agent in game.players.items():
+                if isinstance(agent, ResumableAgent):
+                    agent.load_state(played.agents[name])
+        record = game.record
+        record.trajectories = [(s.agent, s.reason, list(s.turns)) for s in played.trajectories]
+        record.rewards = list(played.step_rewards)
+        record.counts.update(played.counts)
+        record.usage = played.usage
+        game.turns.update(s.agent for s in played.trajectories for _ in s.turns)
+        self._acts = dict(played.acts)
+        return {
+            name: History(messages, played.rewritten[name]) if name in played.rewritten else messages
+            for name, messages in played.unseen.items()
+        }
+
+    def before_turns(self, game: Game) -> None:
+        """Stop between two turns, where that is requested."""
+        if self._episodes.is_stopping:
+            raise _EpisodeStoppedError(game.episode_id)
+
+    async def turn(self, game: Game, name: str, observation: Observation) -> Act:
+        """The agent's turn, or the saved one; where it is stopped, an empty one that is not recorded."""
+        if name in self._acts:
+            return self._acts.pop(name)
+        agent = game.players[name]
+        if not isinstance(agent, ResumableAgent):
+            return await game.act(name, observation)
+        try:
+            with self._episodes.stopping(partial(agent.stop, session_id_of(game.episode_id, name))):
+                return await game.act(name, observation)
+        except StageError as error:
+            if not isinstance(error.__cause__, TurnStoppedError):
+                raise
+        self._stopped.add(name)
+        return Act(Message("assistant"), None)
+
+    def after_turns(
+        self, game: Game, observations: Mapping[str, Observation], acts: Mapping[str, Act]
+    ) -> None:
+        """Stop where an agent was stopped in its turn; the turns of others are saved."""
+        if self._stopped:
+            self._acts = {name: act for name, act in acts.items() if name not in self._stopped}
+            game.unseen.update(observations)
+            raise _EpisodeStoppedError(game.episode_id)
+
+    async def _run(self, game: Game) -> Ending:
+        try:
+            return await game.run()
+        except _EpisodeStoppedError:
+            self._saved = await self._save(game)
+            return Ending.ABORTED
+
+    async def _save(self, game: Game) -> EpisodeInProgress:
+        played = None
+        # `agentrl check` reports what cannot be saved. Here the episode begins again.
+        with suppress(StageError):
+            async with stage("save_state", _SAVE_TIMEOUT_S):
+                played = await self._played_by(game)
+        return EpisodeInProgress(
+            game.episode_id, game.world.id, game.task, game.seed, game.sampling_seed, played
+        )
+
+    async def _played_by(self, game: Game) -> SavedPlay | None:
+        """What was played so far; None = the world or an agent cannot save its state."""
+        record = game.record
+        agents = {name: agent for name, agent in game.players.items() if isinstance(agent, ResumableAgent)}
+        world = await call_save_state(game.world)
+        if world is None or len(agents) < len(game.players):
+            return None
+        return SavedPlay(
+            world,
+            {name: agent.save_state() for name, agent in agents.items()},
+            tuple(SavedTurns(name, reason, tuple(turns)) for name, reason, turns in record.trajectories),
+            tuple(record.rewards),
+            unseen={name: tuple(messages) for name, messages in game.unseen.items()},
+            rewritten={n: seen.reason for n, seen in game.unseen.items() if isinstance(seen, History)},
+            acts={name: act._replace(counts=dict(act.counts)) for name, act in self._acts.items()},
+            counts=dict(record.counts),
+            usage=record.usage,
+            clock_s=game.spent_s + game.running.seconds,
+        )
+
+
+class StoppableEpisodes:
+    """Plays any number of episodes, which all stop at once.
+
+    Each stops at its next boundary of turns, or of tokens in a turn; a step of a world that is under way ends
+    first.
+    """
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self._turns: dict[int, Callable[[], Awaitable[None]]] = {}
+        self._number = 0
+
+    async def play(
+        self,
+        env: AnyEnvironment,
+        agents: Agent | Mapping[str, Agent],
+        task: Task,
+        *,
+        seed: int = 0,
+        episode_id: str = "",
+        sampling_seed: int = 0,
+    ) -> Episode | EpisodeInProgress:
+        """Play as `agentrl.play` does, until the episode ends or is stopped.
+
+        The environment and the agents are closed in both cases. An episode that fails while it is stopped is
+        an Episode that has failed.
+
+        Raises:
+            UserError: an agent of the environment has no player, or an invalid name.
+        """
+        game = Game.of(env, agents, task, seed, episode_id, sampling_seed)
+        return await _Resumable(self).played(game)
+
+    async def resume(
+        self, env: AnyEnvironment, agents: Agent | Mapping[str, Agent], saved: EpisodeInProgress
+    ) -> Episode | EpisodeInProgress:
+        """Go on with an episode, in a new instance and with new agents.
+
+        Every token has the logprob and the version that it was sampled with; the episode's deadline has what
+        was left of it. An episode that has to begin again is counted (`played_again`).
+
+        Raises:
+            UserError: the environment is another one, or has other agents.
+        """
+        if env.id != saved.env_id:
+            raise UserError(
+                f"episode {saved.id} was played in {saved.env_id}, not in {env.id}; name that one."
+            )
+        game = Game.of(env, agents, saved.task, saved.seed, saved.id, saved.sampling_seed)
+        return await _Resumable(self, saved).played(game)
+
+    async def stop(self) -> None:
+        """Stop all episodes; those that begin later stop before their first turn."""
+        self.is_stopping = True
+        await asyncio.gather(*(stop() for stop in tuple(self._turns.values())))
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], Awaitable[None]]) -> Iterator[None]:
+        """A turn, which `stop` ends."""
+        self._number += 1
+        number = self._number
+        self._turns[number] = stop
+        try:
+            yield
+        finally:
+            del self._turns[number]

@@ -1,0 +1,62 @@
+"""Files that are written whole or not at all, and the errors of a disk that takes no more."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from agentrl.errors import DiskError
+
+_FULL_OR_READ_ONLY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
+
+
+def write_text(path: Path, text: str, *, errors: Literal["strict", "replace"] = "strict") -> None:
+    """Write a file, whole or not at all: until it is complete, the path holds what it held before.
+
+    errors: for halves of surrogate pairs, which the text of a model may have and UTF-8 has not.
+
+    Raises:
+        OSError: the disk does not take it.
+        UnicodeEncodeError: the text holds half of a surrogate pair, and errors is "strict".
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8", errors=errors)
+        os.replace(part, path)
+    except (OSError, UnicodeEncodeError):
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def disk_errors(folder: Path, remedy: str) -> Iterator[None]:
+    """Convert an OSError of the block, by which a disk refuses a write, to a DiskError.
+
+    Any other OSError, such as that of a connection, passes through. A missing permission is one of the disk
+    where it is that of a file below `folder`.
+
+    Args:
+        folder: is named where the error names no file.
+        remedy: the end of the sentence, without its full stop.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_refused_write(error, folder):
+            raise
+        place = error.filename or folder
+        raise DiskError(f"{place} cannot be written ({error.strerror}); {remedy}.") from error
+
+
+def is_refused_write(error: OSError, folder: Path | None = None) -> bool:
+    """Whether a disk is full, over its quota or read-only; or `folder` is not to be written."""
+    if error.errno in _FULL_OR_READ_ONLY:
+        return True
+    is_below = folder is not None and str(error.filename).startswith(str(folder))
+    return error.errno in _FORBIDDEN and is_below

@@ -1,0 +1,219 @@
+"""What a run does at this moment: status.json in its folder, which the run writes every few seconds.
+
+Nothing decides by it; the reader is a person, or a program that watches runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter, time
+from typing import Final, cast
+
+from pydantic import Field, ValidationError
+
+from agentrl.activity import EVALUATION, GROUPS, RUN, TAKE, Activities, Activity, Busy
+from agentrl.config import Section
+from agentrl.errors import ConfigError
+from agentrl.files import write_text
+from agentrl.types import JSON
+
+STATUS: Final = "status.json"
+BETWEEN: Final = "between two stages"
+"""The stage of an episode that is in none."""
+
+
+class InProgress(Section):
+    """Something that has begun. name: a stage, or the id of a group or an episode. what: more of it."""
+
+    name: str
+    what: str = ""
+    since: datetime
+
+
+class Oldest(Section):
+    """The oldest group in play, that episode of it which has been in its stage for longest, and the stage.
+
+    group: None = an evaluation plays. episode: None = its rewards of the group are computed.
+    """
+
+    group: InProgress | None
+    episode: InProgress | None
+    stage: InProgress
+
+
+class PlacesTaken(Section):
+    """The places of the producer (groups), see `agentrl.rollout.occupancy`."""
+
+    capacity: int
+    in_flight: int
+    waiting: int
+    in_training: int
+    blocked_by: str
+
+    @property
+    def taken(self) -> int:
+        """Places that are taken (groups)."""
+        return self.in_flight + self.waiting + self.in_training
+
+
+class GroupStaleness(Section):
+    """The staleness of the groups of the last batch: how many (count) by versions.
+
+    flight: from a group's oldest token to its end. queue: from there to its training.
+    """
+
+    flight: dict[int, int]
+    queue: dict[int, int]
+
+
+class Utilisation(Section):
+    """Shares of the last `seconds`: a request was at the engine, a call of the trainer in progress, both."""
+
+    seconds: float
+    engine: float
+    trainer: float
+    both: float
+
+    @classmethod
+    def of(cls, busy: Busy) -> Utilisation:
+        """The shares of a span of time."""
+        seconds = max(busy.time_s, 1e-9)
+        shares = (min(part / seconds, 1.0) for part in busy[1:])
+        return cls(**dict(zip(("engine", "trainer", "both"), shares, strict=True)), seconds=busy.time_s)
+
+
+class RunStatus(Section):
+    """What a run does at one moment.
+
+    working: calls of the trainer, stages of the run and the like. episodes: of those in play, how many are in
+    each stage (count). requests: at the engine (count). served, training: the versions of the engine's and of
+    the trainer's weights; None = no iteration has begun, like step, steps and places. waits: who waits for
+    what. idle_s: since when nothing has begun or ended (seconds); a pause of the process does not count.
+    event_loop: the place of the code that holds the event loop; "" = it is free.
+    """
+
+    time: datetime
+    pid: int
+    step: int | None = None
+    steps: int | None = None
+    served: int | None = None
+    training: int | None = None
+    places: PlacesTaken | None = None
+    staleness: GroupStaleness | None = None
+    utilisation: Utilisation
+    requests: int
+    working: tuple[InProgress, ...]
+    episodes: dict[str, int]
+    oldest: Oldest | None = None
+    waits: dict[str, str] = Field(default_factory=dict)
+    idle_s: float = 0.0
+    event_loop: str = ""
+
+    def as_json(self) -> dict[str, JSON]:
+        """The status as JSON."""
+        return cast(dict[str, JSON], self.model_dump(mode="json"))
+
+    def write(self, folder: Path) -> None:
+        """Write status.json, whole or not at all.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        write_text(folder / STATUS, json.dumps(self.as_json(), indent=1))
+
+
+def read_status(folder: Path) -> RunStatus:
+    """The last status that a run wrote.
+
+    Raises:
+        ConfigError: there is none, or it is not readable.
+    """
+    try:
+        return RunStatus.model_validate_json((folder / STATUS).read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder} has no {STATUS}, which `agentrl train` and `agentrl rollout` write while they run; "
+            f"`agentrl runs show {folder.name}` shows its records."
+        ) from None
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is of another version"
+        raise ConfigError(f"{folder / STATUS} cannot be read ({reason}); remove that file.") from None
+
+
+def at(time_s: float) -> datetime:
+    """The date of a moment of `time.perf_counter`."""
+    return datetime.fromtimestamp(time_s - perf_counter() + time(), UTC)
+
+
+def working_in(activities: Activities) -> tuple[InProgress, ...]:
+    """What the run does itself, in the order of its start."""
+    return tuple(
+        InProgress(name=activity.id, what=activity.what, since=at(activity.since_s))
+        for activity in activities.in_progress
+        if activity.place == RUN
+    )
+
+
+def stages_in(activities: Activities) -> dict[str, int]:
+    """How many episodes in play are in each stage (count), the most frequent first."""
+    episodes = [part for activity in activities.in_progress for part in _parts(activity)]
+    return dict(Counter(_stage(episode).name for episode in episodes).most_common())
+
+
+def oldest_in(activities: Activities) -> Oldest | None:
+    """The group that began first, or an evaluation's episode where no group is in play; None = nothing is."""
+    groups = [activity for activity in activities.in_progress if activity.place == GROUPS]
+    parts = [part for activity in groups[:1] or activities.in_progress for part in _parts(activity)]
+    group = _named(groups[0]) if groups else None
+    if not parts:
+        return Oldest(group=group, episode=None, stage=_stage(groups[0])) if groups else None
+    episode = min(parts, key=lambda part: _stage(part).since)
+    return Oldest(group=group, episode=_named(episode), stage=_stage(episode))
+
+
+def waits_in(activities: Activities, places: PlacesTaken | None) -> dict[str, str]:
+    """Who waits for what: the trainer, the engine, new groups; those that work are left out."""
+    waits: dict[str, str] = {}
+    if any(activity.id == TAKE for activity in activities.in_progress):
+        waits["trainer"] = "groups" if places is None else f"groups ({places.waiting} are complete)"
+    if not activities.num_requests:
+        stages = stages_in(activities)
+        if stages:
+            waits["engine"] = "episodes, which are in " + ", ".join(f"{s} ({n})" for s, n in stages.items())
+        elif places is not None:
+            waits["engine"] = "new groups"
+    if places is not None and places.blocked_by in _BLOCKERS:
+        waits["new groups"] = _BLOCKERS[places.blocked_by]
+    return waits
+
+
+_BLOCKERS: Final[Mapping[str, str]] = {
+    "capacity": "a place: all are taken until groups have been trained",
+    "window": "the oldest group in flight, at which the staleness window begins",
+    "buffer": "the trainer: async_buffer_size complete groups wait for it",
+    "update": "new weights, which are on their way to the engine",
+    "batch": "the next batch: max_staleness is 0",
+    "filter": "nothing any more: max_num_gen_batches were played, and the filter dropped them",
+    "end": "nothing any more: the last batch has been started",
+}
+"""What new groups wait for, by the reason why none starts."""
+
+
+def _parts(activity: Activity) -> list[Activity]:
+    """The episodes of a group, or an evaluation's episode itself."""
+    return [activity] if activity.place == EVALUATION else list(activity.parts)
+
+
+def _named(activity: Activity) -> InProgress:
+    return InProgress(name=activity.id, since=at(activity.since_s))
+
+
+def _stage(activity: Activity) -> InProgress:
+    mark = activity.innermost
+    if mark is None:
+        return InProgress(name=BETWEEN, since=at(activity.since_s))
+    return InProgress(name=mark.name, what=mark.what, since=at(mark.since_s))

@@ -1,0 +1,122 @@
+"""The status of a run as text: for the console, for `agentrl runs status`, and the warning of a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from agentrl.activity import ACT, EPISODE, WAIT
+from agentrl.observe.status import BETWEEN, InProgress, Oldest, RunStatus
+from agentrl.view.scores import time_text
+
+_STAGES: Final = {
+    ACT: "waiting for the engine",
+    WAIT: "waiting for a slot",
+    "tool": "in the tool",
+    "reward": "in the reward",
+    "generate": "in the generate function",
+    "reset": "in reset() of the environment",
+    "step": "in step() of the environment",
+    "close": "in close() of the environment",
+    EPISODE: BETWEEN,
+}
+_WIDTH: Final = 16
+
+
+def stage_text(stage: InProgress) -> str:
+    """What is done in a stage: `in the tool search`."""
+    text = _STAGES.get(stage.name, stage.name if stage.name == BETWEEN else f"in {stage.name}")
+    if not stage.what:
+        return text
+    return f"{text} of {stage.what}" if stage.name == WAIT else f"{text} {stage.what}"
+
+
+def blame_text(status: RunStatus) -> str:
+    """Why a run hangs: the oldest group, its episode, their stage and since when; the trainer's calls."""
+    parts = [f"no progress for {time_text(status.idle_s)}"]
+    if status.event_loop:
+        parts.append(
+            f"the event loop is held at {status.event_loop}, by code that is called in it and does not return"
+        )
+    parts += [f"in {_named(work)} {_since(work.since, status.time)}" for work in status.working]
+    if status.oldest is not None:
+        parts.append(oldest_text(status.oldest, status.time))
+    parts += [f"{who} waits for {what}" if who != "new groups" else f"{who} wait for {what}"
+              for who, what in status.waits.items()]  # fmt: skip
+    return "; ".join(parts) + "."
+
+
+def oldest_text(oldest: Oldest, now: datetime) -> str:
+    """The oldest group, its episode that waits for longest, the stage, and since when."""
+    where = f"{stage_text(oldest.stage)} {_since(oldest.stage.since, now)}"
+    if oldest.group is None:
+        return f"episode {_id(oldest.episode)} of an evaluation is {where}"
+    group = f"the oldest group is {oldest.group.name}, {_since(oldest.group.since, now)}"
+    whose = "it" if oldest.episode is None else f"its episode {oldest.episode.name}"
+    return f"{group}; {whose} is {where}"
+
+
+def figures_of(status: RunStatus) -> dict[str, str]:
+    """The status in short, for a progress bar."""
+    figures = {"engine": f"{status.utilisation.engine:.0%}", "trainer": f"{status.utilisation.trainer:.0%}"}
+    if status.places is not None:
+        figures["places"] = f"{status.places.taken}/{status.places.capacity}"
+    if status.waits:
+        figures["waits"] = ", ".join(status.waits)
+    return figures
+
+
+def status_lines(status: RunStatus, state: str, now: datetime | None = None) -> Iterator[str]:
+    """The status as lines. state: of the run. now: when it is read; left out, the present."""
+    age_s = ((now or datetime.now(UTC)) - status.time).total_seconds()
+    yield _line("state", f"{state}, as of {time_text(age_s)} ago")
+    if status.step is not None:
+        yield _line("step", f"{status.step} of {status.steps}")
+    for work in status.working:
+        yield _line("in", f"{_named(work)} {_since(work.since, status.time)}")
+    if status.served is not None:
+        yield _line("versions", f"{status.served} served, {status.training} in training")
+    shares = status.utilisation
+    yield _line(
+        "utilisation",
+        f"engine {shares.engine:.0%} ({status.requests} requests now), trainer {shares.trainer:.0%}, "
+        f"both {shares.both:.0%}, of the last {time_text(shares.seconds)}",
+    )
+    if status.places is not None:
+        places = status.places
+        yield _line(
+            "places",
+            f"{places.taken} of {places.capacity} taken: {places.in_flight} in flight, {places.waiting} "
+            f"waiting, {places.in_training} in training",
+        )
+    if status.staleness is not None:
+        for name, counts in (("flight", status.staleness.flight), ("queue", status.staleness.queue)):
+            groups = ", ".join(f"{versions}: {number}" for versions, number in sorted(counts.items()))
+            yield _line("staleness", f"in {name:<6} {groups} (versions: groups of the last batch)")
+    for stage, number in status.episodes.items():
+        yield _line("episodes", f"{number} {_STAGES.get(stage, stage)}")
+    if status.oldest is not None:
+        yield _line("oldest", oldest_text(status.oldest, status.time))
+    for who, what in status.waits.items():
+        yield _line("waits", f"{who} for {what}")
+    if status.event_loop:
+        yield _line("event loop", f"held at {status.event_loop}")
+    yield _line("last progress", f"{time_text(status.idle_s)} before")
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<{_WIDTH}} {text}"
+
+
+def _id(episode: InProgress | None) -> str:
+    return "" if episode is None else episode.name
+
+
+def _named(work: InProgress) -> str:
+    return f"{work.name} ({work.what})" if work.what else work.name
+
+
+def _since(since: datetime, now: datetime) -> str:
+    """`since 14:03:11 (5 min 52 s)`, in local time."""
+    return f"since {since.astimezone():%H:%M:%S} ({time_text((now - since).total_seconds())})"

@@ -1,0 +1,49 @@
+"""Above max_staleness 0 a run chooses a correction, or accepts the bias by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import ConfigError
+from tests.assembly.test_every_setting import config_of
+
+CHOICES = "correction = tis (", "mis (", "icepop (", "opsm (", "(--correction none --i-accept-bias)."
+
+
+@pytest.mark.parametrize("settings", [{}, {"correction": "none"}])
+def test_older_weights_need_a_correction_and_the_sentence_names_the_choices(settings):
+    with pytest.raises(ConfigError) as caught:
+        config_of({"max_staleness": 2, **settings})
+    sentence = str(caught.value)
+    assert "max_staleness = 2 trains on tokens of older weights" in sentence
+    assert all(choice in sentence for choice in CHOICES)
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"update_weights_interval": 3}, "update_weights_interval = 3 trains"),
+        ({"over_sampling_batch_size": 64, "partial_rollout": True}, "partial_rollout trains"),
+    ],
+)
+def test_whatever_makes_tokens_older_is_named(settings, name):
+    with pytest.raises(ConfigError, match=f"{name} on tokens of older weights"):
+        config_of(settings)
+    assert config_of({**settings, "correction": "tis"})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"correction": name} for name in ("tis", "mis", "icepop", "opsm")),
+        *({"i_accept_bias": True}, {"debug_rollout_only": True}, {"num_rollout": 0}),
+    ],
+)
+def test_a_correction_or_the_accepted_bias_allows_older_weights(settings):
+    assert config_of({"max_staleness": 2, **settings}).rollout.max_staleness == 2
+
+
+def test_a_bias_that_is_corrected_cannot_be_accepted():
+    with pytest.raises(ConfigError, match="accept_bias has no effect with correction = tis, which corrects"):
+        config_of({"max_staleness": 1, "correction": "tis", "accept_bias": True})

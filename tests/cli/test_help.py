@@ -1,0 +1,82 @@
+"""--help and --version, of every command, at 80 columns."""
+
+from __future__ import annotations
+
+import pytest
+import rich_click as click
+
+import agentrl
+from agentrl.cli import cli, main
+
+WIDTH = 80
+
+
+def commands(command, path=()):
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from commands(below, (*path, name))
+
+
+COMMANDS = dict(commands(cli))
+
+
+def help_of(path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    main([*path, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_at_80_columns_no_name_is_cut_and_no_word_broken(path, monkeypatch, capsys):
+    out = help_of(path, monkeypatch, capsys)
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= WIDTH
+    words = {word for line in out.splitlines() for word in line.strip("│ ").split()}
+    for option in COMMANDS[path].params:
+        if isinstance(option, click.Option) and not option.hidden:
+            assert {*option.opts, *option.secondary_opts} <= words | set("/"), option.name
+            broken = {word for word in (option.help or "").split() if len(word) < WIDTH // 3} - words
+            assert {word for word in broken if "[" not in word} == set(), option.name
+
+
+def test_a_long_list_of_choices_wraps_between_them(monkeypatch, capsys):
+    out = help_of(("train",), monkeypatch, capsys)
+    assert "--advantage-estimator grpo | dr_grpo | rloo" in out
+    assert "reinforce_plus_plus_baseline | ppo" in out
+
+
+def test_every_command_refuses_an_option_that_is_given_twice():
+    kinds = {" ".join(path): command.context_class.__name__ for path, command in COMMANDS.items()}
+    assert set(kinds.values()) == {"CommandContext"}
+    for path, command in COMMANDS.items():
+        assert "_refuse_repeated" in dir(command) or isinstance(command, click.Group), path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "X", "--model", "a", "--model=b"],
+        ["train", "--lr", "1", "--seed", "2", "--lr", "1"],
+        ["train", "--use-tensorboard", "--no-use-tensorboard"],
+        ["envs", "check", "X", "--n=2", "--n", "3"],
+        ["runs", "list", "--output-dir=a", "--output-dir=b"],
+    ],
+)
+def test_the_last_of_two_never_wins(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "is given twice; " in capsys.readouterr().err
+
+
+def test_options_for_several_values_and_switches_may_be_repeated(capsys):
+    main(["envs", "list", "HopSearch-v0", "--json", "--json"])
+    assert "HopSearch-v0" in capsys.readouterr().out
+    context = COMMANDS["benchmark", "run"].make_context("run", ["X", "--model", "a", "--model", "b"])
+    assert context.params["models"] == ("a", "b")
+
+
+def test_the_version_is_printed(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"agentrl {agentrl.__version__}\n"

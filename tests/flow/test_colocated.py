@@ -1,0 +1,80 @@
+"""A run whose engine and trainer take turns ends bit for bit as one whose do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.flow.runs import journal_of, metrics_of, train
+from tests.flow.test_asynchronous import steps_of, versions_of
+from tests.flow.test_resume import accounted
+from tests.flow.test_settings_act import without_times
+
+BATCH = {"num_rollout": 3, "rollout_batch_size": 4, "n_samples_per_prompt": 4}
+SHORT = {**BATCH, "eval_episodes": 8, "eval_interval": 2, "use_tensorboard": False, "save_interval": 1}
+
+
+def ended(folder):
+    """All that a run leaves, without what it measured."""
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith("perf/")}
+        for row in metrics_of(folder)
+    ]
+    weights = (folder / "checkpoint" / "model.safetensors").read_bytes()
+    return without_times(rows), without_times(journal_of(folder)), weights
+
+
+def offloads_of(folder):
+    rows = [row for row in metrics_of(folder) if "perf/step_time" in row]
+    return [row.get("perf/offload_rollout_bytes") for row in rows]
+
+
+# Bandit's siblings agree so early that no step updates anything: the engine gets its own weights back.
+@pytest.mark.parametrize("world", ["Talkative", pytest.param("Bandit", marks=pytest.mark.full)])
+def test_a_colocated_run_ends_bit_for_bit_as_one_that_is_not(tmp_path, world):
+    plain, colocated = (
+        train(world, tmp_path, f"colocated-{colocate}", colocate=colocate, **SHORT).folder
+        for colocate in (False, True)
+    )
+    assert ended(colocated) == ended(plain)
+    assert offloads_of(plain) == [None] * 3
+    assert all(freed is not None for freed in offloads_of(colocated))
+    steps = [row["train/optimizer_steps"] for row in metrics_of(plain) if "perf/step_time" in row]
+    assert any(steps) is (world == "Talkative")
+
+
+@pytest.mark.parametrize("partial_rollout", [pytest.param(False, marks=pytest.mark.full), True])
+def test_episodes_in_flight_stop_in_the_trainers_turn_and_go_on_after_it(tmp_path, partial_rollout):
+    settings = {"colocate": True, "max_staleness": 1, "correction": "tis", "partial_rollout": partial_rollout}
+    # Requests wait for slots, so that some are in flight whenever a batch is complete.
+    few = {"max_slots": 6, "num_rollout": 4}
+    folder = train("Talkative", tmp_path, "x", **{**SHORT, **settings, **few}).folder
+    found = accounted(folder)
+    assert (found.ahead, found.saved) == (0, 0)
+    episodes = [
+        set(np.concatenate(versions_of(entry)).tolist()) for step in steps_of(folder) for entry in step
+    ]
+    assert len(episodes) > 4 * 4
+    assert max(map(len, episodes)) == 1 + partial_rollout
+
+
+@pytest.mark.full
+def test_a_colocated_run_in_processes_gives_memory_back_and_resumes(tmp_path):
+    settings = {**SHORT, "inline": False, "colocate": True, "max_slots": 256, "max_context_len": 2048}
+    folder = train("Talkative", tmp_path, "x", **{**settings, "num_rollout": 2}).folder
+    assert min(offloads_of(folder)) > 1e6
+    resumed = train("Talkative", tmp_path, "x", resume=True, **settings).folder
+    assert len(offloads_of(resumed)) == 3
+
+
+@pytest.mark.full
+def test_a_colocated_run_on_megatron_ends_bit_for_bit_as_one_that_is_not(tmp_path):
+    ranks = {"trainer": "megatron", "actor_num_gpus_per_node": 2, "num_query_groups": 2, "inline": False}
+    roles = {"advantage_estimator": "ppo", "use_kl_loss": True, "kl_loss_coef": 0.01}
+    exact = {"enable_deterministic_inference": True}
+    plain, colocated = (
+        train("Talkative", tmp_path, f"x-{colocate}", colocate=colocate, **SHORT, **ranks, **roles, **exact)
+        for colocate in (False, True)
+    )
+    assert ended(colocated.folder)[::2] == ended(plain.folder)[::2]
+    assert all(freed is not None for freed in offloads_of(colocated.folder))

@@ -1,0 +1,101 @@
+"""Engine and trainer take turns: the order of their calls, and weights wherever the engine needs some."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.run.colocation import Colocation
+from agentrl.trainer.config import TrainerConfig
+
+
+class Calls:
+    """An engine, its sink and a trainer, which record what is called."""
+
+    version = 3
+
+    def __init__(self):
+        self.calls = []
+
+    async def release_memory(self, tags):
+        self.calls.append(f"release {' '.join(tags)}")
+        return 7
+
+    async def resume_memory(self, tags):
+        self.calls.append(f"resume {' '.join(tags)}")
+
+    async def onload(self):
+        self.calls.append("onload")
+
+    async def offload(self):
+        self.calls.append("offload")
+        return 9
+
+    async def publish(self, sink, *, version):
+        self.calls.append(f"publish {version}")
+
+
+async def iterate(colocation, calls, *, sends):
+    async with colocation.training():
+        calls.calls.append("train")
+    async with colocation.publishing(sends=sends):
+        if sends:
+            await calls.publish(None, version=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sends", "expected"),
+    [
+        ({}, True, "train, publish 4"),
+        ({}, False, "train"),
+        (
+            {"colocate": True},
+            True,
+            "release weights kv_cache, onload, train, offload, resume weights, publish 4, resume kv_cache",
+        ),
+        (
+            # Without an update the engine gets the weights that it had: they are the trainer's, still.
+            {"colocate": True},
+            False,
+            "release weights kv_cache, onload, train, offload, resume weights, publish 3, resume kv_cache",
+        ),
+        ({"colocate": True, "offload_rollout": False}, False, "onload, train, offload"),
+        (
+            {"offload_rollout": True},
+            True,
+            "release weights kv_cache, train, resume weights, publish 4, resume kv_cache",
+        ),
+    ],
+)
+async def test_the_order_of_an_iteration(settings, sends, expected):
+    calls = Calls()
+    colocation = Colocation.of(TrainerConfig(**settings), calls, calls)
+    colocation.trainer = calls
+    await iterate(colocation, calls, sends=sends)
+    assert ", ".join(calls.calls) == expected
+    metrics = colocation.take_metrics()
+    assert metrics.get("perf/offload_rollout_bytes") == (7 if "release" in expected else None)
+    assert metrics.get("perf/offload_train_bytes") == (9 if "offload" in expected.split(", ") else None)
+    assert ("perf/offload_time" in metrics) is bool(settings)
+    assert colocation.take_metrics() == {}
+
+
+@pytest.mark.parametrize("version", [0, 4])
+async def test_a_trainer_starts_while_the_engine_has_released_its_memory(version):
+    calls = Calls()
+    colocation = Colocation.of(TrainerConfig(colocate=True), calls, calls)
+    async with colocation.starting(version):
+        calls.calls.append("start")
+        colocation.trainer = calls
+    assert calls.calls == [
+        *("release weights kv_cache", "start", "offload", "resume weights"),
+        *(f"publish {version or calls.version}", "resume kv_cache"),
+    ]
+
+
+async def test_a_failure_in_the_trainers_turn_resumes_nothing():
+    calls = Calls()
+    colocation = Colocation.of(TrainerConfig(colocate=True), calls, calls)
+    with pytest.raises(RuntimeError, match="half-way"):
+        async with colocation.training():
+            raise RuntimeError("half-way")
+    assert calls.calls == ["release weights kv_cache"]

@@ -1,0 +1,109 @@
+"""The status of a run as text."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.observe.status import (
+    STATUS,
+    GroupStaleness,
+    InProgress,
+    Oldest,
+    PlacesTaken,
+    RunStatus,
+    Utilisation,
+    read_status,
+)
+from agentrl.view.status import blame_text, figures_of, stage_text, status_lines
+
+NOW = datetime(2030, 1, 2, 14, 8, 31).astimezone()
+
+
+def since(seconds: float, name: str, what: str = "") -> InProgress:
+    return InProgress(name=name, what=what, since=NOW - timedelta(seconds=seconds))
+
+
+OLDEST = Oldest(group=since(320, "g12"), episode=since(318, "g12-3"), stage=since(310, "tool", "search"))
+BUSY = RunStatus(
+    time=NOW,
+    pid=1,
+    step=3,
+    steps=40,
+    served=3,
+    training=4,
+    places=PlacesTaken(capacity=16, in_flight=5, waiting=3, in_training=8, blocked_by="capacity"),
+    staleness=GroupStaleness(flight={0: 6, 1: 2}, queue={1: 8}),
+    utilisation=Utilisation(seconds=60.0, engine=0.92, trainer=0.4, both=0.38),
+    requests=7,
+    working=(since(330, "RL"), since(12, "train")),
+    episodes={"tool": 4, "act": 7},
+    oldest=OLDEST,
+    waits={"new groups": "a place"},
+    idle_s=0.4,
+)
+LINES = """\
+state            running, as of 2 s ago
+step             3 of 40
+in               RL since 14:03:01 (5 min 30 s)
+in               train since 14:08:19 (12 s)
+versions         3 served, 4 in training
+utilisation      engine 92% (7 requests now), trainer 40%, both 38%, of the last 1 min 00 s
+places           16 of 16 taken: 5 in flight, 3 waiting, 8 in training
+staleness        in flight 0: 6, 1: 2 (versions: groups of the last batch)
+staleness        in queue  1: 8 (versions: groups of the last batch)
+episodes         4 in the tool
+episodes         7 waiting for the engine
+oldest           the oldest group is g12, since 14:03:11 (5 min 20 s); its episode g12-3 is \
+in the tool search since 14:03:21 (5 min 10 s)
+waits            new groups for a place
+last progress    0 s before
+"""
+
+
+def test_the_lines_of_a_status():
+    lines = list(status_lines(BUSY, "running", NOW + timedelta(seconds=2)))
+    assert lines == LINES.splitlines()
+
+
+def test_a_hang_is_one_sentence():
+    hung = BUSY.model_copy(update={"idle_s": 310.0, "event_loop": "maze.py, line 12"})
+    assert blame_text(hung) == (
+        "no progress for 5 min 10 s; the event loop is held at maze.py, line 12, by code that is called in "
+        "it and does not return; in RL since 14:03:01 (5 min 30 s); in train since 14:08:19 (12 s); the "
+        "oldest group is g12, since 14:03:11 (5 min 20 s); its episode g12-3 is in the tool search since "
+        "14:03:21 (5 min 10 s); new groups wait for a place."
+    )
+
+
+def test_the_rewards_of_a_group_and_the_episodes_of_an_evaluation_are_named():
+    of_group = Oldest(group=since(9, "g1"), episode=None, stage=since(8, "reward", "best"))
+    of_evaluation = Oldest(group=None, episode=since(9, "e1"), stage=since(8, "wait", "python"))
+    assert blame_text(BUSY.model_copy(update={"oldest": of_group})).endswith(
+        "it is in the reward best since 14:08:23 (8 s); new groups wait for a place."
+    )
+    assert "episode e1 of an evaluation is waiting for a slot of python since 14:08:23 (8 s)" in blame_text(
+        BUSY.model_copy(update={"oldest": of_evaluation})
+    )
+    assert stage_text(since(0, "own")) == "in own"
+
+
+def test_a_progress_bar_shows_it_in_short():
+    assert figures_of(BUSY) == {
+        "engine": "92%",
+        "trainer": "40%",
+        "places": "16/16",
+        "waits": "new groups",
+    }
+
+
+def test_a_status_is_read_as_it_was_written_and_a_missing_or_damaged_one_is_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="has no status"):
+        read_status(tmp_path)
+    BUSY.write(tmp_path)
+    assert read_status(tmp_path) == BUSY
+    (tmp_path / STATUS).write_text("{")
+    with pytest.raises(ConfigError, match="remove that file"):
+        read_status(tmp_path)
