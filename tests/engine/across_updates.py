@@ -16,6 +16,7 @@ from agentrl.rendering.fresh_tokenizer import train_tokenizer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.torch import TorchTrainer
 from agentrl.types import NO_VERSION, Author, Completion, Credit, RolloutId, Sample, Scores, TrainBatch
+from tests.engine.fleets import until
 from tests.engine.subjects import VOCAB, tiny
 
 MIDDLE, BETWEEN = "in the middle of a turn", "between two turns"
@@ -72,7 +73,7 @@ class Conversation:
     """Turns of one session: what was sampled, and three tokens of the world after each turn."""
 
     def __init__(self, number: int) -> None:
-        self.session, self._rng = f"c{number}", np.random.default_rng(number)
+        self.number, self.session, self._rng = number, f"c{number}", np.random.default_rng(number)
         self.ids: list[int] = self._world(7)
         self._turns: list[tuple[int, Completion]] = []
 
@@ -113,28 +114,45 @@ class Conversation:
         return self._rng.integers(0, VOCAB, count).tolist()
 
 
+async def first_turn_ended(conversations: Sequence[Conversation]) -> None:
+    """Wait until one of them has one turn more than now."""
+    before = [len(conversation.versions) for conversation in conversations]
+    await until(lambda: before != [len(conversation.versions) for conversation in conversations])
+
+
 async def play_across_updates(engine: Engine, turn_tokens: int, *, sessions: int = 12) -> None:
     """Play conversations while the weights change, and compare every logprob with the trainer's.
 
-    There are more of them than the engine has slots, and their turns have several lengths: whenever an update
-    comes, some turns are under way.
+    There are more of them than the engine has slots, their turns have several lengths, and whoever has ended
+    while an update comes begins another conversation: however long it takes, some turns are under way.
     """
     training = Training(engine)
     conversations = [Conversation(number) for number in range(sessions)]
-    sizes = [turn_tokens - turn_tokens // 5 * (number % 4) for number in range(sessions)]
+    more: list[Conversation] = []
+
+    async def play(conversation: Conversation, published: asyncio.Event) -> None:
+        size = turn_tokens - turn_tokens // 5 * (conversation.number % 4)
+        await conversation.turn(engine, size)
+        while not published.is_set():
+            more.append(Conversation(sessions + len(more)))
+            await more[-1].turn(engine, size)
+
     await asyncio.gather(*(conversation.turn(engine, 4) for conversation in conversations))
     for moment in PLAN:
         await training.train([conversation.sample() for conversation in conversations])
+        published = asyncio.Event()
         if moment == BETWEEN:
             await training.publish()
-        playing = [
-            asyncio.create_task(conversation.turn(engine, size))
-            for conversation, size in zip(conversations, sizes, strict=True)
-        ]
+            published.set()
+        playing = [asyncio.create_task(play(conversation, published)) for conversation in conversations]
         if moment == MIDDLE:
-            await asyncio.wait(playing, return_when="FIRST_COMPLETED")
+            await first_turn_ended(conversations)
             await training.publish()
+            published.set()
         await asyncio.gather(*playing)
+        # Every version samples some tokens, also where all turns ended while it was on its way.
+        await asyncio.gather(*(conversation.turn(engine, 4) for conversation in conversations))
+    conversations += more
     turns = [turn for conversation in conversations for turn in conversation.versions]
     assert sum(len(set(turn)) > 1 for turn in turns) >= 2, "updates reached requests in flight"
     assert all(turn == sorted(turn) for turn in turns)
