@@ -28,7 +28,7 @@ import torch
 from agentrl.checkpoints.saving import save_model
 from agentrl.collector import rare_collections
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.hosted import Open
+from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.envs import Env
 from agentrl.protocols import Policy, Sampling

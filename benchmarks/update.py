@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from agentrl.checkpoints.source import open_config
 from agentrl.checkpoints.tensors import num_parameters
 from agentrl.engine.embedded import EmbeddedEngine
-from agentrl.engine.embedded.hosted import Open
+from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.engine.sglang.control import Server

@@ -18,7 +18,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.architecture import read_architecture
 from agentrl.engine.embedded.engine import DEFAULT_CONTEXT
-from agentrl.engine.embedded.hosted import Open
+from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.engine.sglang import SGLangPolicy
 from agentrl.envs import BaseEnv, Chat, Dialect, Tags

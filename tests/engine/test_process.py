@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.checkpoints.saving import save_model
 from agentrl.engine.conformance import CHECKS, Check, Subject
-from agentrl.engine.embedded.hosted import Open
+from agentrl.engine.embedded.messages import Open
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
 from agentrl.protocols import Sampling

@@ -2,9 +2,9 @@
 
     python -m agentrl.engine.embedded FD
 
-Messages arrive in lists, in the order in which they were sent. Requests run concurrently. So does an update
-of the weights, whose own messages are handled in their order. Every other message is handled before the next
-one is read, so that a closed session is free for the next request.
+Messages arrive in lists, in the order in which they were sent. Requests run concurrently. Updates of the
+weights run in a thread of their own, see `Updates`. Every other message is handled before the next one is
+read, so that a closed session is free for the next request.
 """
 
 from __future__ import annotations
@@ -13,153 +13,62 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
-from weakref import ref
 
 import torch
 
 from agentrl.checkpoints.fresh import draw_weights
 from agentrl.checkpoints.source import open_source
 from agentrl.engine.embedded.engine import EmbeddedEngine
+from agentrl.engine.embedded.messages import (
+    Abort,
+    Answer,
+    Cancel,
+    Close,
+    CloseSession,
+    Generate,
+    Message,
+    Numbered,
+    Open,
+    Release,
+    Resume,
+    UpdateMessage,
+)
+from agentrl.engine.embedded.sink import EmbeddedSink
+from agentrl.engine.embedded.updates import Updates
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.processes import SendFailure, follow_driver
-from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
 from agentrl.types import Completion
-from agentrl.weights.shared import mapped
-from agentrl.weights.staging import Transaction
-
-
-class Open(NamedTuple):
-    """Serve the model in a directory, after the previous engine is closed. seed: draw its weights first.
-
-    threads: that torch computes with (count). The others are those of `EmbeddedEngine.from_model`.
-    """
-
-    directory: str
-    max_slots: int
-    max_context_len: int | None
-    deterministic: bool
-    threads: int
-    seed: int | None
-
-
-class Generate(NamedTuple):
-    """Sample a continuation of a prompt."""
-
-    prompt_ids: Sequence[int]
-    sampling: Sampling
-    session: str
-
-
-class Cancel(NamedTuple):
-    """Cancel the request of that number: its caller was cancelled."""
-
-    number: int
-
-
-class CloseSession(NamedTuple):
-    """Drop a session's cache."""
-
-    session: str
-
-
-class Abort(NamedTuple):
-    """End all requests with their tokens so far."""
-
-
-class Begin(NamedTuple):
-    """Begin an update of the weights."""
-
-    manifest: Sequence[TensorSpec]
-    version: int
-
-
-class Put(NamedTuple):
-    """A bucket of the update, in memory that the process `pid` has open as `descriptor`.
-
-    The answer is whether the engine still uses that memory.
-    """
-
-    tensors: tuple[TensorSpec, ...]
-    pid: int
-    descriptor: int
-    num_bytes: int
-
-
-class Commit(NamedTuple):
-    """Commit the update: all buckets were sent. The answer is how long the engine stood still (seconds)."""
-
-    checksum: int
-
-
-class EndUpdate(NamedTuple):
-    """End the update, committed or not."""
-
-
-class Release(NamedTuple):
-    """Free memory, and hold all requests. The answer is how much the system got back (bytes)."""
-
-    tags: Collection[MemoryTag]
-
-
-class Resume(NamedTuple):
-    """Allocate released memory again."""
-
-    tags: Collection[MemoryTag]
-
-
-class Close(NamedTuple):
-    """Abort all requests, and free the engine."""
-
-
-Message: TypeAlias = (
-    Open
-    | Generate
-    | Cancel
-    | CloseSession
-    | Abort
-    | Begin
-    | Put
-    | Commit
-    | EndUpdate
-    | Release
-    | Resume
-    | Close
-)
-Numbered: TypeAlias = tuple[int, Message]
-"""A message, and the number of its answer."""
-
-
-class Answer(NamedTuple):
-    """The answer to a message: a value, or an error."""
-
-    number: int
-    value: object = None
-    error: AgentRLError | None = None
 
 
 class Host:
-    """Serves one engine at a time.
+    """Serves one engine at a time. Created in the event loop in which it runs.
 
-    answer: sends answers to the driver. fail: ends the process with an error, which is not the driver's.
+    send: sends answers to the driver, from any thread. fail: ends the process with an error, which is not the
+    driver's, from any thread.
     """
 
     def __init__(
-        self, answer: Callable[[Sequence[Answer]], None], fail: Callable[[BaseException], None]
+        self, send: Callable[[Sequence[Answer]], None], fail: Callable[[BaseException], None]
     ) -> None:
-        self._send, self._fail = answer, fail
+        self._send = send
         self._engine: EmbeddedEngine | None = None
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._answers: list[Answer] = []
-        self._update = AsyncExitStack()
-        # Its waiters go on in the order in which they came.
-        self._updating = asyncio.Lock()
-        self._update_calls: set[asyncio.Task[None]] = set()
-        self._transaction: Transaction | None = None
+        self._updates = Updates(self._sink, lambda answer: self._send_all([answer]), fail)
+
+    def receive(self, messages: Sequence[Numbered]) -> Sequence[Numbered]:
+        """Pass on the messages of updates, in any thread; returns the others, which are for `handle`."""
+        others = []
+        for number, message in messages:
+            if isinstance(message, UpdateMessage):
+                self._updates.post(number, message)
+            else:
+                others.append((number, message))
+        return others
 
     async def handle(self, messages: Sequence[Numbered]) -> None:
         """Handle messages in order; requests run as tasks."""
@@ -169,25 +78,14 @@ class Host:
                 continue
             # Earlier requests have to be in the engine's queue first.
             await asyncio.sleep(0)
-            if isinstance(message, Begin | Put | Commit | EndUpdate):
-                task = asyncio.create_task(self._reply(number, self._handle_update(message)))
-                self._update_calls.add(task)
-                task.add_done_callback(self._end_update_call)
-            else:
-                await self._reply(number, self._handle_other(message))
+            await self._reply(number, self._handle_other(message))
 
     async def close(self) -> None:
         """Free the engine."""
-        async with self._updating:
-            await self._update.aclose()
+        await self._updates.end()
         if self._engine is not None:
             await self._engine.close()
         self._engine = None
-
-    def _end_update_call(self, task: asyncio.Task[None]) -> None:
-        self._update_calls.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
 
     async def _generate(self, number: int, message: Generate) -> None:
         try:
@@ -225,22 +123,6 @@ class Host:
                 raise EngineError(f"the engine's process has no handler of {type(message).__name__}")
         return None
 
-    async def _handle_update(self, message: Begin | Put | Commit | EndUpdate) -> object:
-        async with self._updating:
-            match message:
-                case Begin():
-                    update = self._served.sink.begin(message.manifest, message.version)
-                    self._transaction = await self._update.enter_async_context(update)
-                case Put():
-                    return await self._put(message)
-                case Commit():
-                    await self._staged.commit(message.checksum)
-                    return self._served.sink.standstill_s
-                case EndUpdate():
-                    self._transaction = None
-                    await self._update.aclose()
-        return None
-
     async def _open(self, message: Open) -> None:
         await self.close()
         torch.set_num_threads(message.threads)
@@ -253,6 +135,7 @@ class Host:
             decode=open_source(message.directory).decode,
             deterministic=message.deterministic,
         )
+        self._engine.sink.loop = asyncio.get_running_loop()
 
     async def _cancel(self, number: int) -> None:
         task = self._requests.get(number)
@@ -261,27 +144,14 @@ class Host:
             # Its session is free for the next message.
             await asyncio.wait([task])
 
-    async def _put(self, put: Put) -> bool:
-        """Stage a bucket; returns whether the engine still uses its memory."""
-        data = mapped(f"/proc/{put.pid}/fd/{put.descriptor}", put.num_bytes, shared=True).numpy()
-        data_ref = ref(data)
-        bucket = Bucket(put.tensors, data)
-        del data
-        await self._staged.put(bucket)
-        del bucket
-        return data_ref() is not None
-
     @property
     def _served(self) -> EmbeddedEngine:
         if self._engine is None:
             raise EngineError("the engine is closed; build a new one.")
         return self._engine
 
-    @property
-    def _staged(self) -> Transaction:
-        if self._transaction is None:
-            raise EngineError("no update of weights has begun; begin one.")
-        return self._transaction
+    def _sink(self) -> EmbeddedSink:
+        return self._served.sink
 
     def _answer(self, answer: Answer) -> None:
         # Requests that end in one step are answered together.
@@ -291,6 +161,9 @@ class Host:
 
     def _flush(self) -> None:
         answers, self._answers = self._answers, []
+        self._send_all(answers)
+
+    def _send_all(self, answers: Sequence[Answer]) -> None:
         # Where the driver has exited, the reading thread detects it.
         with suppress(OSError):
             self._send(answers)
@@ -303,15 +176,25 @@ async def serve(pipe: Connection) -> None:
     """
     loop = asyncio.get_running_loop()
     inbox = asyncio.Queue[Sequence[Numbered] | BaseException | None]()
+    sending = threading.Lock()
+
+    def put(item: Sequence[Numbered] | BaseException | None) -> None:
+        loop.call_soon_threadsafe(inbox.put_nowait, item)
+
+    def send(answers: Sequence[Answer]) -> None:
+        with sending:
+            pipe.send(answers)
+
+    host = Host(send, put)
 
     def receive() -> None:
         with suppress(EOFError, OSError):
             while True:
-                loop.call_soon_threadsafe(inbox.put_nowait, pipe.recv())
-        loop.call_soon_threadsafe(inbox.put_nowait, None)
+                if messages := host.receive(pipe.recv()):
+                    put(messages)
+        put(None)
 
     threading.Thread(target=receive, daemon=True).start()
-    host = Host(pipe.send, inbox.put_nowait)
     while (messages := await inbox.get()) is not None:
         if isinstance(messages, BaseException):
             raise messages

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from agentrl.clocks import Waits
-from agentrl.engine.embedded import hosted
+from agentrl.engine.embedded import messages
 from agentrl.errors import EngineDiedError, EngineError
 from agentrl.processes import Child, ProcessFailure
 from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
@@ -21,6 +21,8 @@ from agentrl.weights.shared import BufferPool, SharedBuffer
 
 _MODULE = "agentrl.engine.embedded"
 _BUCKET_BYTES = 1 << 20
+# While the engine loads one, the next one is copied.
+_MAX_PUTS = 2
 # Answers that one iteration of the event loop settles. Each begins the work of an episode's turn, tenths of a
 # millisecond, which the results of tools would wait for if all that have arrived were settled together.
 _SETTLED_AT_ONCE = 4
@@ -38,10 +40,10 @@ class EngineProcess:
         self._log = folder / "engine.log"
         self._child = Child(_MODULE, (), self._log)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox: list[hosted.Numbered] = []
+        self._outbox: list[messages.Numbered] = []
         self._waiting: dict[int, asyncio.Future[object]] = {}
         # Where there are any, the loop has a call of `_settle_some`.
-        self._arrived: deque[hosted.Answer] = deque()
+        self._arrived: deque[messages.Answer] = deque()
         self._number = 0
         self._failure: str | None = None
         self._last_message: ProcessFailure | None = None
@@ -51,7 +53,7 @@ class EngineProcess:
         """The process id."""
         return self._child.pid
 
-    def post(self, message: hosted.Message) -> int:
+    def post(self, message: messages.Message) -> int:
         """Send a message; returns the number of its answer, which need not be awaited.
 
         Raises:
@@ -66,19 +68,29 @@ class EngineProcess:
         self._outbox.append((self._number, message))
         return self._number
 
-    async def call(self, message: hosted.Message) -> object:
+    def send(self, message: messages.Message) -> asyncio.Future[object]:
+        """Send a message; the future of its answer.
+
+        Raises:
+            EngineDiedError: the process has ended.
+        """
+        number = self.post(message)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        return answer
+
+    async def call(self, message: messages.Message) -> object:
         """Send a message and return its answer. A cancelled call drops its answer.
 
         Raises:
             EngineError: the engine refused it, or the process has ended (EngineDiedError).
         """
-        number = self.post(message)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer = self.send(message)
+        number = self._number
         try:
             return await answer
         except asyncio.CancelledError:
-            if isinstance(message, hosted.Generate) and self._failure is None:
-                self.post(hosted.Cancel(number))
+            if isinstance(message, messages.Generate) and self._failure is None:
+                self.post(messages.Cancel(number))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -118,7 +130,7 @@ class EngineProcess:
                 if isinstance(message, ProcessFailure):
                     self._last_message = message
                     continue
-                self._arrived.extend(cast(Sequence[hosted.Answer], message))
+                self._arrived.extend(cast(Sequence[messages.Answer], message))
         except (EOFError, OSError):
             self._die()
         if not settling:
@@ -130,7 +142,7 @@ class EngineProcess:
         if self._arrived and self._loop is not None:
             self._loop.call_soon(self._settle_some)
 
-    def _settle(self, answer: hosted.Answer) -> None:
+    def _settle(self, answer: messages.Answer) -> None:
         future = self._waiting.pop(answer.number, None)
         if future is None or future.done():
             return
@@ -166,7 +178,7 @@ class ProcessEngine:
         """The sink of new weights. A commit drops every cache; running requests use the new weights."""
 
     @classmethod
-    async def opened(cls, process: EngineProcess, model: hosted.Open) -> ProcessEngine:
+    async def opened(cls, process: EngineProcess, model: messages.Open) -> ProcessEngine:
         """Serve a model directory as version 0.
 
         Raises:
@@ -192,22 +204,24 @@ class ProcessEngine:
         if self._closed:
             raise EngineError("the engine is closed; build a new one.")
         with self._waits.entered():
-            return cast(Completion, await self._process.call(hosted.Generate(prompt_ids, sampling, session)))
+            return cast(
+                Completion, await self._process.call(messages.Generate(prompt_ids, sampling, session))
+            )
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""
         if not self._closed:
-            self._process.post(hosted.CloseSession(session))
+            self._process.post(messages.CloseSession(session))
 
     async def abort(self) -> None:
         """End every request, running or waiting, with its tokens so far; finish = abort."""
-        await self._process.call(hosted.Abort())
+        await self._process.call(messages.Abort())
 
     async def release_memory(self, tags: Collection[MemoryTag]) -> int:
         """Free weights, cache or both, and hold all requests between two tokens; see `Engine`."""
         self._released |= set(tags)
         self._waits.leave()
-        return cast(int, await self._process.call(hosted.Release(tuple(tags))))
+        return cast(int, await self._process.call(messages.Release(tuple(tags))))
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         """Allocate what was released; requests go on when nothing is missing any more; see `Engine`.
@@ -215,7 +229,7 @@ class ProcessEngine:
         Raises:
             EngineError: the cache is asked for, and the weights that were released have not been sent again.
         """
-        await self._process.call(hosted.Resume(tuple(tags)))
+        await self._process.call(messages.Resume(tuple(tags)))
         self._released -= set(tags)
         if not self._released:
             self._waits.come_back()
@@ -227,7 +241,7 @@ class ProcessEngine:
         self._closed = True
         # Where the process has ended, there is nothing to free.
         with suppress(EngineDiedError):
-            await self._process.call(hosted.Close())
+            await self._process.call(messages.Close())
 
     def _serve(self, version: int) -> None:
         self.version = version
@@ -251,12 +265,13 @@ class ProcessSink:
         Raises:
             EngineError: the manifest leaves out a tensor, or has an unknown one or a wrong shape.
         """
-        await self._process.call(hosted.Begin(tuple(manifest), version))
+        await self._process.call(messages.Begin(tuple(manifest), version))
         try:
             yield ProcessTransaction(self._process, self._pool, partial(self._committed, version))
         finally:
+            # The answer would come after the next forward pass, which computes all prefixes again.
             with suppress(EngineDiedError):
-                await self._process.call(hosted.EndUpdate())
+                self._process.post(messages.EndUpdate())
 
     def _committed(self, version: int, standstill_s: float) -> None:
         self.standstill_s = standstill_s
@@ -264,33 +279,52 @@ class ProcessSink:
 
 
 class ProcessTransaction:
-    """The update to one version. committed: called when the engine serves it, with its standstill."""
+    """The update to one version. committed: called when the engine serves it, with its standstill.
+
+    A busy engine answers between two forward passes. So the messages are sent without waiting for each
+    answer: `_MAX_PUTS` buckets are on their way at most, and the commit follows them at once.
+    """
 
     def __init__(self, process: EngineProcess, pool: BufferPool, committed: Callable[[float], None]) -> None:
         self._process, self._pool, self._committed = process, pool, committed
+        self._puts: list[asyncio.Future[object]] = []
 
     async def put(self, bucket: Bucket) -> None:
-        """Copy a bucket to shared memory, and have the process stage its tensors.
+        """Copy a bucket to shared memory, and send it; the process stages its tensors later.
 
         Raises:
-            EngineError: a tensor is not in the manifest, was sent before, or its bytes do not add up.
+            EngineError: a tensor of this bucket or of an earlier one is not in the manifest, was sent before,
+                or its bytes do not add up. It may come at a later put, or at commit.
         """
+        while self._puts and (self._puts[0].done() or len(self._puts) >= _MAX_PUTS):
+            await asyncio.shield(self._puts[0])
+            del self._puts[0]
         num_bytes = bucket.data.nbytes
         buffer = self._pool.take(max(1, num_bytes))
         await asyncio.to_thread(_copy, bucket, buffer)
-        in_use = await self._process.call(
-            hosted.Put(bucket.tensors, os.getpid(), buffer.descriptor, num_bytes)
-        )
-        if not in_use:
-            self._pool.give_back(buffer)
+        put = messages.Put(bucket.tensors, os.getpid(), buffer.descriptor, num_bytes)
+        answer = self._process.send(put)
+        # Until then, the callback keeps the buffer alive: the process opens it by a descriptor of this one.
+        answer.add_done_callback(partial(self._reuse, buffer))
+        self._puts.append(answer)
 
     async def commit(self, checksum: int) -> None:
         """Compare the checksum of the loaded tensors, and swap between two tokens of every request.
 
         Raises:
-            EngineError: tensors are missing or the checksum differs; the old version stays in service.
+            EngineError: tensors are missing or damaged, or a bucket was rejected; the old version stays in
+                service.
         """
-        self._committed(cast(float, await self._process.call(hosted.Commit(checksum))))
+        commit = self._process.send(messages.Commit(checksum))
+        await asyncio.wait([*self._puts, commit])
+        for put in self._puts:
+            put.result()
+        self._committed(cast(float, commit.result()))
+
+    def _reuse(self, buffer: SharedBuffer, answer: asyncio.Future[object]) -> None:
+        is_in_use = answer.cancelled() or answer.exception() is not None or answer.result()
+        if not is_in_use:
+            self._pool.give_back(buffer)
 
 
 def _copy(bucket: Bucket, buffer: SharedBuffer) -> None:

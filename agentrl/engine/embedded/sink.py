@@ -7,7 +7,7 @@ still only for the swap.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -44,7 +44,7 @@ from agentrl.weights.staging import Transaction
 _NamedTensors = Iterable[tuple[str, Tensor]]
 
 Install = Callable[[Parameters, int], None]
-"""Serve new parameters as a version; returns when every later token is sampled from them."""
+"""Serve new parameters as a version, between two steps; every later token is sampled from them."""
 
 Waited = Callable[[], float]
 """How long requests have waited for the engine to compute, between its steps, up to now (seconds)."""
@@ -54,7 +54,10 @@ class EmbeddedSink:
     """Loads tensors as they arrive, while the old ones serve, and swaps when the checksum matches.
 
     standstill_s: how long, in the last update, requests waited while the engine computed nothing (seconds).
+    loop: the engine's event loop, where updates run in another one; None = in the same.
     """
+
+    loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(
         self, architecture: Architecture, dtype: torch.dtype, install: Install, waited: Waited
@@ -76,9 +79,15 @@ class EmbeddedSink:
         names = [spec.name for spec in manifest]
         waited_before = self._waited()
 
-        def install(parameters: Parameters) -> None:
+        def swap(parameters: Parameters) -> None:
             self._install(parameters, version)
             self.standstill_s = self._waited() - waited_before
+
+        async def install(parameters: Parameters) -> None:
+            if self.loop is None:
+                swap(parameters)
+            else:
+                await _called_in(self.loop, partial(swap, parameters))
 
         with ThreadPoolExecutor(1) as loader, ThreadPoolExecutor(1) as reader:
             threads = Threads(loader, reader)
@@ -125,7 +134,7 @@ class StagedParameters:
         dtype: torch.dtype,
         names: Iterable[str],
         threads: Threads,
-        install: Callable[[Parameters], None],
+        install: Callable[[Parameters], Awaitable[None]],
     ) -> None:
         self._architecture, self._dtype, self._threads, self._install = architecture, dtype, threads, install
         self._sums: list[Future[int]] = []
@@ -165,7 +174,7 @@ class StagedParameters:
 
     async def install(self) -> None:
         """Swap the parameters, between two tokens of every request. All tensors have arrived."""
-        self._install(self._loaded())
+        await self._install(self._loaded())
 
     def _add(self, buckets: list[Bucket]) -> None:
         bucket = buckets.pop()
@@ -211,6 +220,23 @@ class StagedParameters:
     def _read_back(self, sent: Mapping[str, Tensor], loaded: _NamedTensors) -> None:
         originals = {name: None if tensor.dtype == self._dtype else tensor for name, tensor in sent.items()}
         self._sums.append(self._threads.reader.submit(lambda: checksum(_comparable(originals, loaded))))
+
+
+async def _called_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in the event loop of another thread, in its next iteration, and wait for its end."""
+    ended = Future[bool]()
+
+    def call() -> None:
+        succeeded = False
+        try:
+            function()
+            succeeded = True
+        finally:
+            ended.set_result(succeeded)
+
+    loop.call_soon_threadsafe(call)
+    if not await asyncio.wrap_future(ended):
+        raise EngineError("the engine could not swap its weights, and is of no use; see its log.")
 
 
 def _check_manifest(manifest: Sequence[TensorSpec], architecture: Architecture) -> None:
