@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from agentrl import JointStep, Limits, Message, MultiAgentEnv, Step, Task, ToolEnv, make, play, say
@@ -102,7 +103,7 @@ def players(env, temperature):
 
 
 def record_of(episode):
-    """All of an episode but times, and what the cache held."""
+    """All of an episode but times, logprobs, and what the cache held."""
     assert isinstance(episode, Episode)
     turns = [
         (
@@ -112,7 +113,6 @@ def record_of(episode):
             turn.tokens.world_ids.tolist(),
             turn.tokens.prompt_crc32,
             turn.tokens.completion.token_ids.tolist(),
-            turn.tokens.completion.logprobs.round(4).tolist(),
             turn.tokens.completion.versions.tolist(),
             turn.tokens.completion.finish,
             turn.step,
@@ -121,6 +121,11 @@ def record_of(episode):
         for turn in trajectory.turns
     ]
     return turns, episode.step_rewards, dict(episode.events), episode.ending, episode.agents
+
+
+def logprobs_of(episode):
+    turns = [turn for trajectory in episode.trajectories for turn in trajectory.turns]
+    return np.concatenate([turn.tokens.completion.logprobs for turn in turns])
 
 
 async def stopped_after(number, playing, episodes):
@@ -159,6 +164,7 @@ async def test_an_episode_with_stops_at_random_places_is_the_one_without(env_cla
         expected = await play(env, players(env, temperature), TASK, seed=3, sampling_seed=seed)
         episode, pieces = await in_pieces(env_class, temperature, rng, seed)
         assert record_of(episode) == record_of(expected)
+        assert np.allclose(logprobs_of(episode), logprobs_of(expected), rtol=0, atol=1e-4)
         stops.append(pieces)
     assert sum(stops) > 2
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from typing import NamedTuple
 _SETTLE_S = 1.0
 _POLL_S = 0.02
 _MAX_POLLS = int(_SETTLE_S / _POLL_S)
+_NUMBER = re.compile(r"[-_]\d+")
 
 
 class Trace(NamedTuple):
@@ -48,7 +50,8 @@ def own_temporary_folder() -> Iterator[Path]:
 
 def present(folder: Path) -> Counter[Trace]:
     """All open resources; `folder`: that of temporary files."""
-    traces = Counter(Trace("thread", thread.name) for thread in _threads())
+    # Without the numbers in their names, since a shared resource may be opened again.
+    traces = Counter(Trace("thread", _NUMBER.sub("", thread.name)) for thread in _threads())
     traces.update(Trace("process", _command(pid)) for pid in _children())
     traces.update(_descriptors())
     traces.update(Trace("file", path.name) for path in folder.rglob("*"))
