@@ -3,6 +3,7 @@
     run_coroutine(main)    `asyncio.run`, in the thread of the call
     blocking(call)         the result of `call`; where this thread runs an event loop, in a thread of its own
     awaited(call)          the same for coroutines: the caller's event loop goes on meanwhile
+    to_its_end(work, ..)   a coroutine that goes on where a cancellation comes at the wrong moment
 
 A `call` that runs in a thread of its own is interrupted from outside: Ctrl-C, or the "interrupt" of a
 notebook, in `blocking`; a cancellation in `awaited`. `run_coroutine` then cancels its coroutine, waits until
@@ -126,6 +127,36 @@ async def awaited(call: Callable[[], T]) -> T:
         return ended.result()
     failure = ended.exception()
     raise cancelled from failure if isinstance(failure, Exception) else None
+
+
+async def to_its_end(
+    work: Coroutine[None, None, T], goes_on: Callable[[], bool], on_cancelled: Callable[[], None]
+) -> tuple[T, bool]:
+    """The result of a coroutine, and whether this task was cancelled meanwhile: the caller raises that later.
+
+    A cancellation cancels the coroutine, unless `goes_on()` is true at that moment; a second one always does.
+
+    Args:
+        on_cancelled: called where the coroutine goes on.
+
+    Raises:
+        CancelledError: the coroutine was cancelled.
+        Exception: whatever it raised.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+        return task.result(), False
+    except asyncio.CancelledError:
+        if task.done():
+            return task.result(), True
+        if goes_on():
+            on_cancelled()
+            # A second cancellation reaches the coroutine.
+            return await task, True
+        task.cancel()
+        await asyncio.wait([task])
+        raise
 
 
 @contextmanager

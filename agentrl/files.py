@@ -24,11 +24,20 @@ def write_text(path: Path, text: str, *, errors: Literal["strict", "replace"] = 
         OSError: the disk does not take it.
         UnicodeEncodeError: the text holds half of a surrogate pair, and errors is "strict".
     """
+    write_bytes(path, text.encode("utf-8", errors))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all, as `write_text`.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8", errors=errors)
+        part.write_bytes(data)
         os.replace(part, path)
-    except (OSError, UnicodeEncodeError):
+    except OSError:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise

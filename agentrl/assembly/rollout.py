@@ -15,7 +15,7 @@ from agentrl.envs.generate import Generate, generating
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.over_sampling import OverSampling, OverSamplingProducer
-from agentrl.rollout.producer import Producer, ProducerSettings
+from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 from agentrl.rollout.staleness import Places, ReadyFirst, StalenessPolicy, Window
 from agentrl.types import Task
 
@@ -80,7 +80,8 @@ def build_producer(
         over_sampling = OverSampling(size, player.cancelled, choose)
         return OverSamplingProducer(next_prompt, player.play, settings, over_sampling)
     policy = staleness_policy(config)
-    return Producer(next_prompt, player.play, settings, policy, cancelled=player.cancelled)
+    stop = None if player.episodes is None else player.episodes.stop
+    return Producer(next_prompt, player.play, settings, policy, EarlyEnd(player.cancelled, stop=stop))
 
 
 def producer_settings(config: RolloutConfig, *, num_batches: int) -> ProducerSettings:

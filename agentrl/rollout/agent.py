@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl.activity import requesting
-from agentrl.envs.resuming import TurnStoppedError
+from agentrl.envs.resuming import ResumableAgent, TurnStoppedError
 from agentrl.errors import ConfigError
 from agentrl.protocols import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
 from agentrl.rollout.conversation import Conversation, Immediate, SavedConversation
@@ -189,6 +189,25 @@ class DeadlineAgent:
     async def close(self, session_id: str) -> None:
         """Close the agent."""
         await self._agent.close(session_id)
+
+
+class _ResumableDeadlineAgent(DeadlineAgent):
+    """A `DeadlineAgent` that stops and goes on as its agent does."""
+
+    def __init__(self, agent: Agent, deadline: float, resumable: ResumableAgent) -> None:
+        super().__init__(agent, deadline)
+        self.stop, self.save_state, self.load_state = (
+            resumable.stop,
+            resumable.save_state,
+            resumable.load_state,
+        )
+
+
+def with_deadline(agent: Agent, deadline: float) -> Agent:
+    """The agent with the deadline of `DeadlineAgent`; a `ResumableAgent` stays one."""
+    if isinstance(agent, ResumableAgent):
+        return _ResumableDeadlineAgent(agent, deadline, agent)
+    return DeadlineAgent(agent, deadline)
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

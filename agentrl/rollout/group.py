@@ -14,11 +14,25 @@ from agentrl.algorithms.filters import GroupFilter
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, agents_of
+from agentrl.envs.resuming import EpisodeInProgress, StoppableEpisodes
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
-from agentrl.rollout.agent import DeadlineAgent
+from agentrl.rollout.agent import with_deadline
 from agentrl.types import Ending, Episode, Group, Verdict
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupInProgress:
+    """A group that was stopped in play.
+
+    start_version: the policy's when it started. attempts: by sibling, those that have ended. stopped: by
+    sibling, the attempt that goes on; None = the sibling has ended.
+    """
+
+    start_version: int
+    attempts: tuple[tuple[Marked, ...], ...]
+    stopped: tuple[EpisodeInProgress | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +41,14 @@ class GroupOutcome:
 
     finished: of a group that was cancelled also the episodes that were in play, as aborted ones.
     reason: why the group was dropped: by the filter that its player has, or where batches are over-sampled.
+    in_progress: of a group that was stopped, and has no outcome yet.
     """
 
     group: Group | None
     failed: tuple[Episode, ...]
     finished: tuple[Episode, ...]
     reason: str = ""
+    in_progress: GroupInProgress | None = None
 
     @property
     def kept(self) -> Group | None:
@@ -44,6 +60,12 @@ class GroupOutcome:
         if self.group is None or version == self.group.start_version:
             return self
         return replace(self, group=replace(self.group, end_version=version))
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the prompt."""
+        name = self.episodes[0].id.partition("-")[0] if self.group is None else self.group.id
+        return int(name.removeprefix("g"))
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
@@ -62,6 +84,7 @@ class GroupPlayer:
     drops: the dynamic sampling filter: why a complete group is dropped and replaced, None = it is kept.
     play_episode: plays an episode, `agentrl.play` or another function of its signature. timeout_s: after it
     the siblings that are still in play end with an empty turn, truncated, and no episode is played again.
+    episodes: plays in place of `play_episode`, and can stop; its `stop` stops all groups.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -75,24 +98,29 @@ class GroupPlayer:
     drops: GroupFilter | None = None
     play_episode: PlayEpisode = play
     timeout_s: float = math.inf
+    episodes: StoppableEpisodes | None = None
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
-    async def play(self, prompt: Prompt, version: int) -> GroupOutcome:
-        """Play a group; `version` is the policy's when it starts.
+    async def play(self, prompt: Prompt, version: int, begun: GroupInProgress | None = None) -> GroupOutcome:
+        """Play a group, or go on with it; `version` is the policy's when it starts.
 
-        Waits for: all siblings. Unblocked by: the siblings' ends, each bounded by its deadlines. On
-        cancellation: every sibling is cancelled and its environment closed.
+        Waits for: all siblings. Unblocked by: the siblings' ends, each bounded by its deadlines; the stop of
+        `episodes`. On cancellation: every sibling is cancelled and its environment closed.
 
         Raises:
             UserError: the filter failed.
         """
-        attempts_of = self._attempts[prompt.index] = [[] for _ in range(self.size)]
+        siblings = _siblings_of(self.size, begun)
+        attempts_of = self._attempts[prompt.index] = [sibling.attempts for sibling in siblings]
         deadline = asyncio.get_running_loop().time() + self.timeout_s
-        siblings = [self._sibling(prompt, k, attempts, deadline) for k, attempts in enumerate(attempts_of)]
         with group_in_play(f"g{prompt.index}"):
-            await all_of(siblings)
-            outcome = await self._judged(prompt, version, attempts_of)
+            await all_of([self._play_sibling(prompt, k, each, deadline) for k, each in enumerate(siblings)])
+            outcome = (
+                GroupOutcome(None, (), (), in_progress=_in_progress(version, siblings))
+                if any(sibling.stopped for sibling in siblings)
+                else await self._judged(prompt, version, attempts_of)
+            )
         self._attempts.pop(prompt.index, None)
         return outcome
 
@@ -140,28 +168,63 @@ class GroupPlayer:
                 f"the dynamic sampling filter failed on group {group.id} ({error.detail}); mend it."
             ) from error
 
-    async def _sibling(self, prompt: Prompt, k: int, attempts: list[Marked], deadline: float) -> None:
-        """Play an episode until it is usable or the deadline is over; adds each attempt to `attempts`."""
+    async def _play_sibling(self, prompt: Prompt, k: int, sibling: _Sibling, deadline: float) -> None:
+        """Play an episode until it is usable, or is stopped, or the deadline is over."""
+        attempts, loop = sibling.attempts, asyncio.get_running_loop()
+        while len(attempts) <= self.retries and not (attempts and attempts[-1].is_usable):
+            if attempts and loop.time() >= deadline:
+                return
+            name = _episode_id(prompt, k, len(attempts))
+            with in_play(name):
+                episode = await self._played(prompt, name, deadline, sibling.stopped)
+                if isinstance(episode, EpisodeInProgress):
+                    sibling.stopped = episode
+                    return
+                sibling.stopped = None
+                attempts.append(await self.scorer.mark(episode))
+
+    async def _played(
+        self, prompt: Prompt, name: str, deadline: float, begun: EpisodeInProgress | None
+    ) -> Episode | EpisodeInProgress:
+        """Play one attempt, or go on with it."""
 
         def make_agent() -> Agent:
             agent = self.make_agent()
-            return agent if math.isinf(deadline) else DeadlineAgent(agent, deadline)
+            return agent if math.isinf(deadline) else with_deadline(agent, deadline)
 
-        for attempt in range(self.retries + 1):
-            name = _episode_id(prompt, k, attempt)
-            env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
-            with in_play(name):
-                episode = await self.play_episode(
-                    env,
-                    agents_of(env, prompt.task, make_agent, self.opponents, seed=sampling_seed),
-                    prompt.task,
-                    seed=prompt.seed,
-                    episode_id=name,
-                    sampling_seed=sampling_seed,
-                )
-                attempts.append(await self.scorer.mark(episode))
-            if attempts[-1].is_usable or asyncio.get_running_loop().time() >= deadline:
-                break
+        env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
+        agents = agents_of(env, prompt.task, make_agent, self.opponents, seed=sampling_seed)
+        if self.episodes is not None and begun is not None:
+            return await self.episodes.resume(env, agents, begun)
+        play_episode = self.play_episode if self.episodes is None else self.episodes.play
+        return await play_episode(
+            env, agents, prompt.task, seed=prompt.seed, episode_id=name, sampling_seed=sampling_seed
+        )
+
+
+@dataclass(slots=True)
+class _Sibling:
+    """Attempts of an episode that have ended, and the one that was stopped."""
+
+    attempts: list[Marked]
+    stopped: EpisodeInProgress | None = None
+
+
+def _siblings_of(size: int, begun: GroupInProgress | None) -> list[_Sibling]:
+    if begun is None:
+        return [_Sibling([]) for _ in range(size)]
+    return [
+        _Sibling(list(attempts), stopped)
+        for attempts, stopped in zip(begun.attempts, begun.stopped, strict=True)
+    ]
+
+
+def _in_progress(start_version: int, siblings: Sequence[_Sibling]) -> GroupInProgress:
+    return GroupInProgress(
+        start_version,
+        tuple(tuple(sibling.attempts) for sibling in siblings),
+        tuple(sibling.stopped for sibling in siblings),
+    )
 
 
 def _episode_id(prompt: Prompt, k: int, attempt: int) -> str:

@@ -11,7 +11,7 @@ from agentrl.algorithms.filters import BufferFilter, chosen_ids
 from agentrl.data import Prompt
 from agentrl.errors import StageError, UserError, stage
 from agentrl.rollout.group import GroupOutcome
-from agentrl.rollout.producer import PlayGroup, Producer, ProducerSettings
+from agentrl.rollout.producer import EarlyEnd, PlayGroup, Producer, ProducerSettings
 
 OVER_SAMPLED: Final = "over_sampled"
 """Why a group is dropped that was not among the first of a batch."""
@@ -59,7 +59,7 @@ class OverSamplingProducer(Producer):
         over_sampling: OverSampling,
     ) -> None:
         size, cancelled, choose = over_sampling
-        super().__init__(next_prompt, play_group, settings, cancelled=cancelled, cancel_reason=OVER_SAMPLED)
+        super().__init__(next_prompt, play_group, settings, early=EarlyEnd(cancelled, OVER_SAMPLED))
         self._size, self._choose = size, choose
         self._max_played = settings.max_num_gen_batches * size
 

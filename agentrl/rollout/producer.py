@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentrl.data import Prompt
-from agentrl.errors import UserError, WorldBrokenError
-from agentrl.rollout.group import GroupOutcome
+from agentrl.errors import AgentRLError, UserError
+from agentrl.rollout.broken import BrokenGroups
+from agentrl.rollout.group import GroupInProgress, GroupOutcome
 from agentrl.rollout.occupancy import Blocker, Occupancy
+from agentrl.rollout.saved import SavedGroups
 from agentrl.rollout.staleness import STALE, Places, StalenessPolicy, Straggler, Window
+
+_STOP_S = 10.0
+"""How long the groups in flight may take to stop: schedulers kill a job half a minute after its SIGTERM."""
 
 
 class PlayGroup(Protocol):
     """Plays the group of a prompt against the policy that serves `version`."""
 
-    def __call__(self, prompt: Prompt, *, version: int) -> Coroutine[None, None, GroupOutcome]:
-        """Start playing."""
+    def __call__(
+        self, prompt: Prompt, *, version: int, begun: GroupInProgress | None = None
+    ) -> Coroutine[None, None, GroupOutcome]:
+        """Start playing, or go on with a group that was stopped."""
 
 
 class Rollouts(Protocol):
@@ -46,6 +53,9 @@ class Rollouts(Protocol):
     def drained(self) -> AbstractAsyncContextManager[None]:
         """A block in which nothing is in flight and nothing starts."""
 
+    async def stop(self) -> Mapping[int, GroupInProgress]:
+        """Start nothing more, and stop the groups in flight that can go on later, by ordinal."""
+
     async def close(self) -> list[GroupOutcome]:
         """Free everything; returns the groups that had ended and that no `take` has returned."""
 
@@ -53,6 +63,18 @@ class Rollouts(Protocol):
 def _no_outcome(prompt: Prompt) -> GroupOutcome:
     del prompt
     return GroupOutcome(None, (), ())
+
+
+class EarlyEnd(NamedTuple):
+    """How groups in flight end early.
+
+    cancelled: the outcome of a group whose playing was cancelled. reason: why it was. stop: stops all of
+    them, so that they can go on later; None = they cannot.
+    """
+
+    cancelled: Callable[[Prompt], GroupOutcome] = _no_outcome
+    reason: str = STALE
+    stop: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +110,7 @@ class Producer:
     consumes: prompts. waits for: groups. unblocked by: a group's end; advance() frees the places of trained
     groups. on shutdown: close() cancels what is in flight.
 
-    policy: None = synchronous. cancelled: the outcome of a group whose playing was cancelled; cancel_reason:
-    why it was.
+    policy: None = synchronous. early: how what is in flight ends early.
 
     Raises (from take):
         WorldBrokenError: `max_broken` groups in a row could not be filled.
@@ -102,21 +123,18 @@ class Producer:
         play_group: PlayGroup,
         settings: ProducerSettings,
         policy: StalenessPolicy | None = None,
-        *,
-        cancelled: Callable[[Prompt], GroupOutcome] = _no_outcome,
-        cancel_reason: str = STALE,
+        early: EarlyEnd | None = None,
     ) -> None:
         self._next_prompt = next_prompt
-        self._play_group = play_group
+        self._play_group, self._early = play_group, early or EarlyEnd()
         self._settings = settings
         self.policy: StalenessPolicy = policy or Window(Places(0, settings.batch_size))
         self._num_left = settings.num_batches
         self._max_played = settings.max_num_gen_batches * settings.batch_size
-        self._cancelled, self._cancel_reason = cancelled, cancel_reason
         self._version = 0
         self._num_done = 0
         self._num_dropped = 0
-        self._num_broken_in_a_row = 0
+        self._broken = BrokenGroups(settings.max_broken)
         self._num_unpublished = 0
         self._is_taking = self._is_closed = self._is_draining = False
         self._failure: BaseException | None = None
@@ -127,9 +145,9 @@ class Producer:
         self._bypassed: dict[int, int] = {}
         # Ended, in the order of their end.
         self._untaken: dict[int, GroupOutcome] = {}
-        # In the order of their start: None while in flight. Broken groups are counted in this order, since
-        # those that fail at once end first.
-        self._unsettled: dict[int, GroupOutcome | None] = {}
+        # Those of the run before, until their prompts come; and those of this one.
+        self._saved = SavedGroups(0)
+        self._stopped: dict[int, GroupInProgress] = {}
 
     @property
     def version(self) -> int:
@@ -152,9 +170,13 @@ class Producer:
             self._num_unpublished,
         )
 
-    def resume(self, num_done: int, *, version: int) -> None:
-        """Go on where so many batches are done, and none is in flight. Before the first `take`."""
+    def resume(self, num_done: int, *, version: int, saved: SavedGroups | None = None) -> None:
+        """Go on where so many batches are done. Before the first `take`.
+
+        saved: groups that take the places of those that their prompts would start.
+        """
         self._num_done, self._version = num_done, version
+        self._saved = saved or self._saved
 
     def advance(self, num_done: int, *, version: int, is_published: bool = True) -> None:
         """Record that `num_done` batches are done and `version` is served; older numbers have no effect.
@@ -189,6 +211,21 @@ class Producer:
         finally:
             self._is_draining = False
             self._admit()
+
+    async def stop(self) -> Mapping[int, GroupInProgress]:
+        """Start nothing more, and stop the groups in flight; those that take too long are left to `close`.
+
+        Returns the groups that can go on later, by ordinal.
+        """
+        self._is_closed = True
+        if self._early.stop is not None and self._in_flight:
+            with suppress(TimeoutError, AgentRLError):
+                async with asyncio.timeout(_STOP_S):
+                    await self._early.stop()
+                    while self._in_flight:
+                        self._changed.clear()
+                        await self._changed.wait()
+        return self._stopped
 
     async def close(self) -> list[GroupOutcome]:
         """Cancel every group in flight and wait until each has cleaned up.
@@ -229,8 +266,7 @@ class Producer:
     @property
     def _num_waiting(self) -> int:
         """Complete groups, and broken ones until all groups before them have ended (count)."""
-        unsettled = (outcome for outcome in self._unsettled.values() if outcome is not None)
-        return self._num_kept + sum(outcome.group is None and not outcome.reason for outcome in unsettled)
+        return self._num_kept + self._broken.num_unsettled
 
     def _blocker(self) -> Blocker:
         """Why no further group starts now."""
@@ -305,9 +341,18 @@ class Producer:
 
     def _start(self) -> None:
         prompt = self._next_prompt()
+        ended, begun = self._saved.take(prompt.index)
         self._start_versions[prompt.index], self._bypassed[prompt.index] = self._version, 0
-        self._unsettled[prompt.index] = None
-        task = asyncio.create_task(self._play_group(prompt, version=self._version))
+        self._broken.start(prompt.index)
+        if ended is not None:
+            if ended.group is not None:
+                self._start_versions[prompt.index] = ended.group.start_version
+            self._end(prompt, ended)
+            return
+        if begun is not None:
+            self._start_versions[prompt.index] = begun.start_version
+        version = self._start_versions[prompt.index]
+        task = asyncio.create_task(self._play_group(prompt, version=version, begun=begun))
         self._in_flight[task] = prompt
         task.add_done_callback(self._on_end)
 
@@ -317,29 +362,28 @@ class Producer:
         if task.cancelled():
             if self._is_closed:
                 return
-            outcome = replace(self._cancelled(prompt), reason=self._cancel_reason)
+            outcome = replace(self._early.cancelled(prompt), reason=self._early.reason)
         elif (error := task.exception()) is not None:
             # The first failure ends the run; `close` reports no further ones.
             self._failure = self._failure or error
             return
+        elif (begun := task.result().in_progress) is not None:
+            self._stopped[prompt.index] = begun
+            return
         else:
             outcome = task.result().ended(self._version)
-        self._untaken[prompt.index] = self._unsettled[prompt.index] = outcome
-        self._num_dropped += outcome.group is not None and bool(outcome.reason)
         try:
-            self._settle()
+            self._end(prompt, outcome)
             self._admit()
         except UserError as error:
             self._failure = self._failure or error
 
-    def _settle(self) -> None:
-        """Count broken groups in a row, in the order of start, as far as all have ended."""
-        while self._unsettled:
-            ordinal, outcome = next(iter(self._unsettled.items()))
-            if outcome is None:
-                return
-            del self._unsettled[ordinal]
-            self._count_broken(outcome)
+    def _end(self, prompt: Prompt, outcome: GroupOutcome) -> None:
+        """Keep the outcome of a group for a batch."""
+        self._untaken[prompt.index] = outcome
+        self._num_dropped += outcome.group is not None and bool(outcome.reason)
+        self._changed.set()
+        self._broken.end(prompt.index, outcome)
 
     def _no_signal(self) -> str:
         reasons = Counter(outcome.reason for outcome in self._untaken.values() if outcome.reason)
@@ -349,18 +393,3 @@ class Producer:
             f"filter kept {self._num_kept} ({counts}); take tasks that are neither too hard nor too easy, "
             "raise n_samples_per_prompt, or raise max_num_gen_batches."
         )
-
-    def _count_broken(self, outcome: GroupOutcome) -> None:
-        if outcome.group is not None:
-            self._num_broken_in_a_row = 0
-        if outcome.group is not None or outcome.reason:
-            return
-        self._num_broken_in_a_row += 1
-        if self._num_broken_in_a_row >= self._settings.max_broken:
-            episode = outcome.failed[-1]
-            failure = episode.failure
-            cause = f"{failure.stage} failed: {failure.detail}" if failure else str(episode.ending)
-            raise WorldBrokenError(
-                f"{episode.env_id}: {self._num_broken_in_a_row} groups in a row could not be played "
-                f"(last: {cause}); mend the environment, `agentrl eval` with it plays single episodes."
-            )

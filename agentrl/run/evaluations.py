@@ -15,7 +15,7 @@ from agentrl.assembly.config import RunConfig
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.protocols import Engine
 from agentrl.run.checkpoints import RunState
-from agentrl.run.held_out import HeldOut, eval_metrics, version_metrics
+from agentrl.run.held_out import MODES, HeldOut, eval_metrics, version_metrics
 from agentrl.run.parts import Milestone, Progress, Records, World
 
 EVALUATION = "evaluation"
@@ -64,6 +64,12 @@ class Evaluations:
     def against(self, world: World) -> Evaluations:
         """The same evaluations in another world. Before the first of them."""
         return replace(self, held_out=self.held_out and replace(self.held_out, world=world))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean scores of the last evaluation, by set and mode."""
+        latest = self.progress.latest.items()
+        return {name.removeprefix("eval/"): value for name, value in latest if name.endswith(MODES)}
 
     @property
     def due(self) -> tuple[int, ...]:

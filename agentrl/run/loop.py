@@ -63,7 +63,7 @@ class BatchInProgress:
 
     trained: ids of the groups of finished optimizer steps. removed, advantages: see `Iteration`. reason: why
     the others are dropped, where that is more than the end of the run. has_new_weights: the trainer's weights
-    are newer than the published ones.
+    are newer than the published ones. is_training: its first update has begun.
     """
 
     outcomes: Sequence[GroupOutcome] = ()
@@ -72,6 +72,13 @@ class BatchInProgress:
     reason: str = ""
     advantages: Mapping[RolloutId, FloatArray] = field(default_factory=dict)
     has_new_weights: bool = False
+    is_training: bool = False
+
+    def end(self) -> None:
+        """Its iteration has ended: nothing of it is left to journal."""
+        self.outcomes, self.removed, self.advantages = (), {}, {}
+        self.trained.clear()
+        self.is_training = False
 
 
 class _Credited(NamedTuple):
@@ -191,8 +198,7 @@ class Loop:
             "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), updated - scored),
         }
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
-        self.in_progress.outcomes, self.in_progress.removed, self.in_progress.advantages = (), {}, {}
-        self.in_progress.trained.clear()
+        self.in_progress.end()
         return Iteration(
             step, outcomes, trained, dropped, metrics, warnings, times.phases, removed, advantages=advantages
         )
@@ -259,6 +265,7 @@ class Loop:
         return _Credited(steps, logged, tokens.by_rollout(advantages.advantages_N))
 
     async def _update(self, step: OptimizerStep) -> StepReport:
+        self.in_progress.is_training = True
         report = await self.trainer.update(step.batch)
         self.in_progress.trained |= {group.id for group in step.groups}
         self.in_progress.has_new_weights = True

@@ -27,6 +27,7 @@ from agentrl.config import effective_values
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
+from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
 from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
 from agentrl.observe.diagnoses import Diagnoses, RunFacts
@@ -238,6 +239,8 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
 def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters) -> GroupPlayer:
     """What plays the groups of a run."""
     rollout = config.rollout
+    # A synchronous run plays its batch again, and is bit-equal to one that was not stopped.
+    stops = rollout.is_async and world.play_episode is play
     return GroupPlayer(
         make_env=world.make_env,
         make_agent=agent_factory(engine, world.renderer, sampling_of(rollout, rollout.rollout_temperature)),
@@ -250,6 +253,7 @@ def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters)
         drops=filters.drops,
         play_episode=world.play_episode,
         timeout_s=rollout.group_timeout_s or math.inf,
+        episodes=StoppableEpisodes() if stops else None,
     )
 
 

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.observe import read_journal, read_metrics
 from agentrl.observe.history import JOURNAL, METRICS
 from agentrl.observe.journal import SUFFIX
-from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.group import GroupInProgress, GroupOutcome
 from agentrl.run.journal_entries import ordinal_of, outcomes_of
 from agentrl.types import IntArray, TurnTokens
 
@@ -172,6 +172,10 @@ class Replay:
     async def drained(self) -> AsyncIterator[None]:
         """A block; nothing is in flight anyway."""
         yield
+
+    async def stop(self) -> Mapping[int, GroupInProgress]:
+        """Nothing is in flight."""
+        return {}
 
     async def close(self) -> list[GroupOutcome]:
         """Nothing is open, and no batch is read ahead."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from agentrl.algorithms.corrections import CorrectionWatch
@@ -22,15 +24,17 @@ from agentrl.data import DataSource, PromptStream
 from agentrl.envs import tasks_of
 from agentrl.envs.opponents import Opponent, check_opponents
 from agentrl.errors import TrainerError
+from agentrl.event_loop import to_its_end
 from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.producer import Rollouts
+from agentrl.rollout.saved import SavedGroups
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
 from agentrl.run.demonstrations import demonstrate
 from agentrl.run.drift import drift_metrics
 from agentrl.run.evaluations import Evaluations
-from agentrl.run.held_out import MODES, HeldOut
+from agentrl.run.held_out import HeldOut
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
@@ -52,6 +56,7 @@ from agentrl.run.recording import StepRecorder
 from agentrl.run.replay import Replay
 from agentrl.trainer.recording import Phase
 
+_FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
 RL, ROLLOUT = "RL", "rollout"
 
@@ -237,14 +242,22 @@ class TrainingRun:
             await self._stop(loop)
 
     async def _stop(self, loop: AnyLoop) -> None:
-        """Keep what was finished: as a checkpoint, unless some of the next step was trained already."""
-        entries = [*leftover_entries(await loop.producer.close(), loop.in_progress)]
-        if entries:
+        """Keep what was finished: as a checkpoint, unless some of the next step was trained already.
+
+        Groups that were played go on when the run resumes. Until then, the journal has them as dropped.
+        """
+        stopped = await loop.producer.stop()
+        left = await loop.producer.close()
+        if entries := [*leftover_entries(left, loop.in_progress)]:
             await self.records.journal.write_step(self.progress.step + 1, entries)
-        if not loop.in_progress.trained:
-            # One that has died is what stopped the run.
-            with suppress(TrainerError):
-                await self._save()
+        if loop.in_progress.trained:
+            return
+        # A trainer that has died is what stopped the run.
+        with suppress(TrainerError):
+            await self._save()
+            if self.config.rollout.is_async and self.progress.state is not None:
+                groups = SavedGroups.of(self.progress.step, (*loop.in_progress.outcomes, *left), stopped)
+                groups.write(self.records.folder.groups)
 
     async def _save(self) -> None:
         """Write a checkpoint of the last finished step, unless it has one."""
@@ -267,28 +280,44 @@ class TrainingRun:
             if first:
                 await self._between(loop, prompts)
             for step in range(first, number):
-                lag.take()
-                monitor.begin()
-                with self.records.watch.stage(title):
-                    async with _recorded(recorder, step + 1) as phases:
-                        iteration = await loop.iterate(step)
-                        phases.extend(iteration.phases)
-                    iteration.metrics["perf/event_loop_lag_max"] = lag.take()
-                    iteration.metrics.update(skipped_metrics(prompts.take_skipped()))
-                    iteration.metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
-                    seed = f"drift/{self.config.run.seed}/{step}"
-                    drift = drift_metrics(iteration.outcomes, self.progress.source, seed=seed)
-                    iteration.metrics.update(drift)
-                    # Until the journal has this step, no checkpoint may say that it has.
-                    self.progress.state = None
-                    await self._record(iteration)
-                self.progress.state = await self._state(loop, prompts)
+                iteration, is_cancelled = await to_its_end(
+                    self._iteration(loop, recorder, lag, prompts),
+                    # The weights have changed, or the journal has some of the step.
+                    lambda: loop.in_progress.is_training or self.progress.state is None,
+                    partial(self.records.console.line, _FINISHING),
+                )
+                if is_cancelled:
+                    raise asyncio.CancelledError
                 is_last = step + 1 == number or self.is_idle
                 if not is_last:
                     await self._between(loop, prompts)
-                bar.advance(1, **_progress_metrics(iteration, self.progress.latest))
+                metrics = iteration.metrics
+                shown = {"reward": metrics["rollout/raw_reward"], "tok/s": metrics["perf/rollout_tok_per_s"]}
+                bar.advance(1, **shown, **self.evaluations.means)
                 if is_last:
                     break
+
+    async def _iteration(
+        self, loop: AnyLoop, recorder: StepRecorder | None, lag: LagMeter, prompts: Prompts
+    ) -> Iteration:
+        """The next iteration; it ends when the journal has it."""
+        step, monitor = self.progress.step, self.records.monitor
+        lag.take()
+        monitor.begin()
+        with self.records.watch.stage(ROLLOUT if isinstance(loop, PlayLoop) else RL):
+            async with _recorded(recorder, step + 1) as phases:
+                iteration = await loop.iterate(step)
+                phases.extend(iteration.phases)
+            iteration.metrics["perf/event_loop_lag_max"] = lag.take()
+            iteration.metrics.update(skipped_metrics(prompts.take_skipped()))
+            iteration.metrics.update(monitor.end((*iteration.trained, *iteration.dropped)))
+            seed = f"drift/{self.config.run.seed}/{step}"
+            iteration.metrics.update(drift_metrics(iteration.outcomes, self.progress.source, seed=seed))
+            # Until the journal has this step, no checkpoint may say that it has.
+            self.progress.state = None
+            await self._record(iteration)
+        self.progress.state = await self._state(loop, prompts)
+        return iteration
 
     async def _between(self, loop: AnyLoop, prompts: Prompts) -> None:
         """What is due after a step but the last: an evaluation, and a checkpoint."""
@@ -313,7 +342,9 @@ class TrainingRun:
         rollout, player = self.config.rollout, player_of(self.config, self.world, self.engine, self.filters)
         num_batches = rollout.num_rollout - self.progress.step
         producer = build_producer(rollout, stream.next, player, self.filters.choose, num_batches=num_batches)
-        producer.resume(self.progress.step, version=version)
+        records, step = self.records, self.progress.step
+        saved = SavedGroups.read(records.folder.groups, step=step, on_event=records.console.line)
+        producer.resume(step, version=version, saved=saved)
         return producer, stream
 
     async def _state(self, loop: AnyLoop, prompts: Prompts) -> RunState:
@@ -363,13 +394,3 @@ class TrainingRun:
 def _recorded(recorder: StepRecorder | None, step: int) -> AbstractAsyncContextManager[list[Phase]]:
     """The block of a step, for its phases; without a trainer nothing is recorded."""
     return nullcontext(list[Phase]()) if recorder is None else recorder.step(step)
-
-
-def _progress_metrics(iteration: Iteration, latest: dict[str, float]) -> dict[str, float]:
-    """The metrics in the progress bar. latest: those of the last evaluation."""
-    metrics = {
-        "reward": iteration.metrics["rollout/raw_reward"],
-        "tok/s": iteration.metrics["perf/rollout_tok_per_s"],
-    }
-    means = {name.removeprefix("eval/"): value for name, value in latest.items() if name.endswith(MODES)}
-    return metrics | means

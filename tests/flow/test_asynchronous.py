@@ -14,9 +14,10 @@ from agentrl.errors import UserError
 from agentrl.observe import Outcome, read_journal, reconcile
 from agentrl.observe.history import attempts
 from agentrl.observe.status import read_status
+from agentrl.rollout.saved import SavedGroups
 from agentrl.run.audit import audit
 from agentrl.run.checkpoints import Checkpoints
-from tests.flow.runs import metrics_of, train
+from tests.flow.runs import WARM, metrics_of, train
 from tests.flow.test_replay import learned, replay_of
 from tests.flow.test_resume import SMALL, accounted, newest, started, weights_of
 from tests.flow.worlds import Struck
@@ -139,6 +140,77 @@ def accounted_for(folder):
     assert found.problems == ()
     assert found.started == found.trained + sum(found.dropped.values()) + found.skipped + found.saved
     return found
+
+
+def terminated_in_flight(tmp_path, world):
+    """A run that got SIGTERM while groups were in flight, which it saved."""
+    # A warm start, so that episodes have several turns.
+    settings = {**{k: v for k, v in LATE.items() if k not in SMALL}, **WARM, "num_rollout": 1000}
+    folder, saved = tmp_path / "x", None
+    # At the few moments at which all groups have ended, it has struck too early.
+    while saved is None or not saved.in_progress:
+        step, deadline = newest(folder), time.monotonic() + 300
+        process = started(tmp_path, "--inline", "--resume", world=world, **settings)
+        while newest(folder) < step + 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        # Some episodes have had a turn by then.
+        time.sleep(0.15)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 143, out
+        state = Checkpoints(folder / "checkpoints", keep=1).newest().state
+        saved = SavedGroups.read(folder / "groups.json.gz", step=state.step, on_event=pytest.fail)
+        assert {*saved.ended, *saved.in_progress} >= set(state.pending)
+    return folder, saved, state
+
+
+def test_after_sigterm_the_groups_that_were_in_flight_go_on(tmp_path):
+    folder, saved, state = terminated_in_flight(tmp_path, "Recalling")
+    stopped = [each for group in saved.in_progress.values() for each in group.stopped if each is not None]
+    assert all(each.played is not None for each in stopped)
+    agentrl.train(folder, quiet=True, num_rollout=state.step + 4)
+    *_, last, final = attempts(folder)
+    assert (last.ended, final.ended) == ("terminated", "finished")
+    accounted(folder)
+    episodes = {entry.episode.id: entry.episode for entries in steps_of(folder) for entry in entries}
+    ended = [episode for outcome in saved.ended.values() for episode in outcome.episodes]
+    ended += [m.episode for g in saved.in_progress.values() for attempts_ in g.attempts for m in attempts_]
+    for episode in ended:
+        assert tokens_of(episodes[episode.id].trajectories) == tokens_of(episode.trajectories)
+    for each in stopped:
+        before, after = tokens_of(each.played.trajectories), tokens_of(episodes[each.id].trajectories)
+        assert after[: len(before)] == before
+    assert not any("rollout/played_again/mean" in row for row in metrics_of(folder))
+
+
+def tokens_of(trajectories):
+    """Of each turn, the tokens, logprobs and versions."""
+    return [
+        (c.token_ids.tolist(), c.logprobs.tolist(), c.versions.tolist())
+        for trajectory in trajectories
+        for c in (turn.tokens.completion for turn in trajectory.turns)
+    ]
+
+
+def test_what_cannot_be_saved_begins_again_and_is_counted(tmp_path):
+    folder, saved, state = terminated_in_flight(tmp_path, "Slow")
+    assert all(
+        each is None or each.played is None for group in saved.in_progress.values() for each in group.stopped
+    )
+    agentrl.train(folder, quiet=True, num_rollout=state.step + 4)
+    accounted(folder)
+    assert sum(row.get("rollout/played_again/mean", 0) for row in metrics_of(folder)) > 0
+
+
+def test_a_damaged_file_of_groups_costs_only_their_episodes(tmp_path, capsys):
+    folder, _, state = terminated_in_flight(tmp_path, "Recalling")
+    path = folder / "groups.json.gz"
+    path.write_bytes(path.read_bytes()[:100])
+    agentrl.train(folder, num_rollout=state.step + 1)
+    assert "groups.json.gz is damaged: what was in flight is played again" in capsys.readouterr().out
+    accounted_for(folder)
 
 
 def test_training_on_the_journal_ends_in_the_same_weights(tmp_path):

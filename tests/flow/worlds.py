@@ -126,6 +126,20 @@ class Talkative(Bandit):
     rewards = (Reward(length),)
 
 
+class Recalling(Talkative):
+    """Saves its state; a press takes a moment."""
+
+    async def press(self, button: str) -> str:
+        """Press a button."""
+        await asyncio.sleep(0.3)
+        return await super().press(button)
+
+    tools = (press,)
+
+    def save_state(self):
+        return {"result": self.result}
+
+
 def anything(episode):
     """The full score, whatever was played."""
     return 1.0

@@ -151,7 +151,7 @@ async def test_an_error_of_a_group_is_raised_and_the_rest_is_closed(number):
     """The first to end; and one that fails as it is cancelled, while another one ends."""
 
     class Raises(Rollouts):
-        async def play(self, prompt, version):
+        async def play(self, prompt, version, begun=None):
             try:
                 if prompt.index == 0 == number:
                     raise UserError("set the key")

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import UserError
 from agentrl.rollout.group import GroupOutcome
-from agentrl.rollout.producer import Producer, ProducerSettings
+from agentrl.rollout.producer import EarlyEnd, Producer, ProducerSettings
 from agentrl.rollout.staleness import STALE, Places, ReadyFirst, Window
 from tests.rollout.test_producer import Rollouts, index_of
 
@@ -31,7 +31,7 @@ class Held(Rollouts):
         super().__init__([0])
         self.events = {index: asyncio.Event() for index in held}
 
-    async def play(self, prompt, version):
+    async def play(self, prompt, version, begun=None):
         self.started[prompt.index] = version
         if prompt.index in self.events:
             try:
@@ -46,7 +46,7 @@ async def test_one_group_that_fails_silently_does_not_leave_the_buffer_one_short
     """SkyRL 1173: a buffer at 127 of 128 for 29 hours."""
 
     class Fails(Rollouts):
-        async def play(self, prompt, version):
+        async def play(self, prompt, version, begun=None):
             if prompt.index == 3:
                 raise UserError("the key is wrong")
             return await super().play(prompt, version)
@@ -140,7 +140,7 @@ async def test_the_driver_holds_no_more_groups_than_there_are_places():
     alive = weakref.WeakSet()
 
     class Watched(Rollouts):
-        async def play(self, prompt, version):
+        async def play(self, prompt, version, begun=None):
             outcome = await super().play(prompt, version)
             group = type("Group", (), {"id": outcome.group.id, "start_version": version})()
             alive.add(group)
@@ -165,7 +165,7 @@ async def test_long_episodes_are_trained_as_often_as_they_were_asked_for():
         rollouts = Rollouts(ticks)
         cut = GroupOutcome(None, (), ())
         producer = Producer(
-            rollouts.prompt, rollouts.play, ProducerSettings(4), policy, cancelled=lambda _: cut
+            rollouts.prompt, rollouts.play, ProducerSettings(4), policy, EarlyEnd(lambda _: cut)
         )
         taken = []
         for step in range(40):
@@ -189,7 +189,7 @@ async def test_stale_groups_are_dropped_with_their_reason_and_give_their_places_
         rollouts.play,
         ProducerSettings(2),
         ReadyFirst(Places(1, 2)),
-        cancelled=lambda _: cut,
+        early=EarlyEnd(lambda _: cut),
     )
     stale = []
     for step in range(4):

@@ -40,7 +40,7 @@ class Rollouts:
         self.prompts += 1
         return Prompt(self.prompts - 1, ASK, 0)
 
-    async def play(self, prompt, version):
+    async def play(self, prompt, version, begun=None):
         self.started[prompt.index] = version
         try:
             for _ in range(self.ticks[prompt.index % len(self.ticks)]):
@@ -123,7 +123,7 @@ async def test_the_bound_is_reached(staleness, width):
     rollouts, policy = Rollouts([0]), Window(Places(staleness, 2), width)
     ended = asyncio.Event()
 
-    async def play(prompt, version):
+    async def play(prompt, version, begun=None):
         # The last one that starts before the first update.
         if prompt.index == policy.capacity - 1:
             await ended.wait()
@@ -216,7 +216,7 @@ async def test_all_groups_of_a_batch_play_at_the_same_time():
     together = asyncio.Barrier(3)
 
     class Meeting(Rollouts):
-        async def play(self, prompt, version):
+        async def play(self, prompt, version, begun=None):
             await together.wait()
             return await super().play(prompt, version)
 
@@ -284,7 +284,7 @@ async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
     cleaned = []
 
     class Slow(Rollouts):
-        async def play(self, prompt, version):
+        async def play(self, prompt, version, begun=None):
             try:
                 await asyncio.sleep(FOREVER_S)
             finally:
@@ -305,7 +305,7 @@ async def test_closing_cancels_what_is_in_flight_and_waits_until_it_is_clean():
 
 async def test_an_exception_of_a_group_is_raised_by_take_and_the_rest_can_be_closed():
     class Raises(Rollouts):
-        async def play(self, prompt, version):
+        async def play(self, prompt, version, begun=None):
             if prompt.index == 1:
                 raise KeyError("x")
             return await super().play(prompt, version)

@@ -48,7 +48,7 @@ def producer_of(batches) -> Producer:
     groups = [group for batch in batches for group in batch]
     prompts = iter(range(10_000))
 
-    async def play(prompt, *, version):
+    async def play(prompt, *, version, begun=None):
         group = groups[prompt.index % len(groups)]
         played.append((group.id, version))
         return GroupOutcome(group, (), group.episodes)
