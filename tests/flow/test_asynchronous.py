@@ -194,6 +194,7 @@ def tokens_of(trajectories):
     ]
 
 
+@pytest.mark.full
 def test_what_cannot_be_saved_begins_again_and_is_counted(tmp_path):
     folder, saved, state = terminated_in_flight(tmp_path, "Slow")
     assert all(
@@ -204,6 +205,7 @@ def test_what_cannot_be_saved_begins_again_and_is_counted(tmp_path):
     assert sum(row.get("rollout/played_again/mean", 0) for row in metrics_of(folder)) > 0
 
 
+@pytest.mark.full
 def test_a_damaged_file_of_groups_costs_only_their_episodes(tmp_path, capsys):
     folder, _, state = terminated_in_flight(tmp_path, "Recalling")
     path = folder / "groups.json.gz"

@@ -103,7 +103,7 @@ def test_a_server_that_is_killed_in_mid_rollout_costs_no_episode(tmp_path):
     }
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     words += [f"--output-dir={tmp_path}", f"--sglang-python={sglang_python()}", "--name=killed"]
-    words += ["--warm-start-steps=120", "--num-demonstrations=3840", "--eval-episodes=32"]
+    words += ["--warm-start-steps=120", "--num-demonstrations=3840"]
     command = [sys.executable, "-c", HEARING, "train", str(RUN), *words]
     with (tmp_path / "out.txt").open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)

@@ -26,10 +26,20 @@ SETTINGS = SamplingSettings(max_response_len=60)
 GROUPS, SIZE = 3, 2
 
 
+class Counted(Letters):
+    """Counts the steps of all its instances."""
+
+    num_steps = 0
+
+    async def step(self, action):
+        Counted.num_steps += 1
+        return await super().step(action)
+
+
 class Playing:
     """Groups of `env_class`, in flight one version ahead; a group ends at odd ordinals as one to drop."""
 
-    def __init__(self, env_class=Letters, *, timeout_s=math.inf, saved=None):
+    def __init__(self, env_class=Counted, *, timeout_s=math.inf, saved=None):
         self.started, self.episodes = [], StoppableEpisodes()
         self.player = GroupPlayer(
             env_class,
@@ -64,10 +74,12 @@ def records_of(outcomes):
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 3600.0], ids=["no deadline", "deadline"])
 async def test_a_batch_with_stops_at_random_places_is_the_one_without(tmp_path, timeout_s):
+    Counted.num_steps = 0
     expected = await Playing().batch()
+    num_steps, Counted.num_steps = Counted.num_steps, 0
     assert [outcome.reason for outcome in expected] == ["", ZERO_STD, ""]
     rng, path, stops, ended, went_on = random.Random(1), tmp_path / "groups.json.gz", 0, 0, 0
-    while True:
+    for _ in range(60):
         playing = Playing(timeout_s=timeout_s, saved=SavedGroups.read(path, step=5, on_event=pytest.fail))
         taking = asyncio.create_task(playing.batch())
         for _ in range(rng.randrange(15, 60)):
@@ -82,7 +94,10 @@ async def test_a_batch_with_stops_at_random_places_is_the_one_without(tmp_path, 
         assert {*saved.ended, *saved.in_progress} == set(playing.started)
         stops, ended, went_on = stops + 1, ended + len(saved.ended), went_on + len(saved.in_progress)
         saved.write(path)
+    assert taking.done(), "it begins again each time"
     outcomes = taking.result()
+    # Nothing was played twice; some steps are of groups of the batch after, which play meanwhile.
+    assert Counted.num_steps - num_steps <= GROUPS * SIZE
     assert min(stops, ended, went_on) > 2
     assert [(outcome.group.id, outcome.reason) for outcome in outcomes] == [
         (outcome.group.id, outcome.reason) for outcome in expected
