@@ -138,8 +138,8 @@ class Meter:
 class Busy(NamedTuple):
     """How long each side has worked, up to a moment (seconds).
 
-    time_s: of `time.perf_counter`. engine_s: at least one request was at the engine. trainer_s: a call of the
-    trainer was in progress. both_s: both.
+    time_s: of `time.perf_counter`. engine_s: at least one request was at the engine, and it had its memory.
+    trainer_s: a call of the trainer was in progress. both_s: both.
     """
 
     time_s: float = 0.0
@@ -157,12 +157,14 @@ class Activities:
 
     in_progress: groups, episodes of evaluations, calls of the trainer, in the order of their start.
     num_events: begins and ends of stages, requests and calls so far (count): a run in which it stands still
-    makes no progress. meters: of each of `KINDS`. spans: the newest of those that have ended.
+    makes no progress. num_requests: at the engine (count). meters: of each of `KINDS`. spans: the newest of
+    those that have ended.
     """
 
     def __init__(self) -> None:
         self.in_progress: dict[Activity, None] = {}
-        self.num_events = 0
+        self.num_events = self.num_requests = 0
+        self._is_engine_released = False
         self.began_s = perf_counter()
         self.meters = {kind: Meter(self.began_s) for kind in KINDS}
         self.spans = deque[Span](maxlen=MAX_SPANS)
@@ -178,11 +180,6 @@ class Activities:
             yield self
         finally:
             _run.set(outer)
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that are at the engine (count)."""
-        return self._engine.active
 
     @property
     def busy(self) -> Busy:
@@ -214,13 +211,18 @@ class Activities:
     def begin_request(self) -> None:
         """Count a request to the engine."""
         self.num_events += 1
-        self._engine.begin()
+        self.num_requests += 1
         self._compare()
 
     def end_request(self) -> None:
         """Count its end."""
         self.num_events += 1
-        self._engine.end()
+        self.num_requests -= 1
+        self._compare()
+
+    def set_engine_released(self, is_released: bool) -> None:
+        """The engine has given up its memory, so that its requests are held; or it has it again."""
+        self._is_engine_released = is_released
         self._compare()
 
     def lanes(self, place: str) -> _Lanes:
@@ -228,11 +230,14 @@ class Activities:
         return self._lanes.setdefault(place, _Lanes())
 
     def _compare(self) -> None:
-        works = bool(self._engine.active and self._trainer.active)
-        if works and not self._both.active:
-            self._both.begin()
-        elif self._both.active and not works:
-            self._both.end()
+        is_decoding = self.num_requests > 0 and not self._is_engine_released
+        _set(self._engine, is_decoding)
+        _set(self._both, is_decoding and self._trainer.active > 0)
+
+
+def _set(meter: Meter, is_busy: bool) -> None:
+    if is_busy != (meter.active > 0):
+        (meter.begin if is_busy else meter.end)()
 
 
 class _Lanes:
@@ -378,6 +383,12 @@ def requesting() -> AbstractContextManager[object]:
     """The block of a request to the engine."""
     activities = _run.get()
     return _NOTHING if activities is None else _Request(activities)
+
+
+def set_engine_released(is_released: bool) -> None:
+    """The engine of the run has given up its memory, or has it again."""
+    if (activities := _run.get()) is not None:
+        activities.set_engine_released(is_released)
 
 
 _NOTHING: Final = nullcontext()

@@ -11,6 +11,7 @@ from agentrl.algorithms.filters import BufferFilter, chosen_ids
 from agentrl.data import Prompt
 from agentrl.errors import StageError, UserError, stage
 from agentrl.rollout.group import GroupOutcome
+from agentrl.rollout.occupancy import Occupancy
 from agentrl.rollout.producer import EarlyEnd, PlayGroup, Producer, ProducerSettings
 
 OVER_SAMPLED: Final = "over_sampled"
@@ -62,6 +63,12 @@ class OverSamplingProducer(Producer):
         super().__init__(next_prompt, play_group, settings, early=EarlyEnd(cancelled, OVER_SAMPLED))
         self._size, self._choose = size, choose
         self._max_played = settings.max_num_gen_batches * size
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """The places at this moment: prompts that start at a time, and the groups that they are added to."""
+        current = super().occupancy
+        return current._replace(capacity=max(self._size, current.taken))
 
     async def take(self) -> list[GroupOutcome]:
         """The next batch: `batch_size` kept groups, and all others that were started for it."""

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
+from agentrl.activity import set_engine_released
 from agentrl.protocols import Engine, MemoryTag, Trainer, WeightSink
 from agentrl.trainer.config import TrainerConfig
 
@@ -70,6 +71,7 @@ class Colocation:
         with self._timed():
             if self.offload_rollout and self.engine is not None:
                 self._count("rollout_bytes", await self.engine.release_memory((WEIGHTS, CACHE)))
+                set_engine_released(True)
             if self.offload_train and self.trainer is not None:
                 self._count("train_free_bytes", await self.trainer.onload())
         yield
@@ -97,6 +99,7 @@ class Colocation:
             if not sends and self.trainer is not None and self.sink is not None:
                 await self.trainer.publish(self.sink, version=self.engine.version)
             await self.engine.resume_memory((CACHE,))
+            set_engine_released(False)
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics since the last call; none where nothing is offloaded."""

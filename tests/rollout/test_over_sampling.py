@@ -42,6 +42,20 @@ async def test_the_first_groups_to_end_are_taken_in_the_order_of_their_start():
     assert await producer.close() == []
 
 
+async def test_its_places_are_the_prompts_that_start_at_a_time():
+    rollouts = Rollouts([9, 1, 50, 3, 50])
+    producer = producer_of(rollouts, 3, 5)
+    taking = asyncio.create_task(producer.take())
+    seen = set()
+    while not taking.done():
+        await asyncio.sleep(0)
+        if producer.occupancy.in_flight:
+            seen.add((producer.occupancy.capacity, producer.occupancy.taken))
+    assert {capacity for capacity, _ in seen} == {5}
+    assert max(taken for _, taken in seen) == 5
+    await producer.close()
+
+
 async def test_complete_groups_beyond_the_batch_are_over_sampled_too():
     rollouts = Rollouts([4])
     outcomes = await producer_of(rollouts, 2, 5).take()

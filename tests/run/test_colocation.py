@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from agentrl.activity import TRAIN, Activities, requesting, working
 from agentrl.run.colocation import Colocation
 from agentrl.trainer.config import TrainerConfig
 
@@ -90,6 +93,28 @@ async def test_a_trainer_starts_while_the_engine_has_released_its_memory(version
         *("release weights kv_cache", "start", "offload", "resume weights"),
         *(f"publish {version or calls.version}", "resume kv_cache"),
     ]
+
+
+async def test_requests_that_are_held_do_not_count_as_work_of_the_engine():
+    """The engine works in its own turn only, though a request is there all the time."""
+    activities, calls = Activities(), Calls()
+    colocation = Colocation.of(TrainerConfig(colocate=True), calls, calls)
+    colocation.trainer = calls
+    with activities.observed(), requesting():
+        began = activities.busy
+        async with colocation.training():
+            with working(TRAIN):
+                await asyncio.sleep(0.05)
+        held = activities.busy
+        async with colocation.publishing(sends=True):
+            pass
+        await asyncio.sleep(0.05)
+        played = activities.busy
+    assert held.since(began).trainer_s >= 0.05
+    assert held.since(began).both_s == 0.0
+    assert held.since(began).engine_s < 0.02
+    assert played.since(held).engine_s >= 0.04
+    assert activities.num_requests == 0
 
 
 async def test_a_failure_in_the_trainers_turn_resumes_nothing():
