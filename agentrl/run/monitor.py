@@ -47,9 +47,9 @@ _LATE_PERIODS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Iterations:
-    """The iterations that are observed, and the bar that shows them."""
+    """The iterations that are observed, and the bar that shows them. loop: None = nothing plays."""
 
-    loop: Loop | PlayLoop
+    loop: Loop | PlayLoop | None
     bar: StageBar
 
 
@@ -115,8 +115,11 @@ class Monitor:
         self._contexts.close()
 
     @contextmanager
-    def iterations(self, loop: Loop | PlayLoop, bar: StageBar) -> Iterator[None]:
-        """In this block the status has the places and versions of the loop; the bar shows it in short."""
+    def iterations(self, loop: Loop | PlayLoop | None, bar: StageBar) -> Iterator[None]:
+        """In this block the status has the places and versions of the loop; the bar shows it in short.
+
+        loop: None = the steps of the bar are of supervised fine-tuning, which has neither.
+        """
         self._observed = _Iterations(loop, bar)
         try:
             yield
@@ -126,29 +129,29 @@ class Monitor:
     def begin(self) -> None:
         """An iteration begins now."""
         self._begun = self.activities.busy
-        if self._observed is not None:
-            self._version = self._observed.loop.producer.version
+        if self._loop is not None:
+            self._version = self._loop.producer.version
 
     def end(self, groups: Sequence[Group]) -> dict[str, float]:
         """The iteration has ended, whose batch were these groups; its metrics of utilisation."""
         flight, queue = staleness_counts(groups, version=self._version)
         self._staleness = GroupStaleness(flight=flight, queue=queue)
-        plays = self._observed is None or isinstance(self._observed.loop.producer, Producer)
-        trains = self._observed is None or isinstance(self._observed.loop, Loop)
+        plays = self._loop is None or isinstance(self._loop.producer, Producer)
+        trains = self._loop is None or isinstance(self._loop, Loop)
         return utilisation_metrics(self.activities.busy.since(self._begun), plays=plays, trains=trains)
 
     def status(self) -> RunStatus:
         """The state at this moment; on the event loop."""
-        activities, observed = self.activities, self._observed
+        activities, observed, loop = self.activities, self._observed, self._loop
         busy = activities.busy
-        places = None if observed is None else _places(observed.loop)
+        places = None if loop is None else _places(loop)
         return RunStatus(
             time=at(busy.time_s),
             pid=os.getpid(),
             step=None if observed is None else observed.bar.done,
             steps=None if observed is None else observed.bar.total,
-            served=None if observed is None else observed.loop.producer.version,
-            training=None if observed is None else observed.loop.version,
+            served=None if loop is None else loop.producer.version,
+            training=None if loop is None else loop.version,
             places=places,
             staleness=self._staleness,
             utilisation=Utilisation.of(busy.since(self._past[0])),
@@ -159,13 +162,17 @@ class Monitor:
             waits=waits_in(activities, places),
         )
 
+    @property
+    def _loop(self) -> Loop | PlayLoop | None:
+        return None if self._observed is None else self._observed.loop
+
     def _refresh(self) -> None:
         """Take a sample, and show it."""
         self._sample, self._num_late = self.status(), 0
         self._past.append(self.activities.busy)
         if time.perf_counter() - self._traced_s >= TRACE_PERIOD_S:
             self._timeline, self._traced_s = Timeline.of(self.activities), time.perf_counter()
-        if self._observed is not None:
+        if self._observed is not None and self._observed.loop is not None:
             self._observed.bar.note(**figures_of(self._sample))
 
     def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:

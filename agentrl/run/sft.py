@@ -70,9 +70,10 @@ async def _run(
 ) -> SftRun:
     trainers = TrainerFactory(config, records.folder.trainer, launched)
     try:
-        run = await SftRun.build(config, paths, records, trainers)
-        with results_written(partial(_write_results, run), records.console.line):
-            await run.train()
+        async with records.monitor:
+            run = await SftRun.build(config, paths, records, trainers)
+            with results_written(partial(_write_results, run), records.console.line):
+                await run.train()
     finally:
         await records.journal.close()
         records.metrics.close()

@@ -142,7 +142,7 @@ class SftRun:
     async def _train(self) -> None:
         records = self.records
         reports = imitate(self.trainer, self._batches())
-        with records.console.stage(SFT, self.steps) as bar:
+        with records.console.stage(SFT, self.steps) as bar, records.monitor.iterations(None, bar):
             bar.advance(self.step)
             await self._between()
             while self.step < self.steps:

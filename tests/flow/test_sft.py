@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from agentrl.cli import main
 from agentrl.errors import ConfigError, RunBusyError, RunExistsError
 from agentrl.observe.diagnoses import read_diagnoses
 from agentrl.observe.history import attempts, locked
+from agentrl.observe.status import read_status
 from agentrl.run.checkpoints import Checkpoints
 from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import HEARING, metrics_of, train
@@ -54,6 +56,15 @@ def place(tmp_path_factory):
 def whole(place):
     """A run that nobody stopped."""
     return sft(place / "whole", **settings_of(place))
+
+
+def test_a_run_leaves_its_last_status_and_a_trace(whole):
+    status = read_status(whole.folder)
+    assert not status.working
+    assert (status.places, status.served) == (None, None)
+    (trace,) = (whole.folder / "timeline").glob("attempt_1.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert sum(event.get("name", "").startswith("train") for event in events) >= whole.steps
 
 
 def test_a_run_learns_and_records_its_losses(whole, place):
