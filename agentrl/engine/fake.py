@@ -294,13 +294,13 @@ def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _cut(probs: npt.NDArray[np.float64], sampling: Sampling) -> npt.NDArray[np.float64]:
-    """Zero the probabilities that top-k, and then top-p, exclude."""
+    """Zero the probabilities that top-k or top-p excludes; both count in the whole distribution."""
     order = np.argsort(-probs, kind="stable")
     ordered = probs[order]
+    before = ordered.cumsum() - ordered
+    ordered[1:][before[1:] > sampling.top_p] = 0
     if sampling.top_k:
         ordered[sampling.top_k :] = 0
-    before = ordered.cumsum() - ordered
-    ordered[1:][before[1:] >= sampling.top_p * ordered.sum()] = 0
     cut = np.zeros_like(probs)
     cut[order] = ordered
     return cut

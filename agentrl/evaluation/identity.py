@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple, cast
 
 from agentrl.config import effective_values
@@ -117,8 +118,11 @@ def code_version(spec: EnvSpec) -> str:
 
     The files are all Python files of the package of its class, or its module alone where that is in no
     package; and the modules of its base classes. Modules that these import from elsewhere do not count.
+    Of a class that was typed into a notebook or an interpreter, the code of its methods counts.
     """
     digest = hashlib.blake2b(digest_size=8)
+    if _file_of(spec.env_class) is None:
+        digest.update(_code_of(spec.env_class).encode())
     for name, path in sorted(_sources(spec.env_class)):
         digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     digest.update(repr([(name, _stable(spec.kwargs[name])) for name in sorted(spec.kwargs)]).encode())
@@ -140,11 +144,24 @@ def _sources(env_class: type) -> Iterator[tuple[str, Path]]:
             yield base.__module__, path
 
 
+def _code_of(kind: type) -> str:
+    """The instructions of its functions, with the constants in them, and the other attributes."""
+    codes = {name: _instructions(getattr(value, "__code__", None)) for name, value in vars(kind).items()}
+    return repr([(name, codes[name] or _stable(vars(kind)[name])) for name in sorted(codes)])
+
+
+def _instructions(code: object) -> list[object]:
+    if not isinstance(code, CodeType):
+        return []
+    constants = [_instructions(each) or repr(each) for each in code.co_consts]
+    return [code.co_code, code.co_names, constants]
+
+
 def _file_of(kind: type) -> Path | None:
     """The file of a class; None for one that is built in, or was typed into an interpreter."""
     try:
         file = inspect.getsourcefile(kind)
-    except TypeError:
+    except (TypeError, OSError):
         return None
     return Path(file) if file is not None and Path(file).is_file() else None
 

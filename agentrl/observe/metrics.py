@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
+from socket import gethostname
 from types import TracebackType
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from agentrl.observe import lines
 from agentrl.observe.config import ObserveConfig
 from agentrl.types import JSON
 
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+_numbers = count()
 Record: TypeAlias = dict[str, float | None]
 """One step: `step`, `time_s` (since the run began) and metrics by name. None = not a finite number."""
 
@@ -58,15 +65,19 @@ class TensorBoardTracker:
         # Imported late: it costs more than everything else here together, and may be switched off.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
         self._start_s = time.time()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Its EventFileWriter has a thread, which prints a traceback where the disk is full.
+        name = f"events.out.tfevents.{int(self._start_s):010d}.{gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._writer = RecordWriter((folder / name).open("wb"))
+        self._add(Event(wall_time=self._start_s, file_version="brain.Event:2"))
         if resumed_from is not None:
             # TensorBoard then shows nothing that an earlier attempt logged from this step on.
             start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=self._start_s, step=resumed_from + 1, session_log=start))
+            self._add(Event(wall_time=self._start_s, step=resumed_from + 1, session_log=start))
 
     def log(self, step: int, metrics: Mapping[str, float], *, time_s: float) -> None:
         """Write one event that holds every metric as a scalar.
@@ -76,12 +87,15 @@ class TensorBoardTracker:
         """
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
         summary = self._summary(value=values)
-        self._writer.add_event(self._event(wall_time=self._start_s + time_s, step=step, summary=summary))
-        self._writer.flush()
+        self._add(self._event(wall_time=self._start_s + time_s, step=step, summary=summary))
 
     def close(self) -> None:
-        """Flush and close the event file."""
+        """Close the event file."""
         self._writer.close()
+
+    def _add(self, event: Event) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
 
 
 class WandbTracker:

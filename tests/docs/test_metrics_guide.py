@@ -68,6 +68,8 @@ OTHERS = {
         **GRADED,
         **{"prompt_data": PROMPTS, "input_key": "question", "label_key": "answer", "metadata_key": "facts"},
         **{"eval_prompt_data": {"first": f"{PROMPTS}@[:3]"}, "n_samples_per_eval_prompt": 2},
+        "async_eval": True,
+        "eval_interval": 1,
     },
 }
 

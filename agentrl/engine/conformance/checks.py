@@ -78,6 +78,31 @@ async def _top_k_and_top_p(subject: Subject) -> None:
         )
 
 
+async def _top_k_with_top_p(subject: Subject) -> None:
+    """top_p counts in the whole distribution: a third token stays that it would lose among the three."""
+    prompts = [subject.prompt(n) for n in range(12)]
+    shares = []
+    for prompt in prompts:
+        row = subject.logits(prompt, 0)[-1].astype(np.float64)
+        probs = np.sort(np.exp(row - row.max()) / np.exp(row - row.max()).sum())[::-1]
+        shares.append(probs[2] / probs[:3].sum())
+    prompt = prompts[int(np.argmax(shares))]
+    row = subject.logits(prompt, 0)[-1].astype(np.float64)
+    order = np.argsort(-row)
+    probs = np.exp(row[order] - row.max()) / np.exp(row - row.max()).sum()
+    mass, rest = probs[:2].sum(), probs[2:].sum()
+    rule = Sampling(1, top_k=3, top_p=float(mass + 0.01 * rest))
+    drawn = set()
+    for seed in range(80):
+        completion = await subject.engine.generate(prompt, _seeded(rule, seed), session=f"joint.{seed}")
+        drawn.add(int(completion.token_ids[0]))
+    expect(
+        drawn == set(order[:3].tolist()),
+        "top_p below 1 has to count in the whole distribution, also where top_k cuts it: the third token is "
+        "one of the three likeliest, and those before it have less than the mass top_p",
+    )
+
+
 def _seeded(rule: Sampling, seed: int) -> Sampling:
     return Sampling(rule.max_new_tokens, rule.temperature, rule.top_p, rule.top_k, seed=seed)
 
@@ -290,6 +315,7 @@ CHECKS: tuple[Check, ...] = (
     Check("greedy takes the likeliest token", _greedy, None),
     Check("logprobs are after temperature, before top-p and top-k", _temperatures, None),
     Check("top-k and top-p cut the tail", _top_k_and_top_p, None),
+    Check("top-p counts in the whole distribution", _top_k_with_top_p, None),
     Check("limits are met exactly", _limits, None),
     Check("stop tokens end a completion and are part of it", _stop_tokens, None),
     Check("stop strings end a completion and are part of it", _stop_strings, "stop_strings"),

@@ -99,7 +99,11 @@ def _pick(weights_BN: Tensor, fraction_B1: Tensor) -> Tensor:
 
 
 def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
-    """Zero the probabilities that top-k and top-p exclude, in the rows that set them."""
+    """Zero the probabilities that top-k or top-p excludes, in the rows that set them.
+
+    Both are of the whole distribution, as on SGLang (`filter_apply_order="joint"` in flashinfer): a token
+    stays that is among the k likeliest, while those before it have at most the mass p.
+    """
     (rows,) = np.nonzero((rules.top_p < 1) | (rules.top_k > 0))
     if not len(rows):
         return probs_BV
@@ -107,11 +111,9 @@ def _cut(probs_BV: Tensor, rules: Rules) -> Tensor:
     ordered, order = probs_BV[where].sort(dim=-1, descending=True, stable=True)
     size = probs_BV.shape[-1]
     top_k = torch.from_numpy(np.where(rules.top_k[rows] > 0, rules.top_k[rows], size))
-    kept = torch.where(torch.arange(size) < top_k[:, None], ordered, 0)
-    # top-p applies to the mass that top-k kept; a token stays while the sum before it is below p.
-    before = kept.cumsum(-1) - kept
-    reach = torch.from_numpy(rules.top_p[rows])[:, None] * kept.sum(-1, keepdim=True)
-    kept = torch.where((before < reach) | (torch.arange(size) == 0), kept, 0)
+    before = ordered.cumsum(-1) - ordered
+    is_kept = (torch.arange(size) < top_k[:, None]) & (before <= torch.from_numpy(rules.top_p[rows])[:, None])
+    kept = torch.where(is_kept | (torch.arange(size) == 0), ordered, 0)
     cut_BV = probs_BV.clone()
     cut_BV[where] = torch.zeros_like(kept).scatter_(-1, order, kept)
     return cut_BV
