@@ -11,6 +11,7 @@ from agentrl.observe.journal import (
     reconcile,
 )
 from agentrl.observe.metrics import (
+    Earlier,
     JsonlTracker,
     MetricLog,
     Record,
@@ -22,6 +23,7 @@ from agentrl.observe.metrics import (
 from agentrl.observe.writer import Journal
 
 __all__ = [
+    "Earlier",
     "Entry",
     "EpisodeOutcome",
     "Journal",

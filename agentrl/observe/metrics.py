@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from socket import gethostname
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from agentrl.observe import lines
 from agentrl.observe.config import ObserveConfig
@@ -139,14 +139,21 @@ class WandbTracker:
         self._run.finish()
 
 
+class Earlier(NamedTuple):
+    """What a run had logged that goes on. step: the last one of it. elapsed_s: since its begin (seconds)."""
+
+    step: int
+    elapsed_s: float
+
+
 class MetricLog:
     """Writes each step's metrics to metrics.jsonl, and sends them to every tracker.
 
     A tracker that fails is removed, with one warning. metrics.jsonl is a record of the run, as the journal
     is: a run that cannot write it ends. TensorBoard events go to tensorboard/ unless switched off.
 
-    trackers: further ones, by name; each is opened here. resumed_from: the last step of a run that goes on;
-    elapsed_s: the time that it had taken (seconds).
+    trackers: further ones, by name; each is opened here. earlier: of a run that goes on. on_event: called with
+    the sentence of such a warning; None = it is a RuntimeWarning.
     """
 
     def __init__(
@@ -156,11 +163,12 @@ class MetricLog:
         use_tensorboard: bool = True,
         trackers: Mapping[str, Callable[[], Tracker]] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        resumed_from: int | None = None,
-        elapsed_s: float = 0.0,
+        earlier: Earlier | None = None,
+        on_event: Callable[[str], None] | None = None,
     ) -> None:
+        step, elapsed_s = earlier or (None, 0.0)
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._clock = clock
+        self._clock, self._warn = clock, on_event or _warn
         self._started = clock() - elapsed_s
         self._record = JsonlTracker(run_dir / "metrics.jsonl")
         self._is_broken = False
@@ -168,9 +176,9 @@ class MetricLog:
         opened: dict[str, Callable[[], Tracker]] = {}
         if use_tensorboard:
             folder = run_dir / "tensorboard"
-            opened["tensorboard"] = lambda: TensorBoardTracker(folder, resumed_from=resumed_from)
+            opened["tensorboard"] = lambda: TensorBoardTracker(folder, resumed_from=step)
         for name, open_tracker in {**opened, **(trackers or {})}.items():
-            with _RemoveOnError(name, self._trackers):
+            with _RemoveOnError(name, self._trackers, self._warn):
                 self._trackers[name] = open_tracker()
 
     @property
@@ -191,13 +199,13 @@ class MetricLog:
             self._is_broken = True
             raise
         for name, tracker in list(self._trackers.items()):
-            with _RemoveOnError(name, self._trackers):
+            with _RemoveOnError(name, self._trackers, self._warn):
                 tracker.log(step, metrics, time_s=time_s)
 
     def close(self) -> None:
         """Close every tracker. Where metrics.jsonl has failed, one that fails, too, causes no warning."""
         for name, tracker in list(self._trackers.items()):
-            with _RemoveOnError(name, self._trackers, is_quiet=self._is_broken):
+            with _RemoveOnError(name, self._trackers, _ignore if self._is_broken else self._warn):
                 tracker.close()
         self._trackers.clear()
 
@@ -213,9 +221,8 @@ class MetricLog:
 class _RemoveOnError:
     """Removes a tracker that raises, with a warning: a failing tracker must not end the run."""
 
-    def __init__(self, name: str, trackers: dict[str, Tracker], *, is_quiet: bool = False) -> None:
-        self._name, self._is_quiet = name, is_quiet
-        self._trackers = trackers
+    def __init__(self, name: str, trackers: dict[str, Tracker], warn: Callable[[str], None]) -> None:
+        self._name, self._trackers, self._warn = name, trackers, warn
 
     def __enter__(self) -> None: ...
 
@@ -225,15 +232,19 @@ class _RemoveOnError:
         if not isinstance(error, Exception):
             return False
         self._trackers.pop(self._name, None)
-        if self._is_quiet:
-            return True
-        warnings.warn(
+        self._warn(
             f"The tracker `{self._name}` stopped ({type(error).__name__}: {error}); "
-            "the run goes on, and this tracker receives no further numbers.",
-            RuntimeWarning,
-            stacklevel=3,
+            "the run goes on, and this tracker receives no further numbers."
         )
         return True
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+
+
+def _ignore(sentence: str) -> None:
+    del sentence
 
 
 def read_metrics(path: Path) -> list[Record]:

@@ -29,7 +29,7 @@ from agentrl.envs.dialect import Dialect
 from agentrl.envs.opponents import Opponent
 from agentrl.envs.resuming import StoppableEpisodes
 from agentrl.evaluation.episodes import Evaluation
-from agentrl.observe import Journal, MetricLog, Tracker, WandbTracker
+from agentrl.observe import Earlier, Journal, MetricLog, Tracker, WandbTracker
 from agentrl.observe.diagnoses import Diagnoses, RunFacts
 from agentrl.protocols import Engine, Renderer, Trainer
 from agentrl.rollout.agent import SamplingSettings
@@ -94,8 +94,8 @@ class Records:
             folder.path,
             use_tensorboard=config.run.use_tensorboard,
             trackers=trackers,
-            resumed_from=None if origin is None else origin.state.step,
-            elapsed_s=0.0 if origin is None else origin.state.elapsed_s,
+            earlier=None if origin is None else Earlier(origin.state.step, origin.state.elapsed_s),
+            on_event=lambda sentence: console.line(f"Warning: {sentence}"),
         )
         checkpoints = Checkpoints(
             folder.checkpoints, section.save_total_limit, section.metric_for_best_model, console.line
