@@ -152,8 +152,8 @@ class MetricLog:
     A tracker that fails is removed, with one warning. metrics.jsonl is a record of the run, as the journal
     is: a run that cannot write it ends. TensorBoard events go to tensorboard/ unless switched off.
 
-    trackers: further ones, by name; each is opened here. earlier: of a run that goes on. on_event: called with
-    the sentence of such a warning; None = it is a RuntimeWarning.
+    trackers: further ones, by name; each is opened here. earlier: of a run that goes on. on_event: called
+    with the sentence of such a warning; None = it is a RuntimeWarning.
     """
 
     def __init__(
