@@ -166,6 +166,7 @@ def terminated_in_flight(tmp_path, world):
     return folder, saved, state
 
 
+@pytest.mark.full
 def test_after_sigterm_the_groups_that_were_in_flight_go_on(tmp_path):
     folder, saved, state = terminated_in_flight(tmp_path, "Recalling")
     stopped = [each for group in saved.in_progress.values() for each in group.stopped if each is not None]

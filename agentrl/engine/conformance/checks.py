@@ -92,10 +92,10 @@ async def _top_k_with_top_p(subject: Subject) -> None:
     probs = np.exp(row[order] - row.max()) / np.exp(row - row.max()).sum()
     mass, rest = probs[:2].sum(), probs[2:].sum()
     rule = Sampling(1, top_k=3, top_p=float(mass + 0.01 * rest))
-    drawn = set()
-    for seed in range(80):
-        completion = await subject.engine.generate(prompt, _seeded(rule, seed), session=f"joint.{seed}")
-        drawn.add(int(completion.token_ids[0]))
+    requests = (
+        subject.engine.generate(prompt, _seeded(rule, seed), session=f"joint.{seed}") for seed in range(80)
+    )
+    drawn = {int(completion.token_ids[0]) for completion in await asyncio.gather(*requests)}
     expect(
         drawn == set(order[:3].tolist()),
         "top_p below 1 has to count in the whole distribution, also where top_k cuts it: the third token is "
