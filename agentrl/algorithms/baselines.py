@@ -89,7 +89,33 @@ def maxrl(rewards_G: Rewards) -> Floats:
     return advantages
 
 
-BASELINES: dict[str, Baseline] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "maxrl": maxrl}
+def grpo_passk(rewards_G: Rewards, *, std_normalization: bool = True) -> Floats:
+    """Only the best sibling has an advantage: what it adds to the best of the others.
+
+    advantage = largest reward - second largest, divided by (std + 1e-6) as in `grpo`; 0 for all others. It
+    estimates the gradient of the largest of G rewards (pass@G, where they are 0 and 1): a group in which two
+    siblings solve the task has none. Source: https://arxiv.org/abs/2503.19595.
+
+    Raises:
+        ValueError: a reward that is not finite, or beyond 1e30.
+    """
+    rewards = _checked(rewards_G)
+    advantages = np.zeros_like(rewards)
+    if _alike(rewards):
+        return advantages
+    second, best = np.argsort(rewards, kind="stable")[-2:]
+    scale = rewards.std(ddof=1) + _EPSILON if std_normalization else 1.0
+    advantages[best] = (rewards[best] - rewards[second]) / scale
+    return advantages
+
+
+BASELINES: dict[str, Baseline] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "maxrl": maxrl,
+    "grpo_passk": grpo_passk,
+}
 """Baselines by their names in a configuration."""
 
 

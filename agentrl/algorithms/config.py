@@ -3,140 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from agentrl.algorithms.correction_config import (
+    CorrectionName,
+    GateConfig,
+    IcePopConfig,
+    MisConfig,
+    NotNegative,
+    OpsmConfig,
+    Positive,
+    TisConfig,
+)
+from agentrl.algorithms.recipes import (
+    BINARY_KL,
+    DUAL_CLIPPED,
+    RECIPES,
+    UNBOUNDED,
+    Estimator,
+    Recipe,
+    Weighting,
+)
 from agentrl.config import ImportPath, Section, Spelling, chosen, renamed
 
-Estimator = Literal[
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "maxrl",
-    "gspo",
-    "cispo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "ppo",
-]
-Weighting = Literal["token", "sample", "rollout", "constant"]
-Objective = Literal["clip", "gspo", "cispo"]
-CorrectionName = Literal["none", "tis", "mis", "icepop", "opsm"]
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
-Positive = Annotated[float, Field(gt=0.0)]
-NotNegative = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Recipe(NamedTuple):
-    """The components of a named estimator, by default.
-
-    compares: it needs siblings. eps: the two bounds of the ratio. normalize: advantages are whitened.
-    """
-
-    objective: Objective
-    compares: bool
-    weighting: Weighting
-    eps: tuple[float, float]
-    normalize: bool = False
-
-
-_NEAR = (0.2, 0.28)
-RECIPES: dict[Estimator, Recipe] = {
-    "grpo": Recipe("clip", True, "token", _NEAR),
-    "dr_grpo": Recipe("clip", True, "constant", _NEAR),
-    "rloo": Recipe("clip", True, "token", _NEAR),
-    "maxrl": Recipe("clip", True, "token", _NEAR),
-    "gspo": Recipe("gspo", True, "sample", (3e-4, 4e-4)),
-    "cispo": Recipe("cispo", True, "token", (1.0, 4.0)),
-    "reinforce_plus_plus": Recipe("clip", False, "token", _NEAR, normalize=True),
-    "reinforce_plus_plus_baseline": Recipe("clip", True, "token", _NEAR, normalize=True),
-    "ppo": Recipe("clip", False, "token", _NEAR, normalize=True),
-}
-
 
 _COMPARING = ("tis", "mis", "icepop")
 _DISCOUNTING = ("ppo", "reinforce_plus_plus")
 _WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
-    "grpo_std_normalization": ("grpo", "gspo", "cispo"),
+    "grpo_std_normalization": ("grpo", "grpo_passk", "gspo", "gmpo", "cispo", "sapo", "dppo"),
+    **dict.fromkeys(("sapo_tau_positive", "sapo_tau_negative"), ("sapo",)),
+    "dppo_divergence": ("dppo",),
     "discount_per": _DISCOUNTING,
     **dict.fromkeys(("lambd", "value_clip", "critic_lr", "num_critic_only_steps"), ("ppo",)),
 }
 """Keys that apply to some estimators only."""
 _OF_OUR_ESTIMATORS = ("grpo_std_normalization", "credit_level", "gamma", "discount_per", "lambd", "kl_coef")
+_OF_OUR_OBJECTIVES = ("sapo_tau_positive", "sapo_tau_negative", "dppo_divergence")
 _OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl")
-_OF_OUR_LOSS = ("eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef", *_OF_KL_LOSS)
-
-
-class TisConfig(Section):
-    """Truncated importance sampling: the factor of a token is its ratio, clipped to two bounds."""
-
-    clip: Positive = 2.0
-    """Largest factor of a token (tis)."""
-    clip_low: NotNegative = 0.0
-    """Smallest factor of a token (tis)."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> TisConfig:
-        _check_bounds("tis_clip", self.clip_low, self.clip)
-        return self
-
-
-class MisConfig(Section):
-    """Importance sampling by tokens or by sequences, with a choice of what happens beyond the bounds."""
-
-    level: Literal["token", "sequence", "geometric"] = "geometric"
-    """Whose ratio: each token's, the whole sequence's, or its geometric mean per token (mis)."""
-    mode: Literal["truncate", "clip", "mask"] = "mask"
-    """What happens beyond the bounds: the factor becomes the bound above, either bound, or 0 (mis)."""
-    lower: NotNegative | None = None
-    """Lower bound (mis; ratio); left out, 0.5 for tokens and sequences, 0.999 for a geometric mean."""
-    upper: Positive | None = None
-    """Upper bound (mis; ratio); left out, 2 for tokens and sequences, 1.001 for a geometric mean."""
-    veto: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Drop a sequence with a token whose ratio is below this (mis); left out, none."""
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Both bounds. A mean over a sequence varies little, so a bound for tokens would have no effect."""
-        low, high = (0.999, 1.001) if self.level == "geometric" else (0.5, 2.0)
-        return (low if self.lower is None else self.lower, high if self.upper is None else self.upper)
-
-    @model_validator(mode="after")
-    def _bounds(self) -> MisConfig:
-        _check_bounds("mis", *self.bounds)
-        return self
-
-
-class IcePopConfig(Section):
-    """The factor of a token is its ratio, and 0 beyond the bounds."""
-
-    low: NotNegative = 0.5
-    """Smallest ratio of a token that counts (icepop)."""
-    high: Positive = 5.0
-    """Largest ratio of a token that counts (icepop)."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> IcePopConfig:
-        _check_bounds("icepop", self.low, self.high)
-        return self
-
-
-class OpsmConfig(Section):
-    """Off-policy sequence masking, in the loss."""
-
-    delta: Positive = 1e-4
-    """How far the policy may have moved from a sequence with a negative advantage: mean of the engine's
-    logprobs minus the policy's (opsm; nats per token)."""
-
-
-def _check_bounds(name: str, low: float, high: float) -> None:
-    if low >= high:
-        raise ValueError(
-            f"the lower bound of {name} ({low:g}) must be below the upper ({high:g}); change one."
-        )
+_OF_OUR_LOSS = (
+    *("eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef"),
+    *(*_OF_OUR_OBJECTIVES, *_OF_KL_LOSS),
+)
 
 
 def _needs_correction(off_policy_by: str) -> str:
@@ -144,8 +56,26 @@ def _needs_correction(off_policy_by: str) -> str:
         f"{off_policy_by} trains on tokens of older weights, and correction = none leaves "
         "their bias in the gradient; choose correction = tis (bounds the ratio of each token), mis (masks "
         "sequences beyond bounds), icepop (masks tokens beyond bounds) or opsm (masks bad sequences that the "
-        "policy has left), or experiment without one (--correction none --i-accept-bias)."
+        "policy has left), a gate (gate_statistic), the ratio of the loss itself (use_rollout_logprobs), or "
+        "experiment without one (--correction none --i-accept-bias)."
     )
+
+
+class SapoConfig(Section):
+    """How soon the gradient of a token fades as its ratio leaves 1: the larger, the sooner."""
+
+    tau_positive: Positive = 1.0
+    """Temperature where the advantage is positive (sapo)."""
+    tau_negative: Positive = 1.05
+    """Temperature elsewhere (sapo)."""
+
+
+class DppoConfig(Section):
+    """The trust region of a token around the engine's probability."""
+
+    divergence: Literal["tv", "kl"] = "tv"
+    """What eps_clip and eps_clip_high bound: the total variation or the KL of two outcomes, the token and any
+    other (dppo)."""
 
 
 class AlgorithmConfig(Section):
@@ -167,14 +97,15 @@ class AlgorithmConfig(Section):
 
     advantage_estimator: Estimator = "grpo"
     """How rewards become advantages, and which loss goes with them: siblings are compared by grpo, dr_grpo,
-    rloo, maxrl, gspo, cispo and reinforce_plus_plus_baseline; ppo has a critic."""
+    all but ppo, which has a critic, and reinforce_plus_plus."""
     custom_advantage_function_path: ImportPath | None = None
     """An estimator of your own in its place (package.module:name)."""
     custom_loss_function_path: ImportPath | None = None
     """A loss of your own in place of the policy loss (package.module:name)."""
 
     grpo_std_normalization: bool = True
-    """Divide a group's advantages by the standard deviation of its rewards (grpo, gspo, cispo)."""
+    """Divide a group's advantages by the standard deviation of its rewards (grpo, grpo_passk, gspo, gmpo,
+    cispo, sapo, dppo)."""
     credit_level: Literal["episode", "turn"] = "episode"
     """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
     gamma: Share = 1.0
@@ -188,16 +119,20 @@ class AlgorithmConfig(Section):
     always do."""
     loss_weighting: Weighting | None = None
     """What has equal weight: every token, sample or rollout, or every token divided by a constant; left out,
-    token; gspo sample, dr_grpo constant."""
+    token; gspo, gmpo and sapo sample, dr_grpo constant."""
 
     eps_clip: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """How far below 1 the probability ratio may fall before its gradient is cut off (ratio); left out,
-    0.2; gspo 0.0003, cispo 1: no bound."""
+    """How far below 1 the probability ratio may fall before its gradient is cut off (ratio; gmpo: log-ratio
+    in nats; dppo: divergence); left out, 0.2; gspo 0.0003, gmpo 0.4, cispo 1: no bound, dppo 0.15, with kl
+    0.05."""
     eps_clip_high: Positive | None = None
-    """How far above 1 the probability ratio may rise before its gradient is cut off (ratio); left out,
-    0.28; gspo 0.0004, cispo 4."""
+    """How far above 1 the probability ratio may rise before its gradient is cut off (ratio; gmpo: log-ratio
+    in nats; dppo: divergence); left out, 0.28; gspo 0.0004, gmpo 0.4, cispo 4, dppo as eps_clip."""
     eps_clip_c: Annotated[float, Field(gt=1.0)] | None = None
-    """Dual clip: a negative advantage is multiplied by at most this (ratio); left out, none."""
+    """Dual clip: a negative advantage is multiplied by at most this (ratio; dppo: any advantage); left out,
+    none; dppo 20."""
+    sapo: SapoConfig = SapoConfig()
+    dppo: DppoConfig = DppoConfig()
     value_clip: NotNegative = 0.2
     """How far the critic's values may move in a step before their gradient is cut off (ppo; reward; 0 = no
     bound)."""
@@ -226,7 +161,8 @@ class AlgorithmConfig(Section):
 
     use_rollout_logprobs: bool | None = None
     """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
-    computes these. Left out, on, unless a correction compares the two or max_staleness is above 0."""
+    computes these. Left out, on, unless a correction or a gate compares the two, or max_staleness is above 0
+    and the estimator is not dppo. Set on, the ratio of the loss itself corrects for older weights."""
     correction: CorrectionName = "none"
     """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
     trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that
@@ -237,6 +173,9 @@ class AlgorithmConfig(Section):
     mask_offpolicy_in_partial_rollout: bool = False
     """Where an episode goes on across updates of the weights, leave its tokens before the last of them out of
     the loss; they still count in its denominators."""
+    self_normalize_correction: bool = False
+    """Divide the factors of a correction by their mean over the batch (tis, mis, icepop)."""
+    gate: GateConfig = GateConfig()
     tis: TisConfig = TisConfig()
     mis: MisConfig = MisConfig()
     icepop: IcePopConfig = IcePopConfig()
@@ -251,6 +190,8 @@ class AlgorithmConfig(Section):
     def recipe(self) -> Recipe:
         """The estimator's components, with the settings that override them."""
         recipe = RECIPES[self.advantage_estimator]
+        if self.advantage_estimator == "dppo" and self.dppo.divergence == "kl":
+            recipe = BINARY_KL
         low, high = recipe.eps
         return recipe._replace(
             weighting=self.loss_weighting or recipe.weighting,
@@ -262,7 +203,19 @@ class AlgorithmConfig(Section):
         """Whether the trainer computes the proximal logprobs; by default where tokens may be older."""
         if self.use_rollout_logprobs is not None:
             return not self.use_rollout_logprobs
-        return self.correction in _COMPARING or is_async
+        return self._compares or (is_async and self.advantage_estimator != "dppo")
+
+    @property
+    def _compares(self) -> bool:
+        """Whether a correction compares the engine's logprobs with the trainer's."""
+        return self.correction in _COMPARING or self.gate.statistic != "none"
+
+    @property
+    def _is_corrected(self) -> bool:
+        """Whether something corrects for older weights, be it the ratio of the loss to the engine."""
+        is_ratio_to_engine = not self.rescores(is_async=True) and self.recipe.objective != "reinforce"
+        has_own_loss = self.custom_loss_function_path is not None
+        return self.correction != "none" or self._compares or (is_ratio_to_engine and not has_own_loss)
 
     def check_rollouts(self, group_size: int | None, *, off_policy_by: str) -> None:
         """Check that the algorithm can be applied to groups of this size, and to tokens of this age.
@@ -279,8 +232,14 @@ class AlgorithmConfig(Section):
                 f"n_samples_per_prompt = {group_size}: advantage_estimator `{name}` compares siblings and "
                 "needs groups of at least 2; raise n_samples_per_prompt."
             )
-        if off_policy_by and self.correction == "none" and not self.accept_bias:
+        if off_policy_by and not self._is_corrected and not self.accept_bias:
             raise ValueError(_needs_correction(off_policy_by))
+
+    @property
+    def watched_correction(self) -> str:
+        """The name by which a `CorrectionWatch` knows the correction, or without one the gate."""
+        is_gated = self.correction == "none" and self.gate.statistic != "none"
+        return "gate" if is_gated else self.correction
 
     @property
     def has_reference(self) -> bool:
@@ -293,6 +252,9 @@ class AlgorithmConfig(Section):
         return dict([*self._of_other_estimators(), *self._of_other_terms(), *self._of_other_corrections()])
 
     def _of_other_estimators(self) -> Iterator[tuple[str, str]]:
+        if RECIPES[self.advantage_estimator].objective in UNBOUNDED:
+            for name in ("eps_clip", "eps_clip_high"):
+                yield name, f"with {self.advantage_estimator}, which has no bounds; drop that"
         for name, estimators in _ESTIMATORS_OF.items():
             if self.advantage_estimator not in estimators:
                 yield name, f"without advantage_estimator = {' or '.join(estimators)}; choose it"
@@ -323,14 +285,23 @@ class AlgorithmConfig(Section):
                 yield name, f"without use_{name} (correction = {name}); add it"
         if self.correction != "none":
             yield "accept_bias", f"with correction = {self.correction}, which corrects the bias; drop that"
+        if self.correction not in _COMPARING:
+            yield "self_normalize_correction", "without correction = tis, mis or icepop; choose one"
+        if self.gate.statistic == "none":
+            yield from dict.fromkeys(
+                ("gate_over", "gate_lower", "gate_upper"), "without gate_statistic; choose one"
+            ).items()
+        elif self.gate.statistic != "k1":
+            yield "gate_lower", "without gate_statistic = k1; choose it"
         if self.mis.mode == "truncate":
             yield "mis_lower", "without mis_mode = clip or mask; choose one"
 
     @model_validator(mode="after")
     def _correction_has_two_to_compare(self) -> AlgorithmConfig:
-        if self.correction in _COMPARING and self.use_rollout_logprobs:
+        if self._compares and self.use_rollout_logprobs:
+            name = f"correction = {self.correction}" if self.correction in _COMPARING else "a gate"
             raise ValueError(
-                f"correction = {self.correction} compares the engine's logprobs with the trainer's, and "
+                f"{name} compares the engine's logprobs with the trainer's, and "
                 "use_rollout_logprobs takes the engine's for both; leave one out."
             )
         if self.correction == "opsm" and self.custom_loss_function_path is not None:
@@ -357,6 +328,6 @@ class AlgorithmConfig(Section):
             )
         if self.use_opd != (self.opd_teacher_load is not None):
             raise ValueError("use_opd and opd_teacher_load, the teacher's directory, go together; set both.")
-        if self.eps_clip_c is not None and RECIPES[name].objective == "cispo":
-            raise ValueError("cispo has bounded weights already; leave out eps_clip_c.")
+        if self.eps_clip_c is not None and RECIPES[name].objective not in DUAL_CLIPPED:
+            raise ValueError(f"{name} has no dual clip; leave out eps_clip_c.")
         return self

@@ -49,8 +49,8 @@ class Tis:
     Source: F. Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025);
     truncating ratios from above: https://arxiv.org/abs/1802.01561.
 
-    Metrics: tis (the factor), tis_abs (how far the ratio is from 1), tis_clipfrac (ratios that were
-    changed).
+    Metrics: tis (the ratio), tis_abs (how far it is from 1), tis_clipfrac (ratios that were changed),
+    tis_factor (the factor).
 
     Raises:
         ValueError: the bounds are not 0 <= tis_clip_low < tis_clip.
@@ -75,7 +75,8 @@ class IcePop:
 
     Source: https://arxiv.org/abs/2510.18855.
 
-    Metrics: icepop (the factor), icepop_abs (how far the ratio is from 1), icepop_clipfrac (tokens masked).
+    Metrics: icepop (the ratio), icepop_abs (how far it is from 1), icepop_clipfrac (tokens masked),
+    icepop_factor (the factor).
 
     Raises:
         ValueError: the bounds are not 0 <= low < high.
@@ -104,11 +105,11 @@ class Mis:
         factors outside lower .. upper become 0, those inside are their ratio.
     veto: a sequence that holds a token with a ratio below it is dropped as a whole; None: none is.
 
-    Source: J. Liu, Y. Li et al., When Speed Kills Stability (2025); masking whole sequences:
-    https://arxiv.org/abs/2512.23075.
+    Source: J. Liu, Y. Li et al., When Speed Kills Stability (2025).
 
-    Metrics: mis (the factor), mis_abs (how far the ratio is from 1), mis_clipfrac (ratios that were changed),
-    mis_masked (factors of 0), mis_veto (dropped sequences, as a share of those with trainable tokens).
+    Metrics: mis (the ratio), mis_abs (how far it is from 1), mis_clipfrac (ratios that were changed),
+    mis_factor (the factor), mis_masked (factors of 0), mis_veto (dropped sequences, as a share of those with
+    trainable tokens).
 
     Raises:
         ValueError: the bounds are not 0 <= lower < upper, or veto is not between 0 and 1.
@@ -138,7 +139,7 @@ class Mis:
         factor_N = np.where(dropped_E[tokens.rollout_index_N], 0.0, factor_N)
         metrics = {
             **bounded.metrics,
-            "mis": tokens.mean(factor_N),
+            "mis_factor": tokens.mean(factor_N),
             "mis_masked": tokens.mean((factor_N == 0.0).astype(np.float64)),
             "mis_veto": float(dropped_E.sum()) / max(len(np.unique(tokens.rollout_index_N)), 1),
         }
@@ -164,7 +165,8 @@ _ACTIONS: Mapping[str, Sequence[str]] = {
     "tis": ("tis_clipfrac",),
     "mis": ("mis_clipfrac", "mis_veto"),
     "icepop": ("icepop_clipfrac",),
-    "opsm": ("opsm_fraction",),
+    "opsm": ("opsm_masked",),
+    "gate": ("gate_masked",),
 }
 """The metrics of each correction that are above 0 where one of its bounds had an effect."""
 
@@ -173,8 +175,8 @@ _ACTIONS: Mapping[str, Sequence[str]] = {
 class CorrectionWatch:
     """Warns once of a correction whose bounds have no effect.
 
-    correction: its name in the configuration; others are ignored. patience: optimizer steps in a row without
-    an effect before the warning. idle_steps: those so far.
+    correction: its name in the configuration, or gate; others are ignored. patience: optimizer steps in a
+    row without an effect before the warning. idle_steps: those so far.
     """
 
     correction: str = "none"
@@ -192,9 +194,10 @@ class CorrectionWatch:
         if self.idle_steps < self.patience:
             return ()
         self.warned = True
+        setting = "the gate" if self.correction == "gate" else f"correction = {self.correction}"
         return (
-            f"correction = {self.correction} changed no token in {self.idle_steps} optimizer steps: none was "
-            "beyond its bounds; narrow them, or leave the correction out.",
+            f"{setting} changed no token in {self.idle_steps} optimizer steps: none was "
+            "beyond its bounds; narrow them, or leave it out.",
         )
 
 
@@ -215,9 +218,10 @@ def _within(ratio_N: Floats, low: float, high: float) -> npt.NDArray[np.bool_]:
 def _corrected(name: str, tokens: Tokens, ratio_N: Floats, factor_N: Floats) -> Corrected:
     clipped_N = factor_N != ratio_N
     metrics = {
-        name: tokens.mean(factor_N),
+        name: tokens.mean(ratio_N),
         f"{name}_abs": tokens.mean(np.abs(ratio_N - 1.0)),
         f"{name}_clipfrac": tokens.mean(clipped_N.astype(np.float64)),
+        f"{name}_factor": tokens.mean(factor_N),
     }
     return Corrected(factor_N, metrics, clipped_N)
 

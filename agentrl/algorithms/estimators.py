@@ -1,13 +1,14 @@
 """Advantage estimators: each an `AdvantageEstimator` over the complete rollout batch.
 
-    GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL: one advantage for all tokens of an episode
+    GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL, GPG, pass@k: one advantage for a whole episode
+    LengthWeighted            OPO: the same, with a mean in which long episodes count for more
     TurnRelative              the same, turn by turn
     ReinforcePlusPlus         returns of each token
     Gae                       PPO: needs a critic
     Adjusted                  one of them, and distillation, whitening or a correction on top
 
-GSPO and CISPO are losses; their advantages are those of `GroupRelative`. The variant of REINFORCE++ with a
-baseline is `GroupRelative(dr_grpo)`, whitened over the batch.
+GSPO, GMPO, CISPO, SAPO and DPPO are losses; their advantages are those of `GroupRelative`. The variant of
+REINFORCE++ with a baseline is `GroupRelative(dr_grpo)`, whitened over the batch.
 
 In all of them `kl` subtracts a KL penalty from the reward of each token, and a token is credited with the
 penalties from itself to the end of its episode, as with any other reward; baselines of groups leave it out.
@@ -38,10 +39,14 @@ class GroupRelative:
     Siblings played the same role in the same group. The baseline counts rollouts: a rollout of several
     samples has the same weight as its siblings, and one that was left out of the samples still counts.
     Sources: in `agentrl.algorithms.baselines`.
+
+    rescaled: advantages are multiplied by all rollouts / those whose siblings' rewards differ, as if only the
+        latter had been played: https://arxiv.org/abs/2504.02546 (GPG).
     """
 
     baseline: Baseline = grpo
     kl: KlPenalty | None = None
+    rescaled: bool = False
 
     def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
         """Advantages of `tokens`, whose rollouts are all in `groups`.
@@ -50,11 +55,41 @@ class GroupRelative:
             ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
         """
         outcomes: dict[RolloutId, float] = {}
+        num_different = 0
         for siblings in siblings_of(groups):
-            advantages_G = self.baseline([verdict.total for _, verdict in siblings])
-            outcomes |= zip(
-                (verdict.rollout_id for _, verdict in siblings), advantages_G.tolist(), strict=True
-            )
+            rewards_G = [verdict.total for _, verdict in siblings]
+            ids = (verdict.rollout_id for _, verdict in siblings)
+            outcomes |= zip(ids, self.baseline(rewards_G).tolist(), strict=True)
+            num_different += len(siblings) * (len(set(rewards_G)) > 1)
+        scale = len(outcomes) / num_different if self.rescaled and num_different else 1.0
+        return _penalised(scale * tokens.spread(outcomes), self.kl, tokens, scores)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthWeighted:
+    """Rollouts against the mean of their siblings, each of which counts as often as it has tokens.
+
+    advantage = reward - (sum of length x reward) / (sum of lengths), over siblings with trainable tokens.
+    It is the baseline of least variance where the squared norm of a rollout's score grows with its length.
+    Source: https://arxiv.org/abs/2505.23585 (OPO).
+    """
+
+    kl: KlPenalty | None = None
+
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`.
+
+        Raises:
+            ValueError: a sample's episode is in no group, or scores are missing.
+        """
+        lengths = dict(zip(tokens.rollout_ids, np.diff(tokens.bounds).tolist(), strict=True))
+        outcomes: dict[RolloutId, float] = {}
+        for siblings in siblings_of(groups):
+            rewards = {verdict.rollout_id: verdict.total for _, verdict in siblings}
+            shares = [lengths.get(id, 0) for id in rewards]
+            is_alike = len(set(rewards.values())) == 1 or not sum(shares)
+            baseline = 0.0 if is_alike else float(np.average(list(rewards.values()), weights=shares))
+            outcomes |= {id: 0.0 if is_alike else reward - baseline for id, reward in rewards.items()}
         return _penalised(tokens.spread(outcomes), self.kl, tokens, scores)
 
 

@@ -52,7 +52,8 @@ def rollout_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
 def constant(samples: Sequence[Sample], *, max_length: int) -> tuple[FloatArray, ...]:
     """1 / (episodes x max_length) on every loss token: weights do not depend on the lengths of episodes.
 
-    max_length: the most tokens that a policy may generate in one episode (tokens), the same throughout a run.
+    max_length: the most tokens that one episode may hold, those of the environment included (tokens), the
+        same throughout a run. Its size scales the gradient and changes nothing else.
     Source: https://arxiv.org/abs/2503.20783, Dr. GRPO.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from agentrl.algorithms.advantages import AdvantageEstimator
-from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, maxrl, rloo
+from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, grpo_passk, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
@@ -15,10 +15,12 @@ from agentrl.algorithms.estimators import (
     Adjusted,
     Gae,
     GroupRelative,
+    LengthWeighted,
     ReinforcePlusPlus,
     TurnRelative,
 )
 from agentrl.algorithms.filters import has_signal
+from agentrl.algorithms.gates import Gate, InStages
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
 from agentrl.assembly.functions import checked, function_at
@@ -107,6 +109,7 @@ def build_loss(config: AlgorithmConfig) -> Loss:
         entropy_coef=config.entropy_coef,
         kl=_kl_term(config),
         opsm_delta=config.opsm.delta if config.correction == "opsm" else None,
+        sapo_tau=(config.sapo.tau_positive, config.sapo.tau_negative),
     )
 
 
@@ -162,19 +165,22 @@ def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
             return Gae(gamma=config.gamma, lambd=config.lambd, discount=config.discount_per, kl=kl)
         case "reinforce_plus_plus":
             return ReinforcePlusPlus(gamma=config.gamma, discount=config.discount_per, kl=kl)
+        case "opo":
+            return LengthWeighted(kl=kl)
     if config.credit_level == "turn":
         return TurnRelative(gamma=config.gamma, kl=kl)
     baselines: dict[str, Baseline] = {
-        "grpo": normalized,
-        "gspo": normalized,
-        "cispo": normalized,
+        **dict.fromkeys(("grpo", "gspo", "gmpo", "cispo", "sapo", "dppo"), normalized),
+        "grpo_passk": partial(grpo_passk, std_normalization=config.grpo_std_normalization),
         "dr_grpo": dr_grpo,
+        "gpg": dr_grpo,
         # Whitened, by its recipe.
         "reinforce_plus_plus_baseline": dr_grpo,
         "rloo": rloo,
         "maxrl": maxrl,
     }
-    return GroupRelative(baselines[config.advantage_estimator], kl=kl)
+    name = config.advantage_estimator
+    return GroupRelative(baselines[name], kl=kl, rescaled=name == "gpg")
 
 
 def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
@@ -191,6 +197,18 @@ def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
 
 
 def _correction(config: AlgorithmConfig) -> Correction | None:
+    weight, gate = _weight(config), None
+    if config.gate.statistic != "none":
+        lower, upper = config.gate.bounds
+        gate = Gate(config.gate.statistic, config.gate.over, upper, lower)
+    if gate is None and not config.self_normalize_correction:
+        return weight
+    per_token = config.correction != "mis" or config.mis.level == "token"
+    counted: Literal["token", "sequence"] = "token" if per_token else "sequence"
+    return InStages(weight, gate, counted if config.self_normalize_correction else None)
+
+
+def _weight(config: AlgorithmConfig) -> Correction | None:
     match config.correction:
         case "tis":
             return Tis(config.tis.clip, config.tis.clip_low)

@@ -3,13 +3,15 @@
 from agentrl.losses.base import Loss, LossInputs, LossOutput, TokenExtra, TokenOutputs, extras_used
 from agentrl.losses.contract import check_loss
 from agentrl.losses.kl import KlKind, KlTerm, k1, k2, k3, low_var_kl
-from agentrl.losses.policy import Objective, PolicyLoss
+from agentrl.losses.objectives import OBJECTIVES, Objective
+from agentrl.losses.policy import PolicyLoss
 from agentrl.losses.sequences import sequence_mean
 from agentrl.losses.sft import sft_loss
 from agentrl.losses.tokens import logprobs_and_entropy
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
+    "OBJECTIVES",
     "KlKind",
     "KlTerm",
     "Loss",

@@ -86,7 +86,7 @@ def memory_table() -> list[str]:
     for pid in process_tree():
         # A process may end while its files are read.
         with suppress(OSError, KeyError):
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
             status = dict(line.split(":", 1) for line in lines)
             now, peak = (int(status[name].split()[0]) // _MB for name in ("VmRSS", "VmHWM"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 
-from agentrl.algorithms.config import RECIPES
+from agentrl.algorithms.recipes import RECIPES
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.config import effective_values

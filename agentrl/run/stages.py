@@ -90,6 +90,6 @@ def _ticks(pid: int) -> int:
     with suppress(OSError):
         # After the name, which may hold any characters: state, parent, ... utime and stime are the 12th and
         # 13th, those of waited-for children the 14th and 15th.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.algorithms.config import RECIPES
+from agentrl.algorithms.recipes import RECIPES
 from agentrl.types import JSON
 
 WARM_START = "warm start"

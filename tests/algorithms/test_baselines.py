@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.baselines import BASELINES, dr_grpo, grpo, maxrl, rloo
+from agentrl.algorithms.baselines import BASELINES, dr_grpo, grpo, grpo_passk, maxrl, rloo
 
 rewards = st.lists(st.floats(0, 100).map(lambda r: round(r, 3)), min_size=2, max_size=9)
 
@@ -33,7 +33,19 @@ def naive_maxrl(rewards_G):
     return [(reward - mean) / mean if mean > 0 else 0.0 for reward in rewards_G]
 
 
-NAIVE = {"grpo": naive_grpo, "dr_grpo": naive_dr_grpo, "rloo": naive_rloo, "maxrl": naive_maxrl}
+def naive_grpo_passk(rewards_G):
+    without = [max([*rewards_G[:i], *rewards_G[i + 1 :]]) for i in range(len(rewards_G))]
+    spread = statistics.stdev(rewards_G) + 1e-6
+    return [(max(rewards_G) - other) / spread for other in without]
+
+
+NAIVE = {
+    "grpo": naive_grpo,
+    "dr_grpo": naive_dr_grpo,
+    "rloo": naive_rloo,
+    "maxrl": naive_maxrl,
+    "grpo_passk": naive_grpo_passk,
+}
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -81,6 +93,27 @@ def test_rewards_that_no_float_can_square_are_refused(baseline, rewards_G):
 )
 def test_huge_tiny_and_nearly_equal_rewards_stay_finite(baseline, rewards_G):
     assert np.all(np.isfinite(baseline(rewards_G)))
+
+
+def test_pass_at_k_follows_the_gradient_of_the_best_of_a_group():
+    """By enumeration: three actions of a softmax policy, groups of three."""
+    logits, payoffs = np.array([0.3, -0.2, 0.1]), [0.0, 0.4, 1.0]
+
+    def expected_best(at):
+        p = np.exp(at) / np.exp(at).sum()
+        groups = product(range(3), repeat=3)
+        return sum(np.prod(p[list(g)]) * max(payoffs[a] for a in g) for g in groups)
+
+    p = np.exp(logits) / np.exp(logits).sum()
+    gradient = np.zeros(3)
+    for g in product(range(3), repeat=3):
+        advantages = grpo_passk([payoffs[a] for a in g], std_normalization=False)
+        scores = np.eye(3)[list(g)] - p
+        gradient += np.prod(p[list(g)]) * (advantages[:, None] * scores).sum(axis=0)
+    slopes = [
+        (expected_best(logits + step) - expected_best(logits - step)) / 2e-6 for step in np.eye(3) * 1e-6
+    ]
+    assert gradient == pytest.approx(slopes, abs=1e-8)
 
 
 def test_maxrl_refuses_negative_rewards():

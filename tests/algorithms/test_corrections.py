@@ -98,7 +98,8 @@ def test_without_a_gap_every_factor_is_one(name):
     drawn = with_gaps([0.0, 0.0], [0.0])
     factors_N, metrics, _ = CORRECTIONS[name](drawn.tokens, drawn.token_scores)
     assert factors_N.tolist() == [1, 1, 1]
-    assert {key: value for key, value in metrics.items() if value} == {next(iter(metrics)): 1.0}
+    kind = next(iter(metrics))
+    assert {key: value for key, value in metrics.items() if value} == {kind: 1.0, f"{kind}_factor": 1.0}
 
 
 @given(drawn=batches(gap=1e4))
@@ -133,15 +134,32 @@ def test_a_sequence_is_an_episode_however_often_its_history_was_rewritten(level,
 def test_metrics_count_tokens_and_dropped_sequences():
     drawn = with_gaps([log(4), 0.0], [log(0.25), 0.0])
     assert Tis(2.0)(drawn.tokens, drawn.token_scores).metrics == pytest.approx(
-        {"tis": (2 + 1 + 0.25 + 1) / 4, "tis_abs": (3 + 0.75) / 4, "tis_clipfrac": 0.25}
+        {
+            "tis": (4 + 1 + 0.25 + 1) / 4,
+            "tis_abs": (3 + 0.75) / 4,
+            "tis_clipfrac": 0.25,
+            "tis_factor": (2 + 1 + 0.25 + 1) / 4,
+        }
     )
     assert IcePop(0.5, 5.0)(drawn.tokens, drawn.token_scores).metrics == pytest.approx(
-        {"icepop": (4 + 1 + 0 + 1) / 4, "icepop_abs": (3 + 0.75) / 4, "icepop_clipfrac": 0.25}
+        {
+            "icepop": (4 + 1 + 0.25 + 1) / 4,
+            "icepop_abs": (3 + 0.75) / 4,
+            "icepop_clipfrac": 0.25,
+            "icepop_factor": (4 + 1 + 0 + 1) / 4,
+        }
     )
     assert Mis("token", "truncate", 0.5, 2.0, veto=0.3)(
         drawn.tokens, drawn.token_scores
     ).metrics == pytest.approx(
-        {"mis": 0.75, "mis_abs": (3 + 0.75) / 4, "mis_clipfrac": 0.25, "mis_masked": 0.5, "mis_veto": 0.5}
+        {
+            "mis": (4 + 1 + 0.25 + 1) / 4,
+            "mis_abs": (3 + 0.75) / 4,
+            "mis_clipfrac": 0.25,
+            "mis_factor": 0.75,
+            "mis_masked": 0.5,
+            "mis_veto": 0.5,
+        }
     )
 
 
@@ -170,7 +188,7 @@ def test_a_veto_that_is_no_ratio_is_refused(veto):
         Mis(veto=veto)
 
 
-ACTS = {"tis": "tis_clipfrac", "mis": "mis_veto", "icepop": "icepop_clipfrac", "opsm": "opsm_fraction"}
+ACTS = {"tis": "tis_clipfrac", "mis": "mis_veto", "icepop": "icepop_clipfrac", "opsm": "opsm_masked"}
 
 
 @pytest.mark.parametrize("name", ACTS)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from agentrl.algorithms.baselines import dr_grpo, grpo, maxrl, rloo
+from agentrl.algorithms.baselines import dr_grpo, grpo, grpo_passk, maxrl, rloo
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import IcePop, Mis, Tis
 from agentrl.algorithms.estimators import (
     Adjusted,
     Gae,
     GroupRelative,
+    LengthWeighted,
     ReinforcePlusPlus,
     TurnRelative,
 )
@@ -38,6 +39,9 @@ ESTIMATORS = {
     "dr_grpo": GroupRelative(dr_grpo),
     "rloo": GroupRelative(rloo),
     "maxrl": GroupRelative(maxrl),
+    "grpo_passk": GroupRelative(grpo_passk),
+    "gpg": GroupRelative(dr_grpo, rescaled=True),
+    "opo": LengthWeighted(),
     "turns": TurnRelative(),
     "discounted turns": TurnRelative(0.5),
     "reinforce_plus_plus": ReinforcePlusPlus(),
@@ -101,6 +105,9 @@ def outcome(name, mine, totals):
             return (mine - mean) * len(totals) / (len(totals) - 1)
         case "maxrl":
             return (mine - mean) / mean
+        case "grpo_passk":
+            second, best = sorted(totals)[-2:]
+            return (best - second) / (stdev(totals) + 1e-6) if mine == best else 0.0
     return mine - mean
 
 
@@ -127,8 +134,9 @@ def naive_advantages(name, drawn: Batch):
     """The advantages of an estimator by its name, as one list for each sample, with nothing but loops."""
     plain_name = name.removesuffix(" with kl").removesuffix(" whitened")
     places = {(e.id, "agent"): (g, i) for g in drawn.groups for i, e in enumerate(g.episodes)}
-    order, advantages = [], []
-    for id, tokens in walk(drawn.samples).items():
+    order, advantages, gone = [], [], []
+    written = walk(drawn.samples)
+    for id, tokens in written.items():
         siblings, i = places[id]
         old, ref = scores_of(drawn, drawn.scores.proximal, tokens), scores_of(drawn, drawn.scores.ref, tokens)
         kl = [0.25 * (a - b) if name.endswith(" with kl") else 0.0 for a, b in zip(old, ref, strict=True)]
@@ -136,6 +144,7 @@ def naive_advantages(name, drawn: Batch):
         totals = [v.total for v in siblings.verdicts]
         rewards = rewards_of(siblings.verdicts[i], tokens, kl)
         order += tokens
+        gone += penalties
         if plain_name.startswith("ppo"):
             values = scores_of(drawn, drawn.scores.values, tokens)
             advantages += backwards(tokens, rewards, values, (0.9, 0.8, "turns" in plain_name))
@@ -147,8 +156,17 @@ def naive_advantages(name, drawn: Batch):
             advantages += [
                 against_others(returns, i, t.turn) - k for t, k in zip(tokens, penalties, strict=True)
             ]
+        elif plain_name == "opo":
+            lengths = [len(written.get((e.id, "agent"), ())) for e in siblings.episodes]
+            weighted = sum(n * r for n, r in zip(lengths, totals, strict=True)) / sum(lengths)
+            is_alike = len(set(totals)) == 1
+            advantages += [(0.0 if is_alike else totals[i] - weighted) - k for k in penalties]
         else:
             advantages += [outcome(plain_name, totals[i], totals) - k for k in penalties]
+    if plain_name == "gpg":
+        different = [g for g in drawn.groups if len({v.total for v in g.verdicts}) > 1]
+        scale = sum(len(g.verdicts) for g in drawn.groups) / max(sum(len(g.verdicts) for g in different), 1)
+        advantages = [(a + k) * scale - k for a, k in zip(advantages, gone, strict=True)]
     if "whitened" in name:
         advantages = whitened(advantages)
     return by_sample(
@@ -224,9 +242,7 @@ def test_no_gap_however_huge_gives_a_number_that_is_none(drawn):
         assert all(np.isfinite(list(credit.metrics.values()))), name
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in ESTIMATORS if n.startswith(("grpo", "dr", "rl", "maxrl")) or n == "turns"]
-)
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "maxrl", "grpo_passk", "gpg", "opo", "turns"])
 def test_equal_rewards_give_exactly_nothing(name):
     drawn = batch(
         [EpisodeSpec([2, 1], 0.1), EpisodeSpec([1], 0.1), EpisodeSpec([1, 1, 1], 0.1)],

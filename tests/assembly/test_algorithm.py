@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from itertools import combinations
 from statistics import mean, stdev
+from typing import get_args
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from agentrl.algorithms.config import RECIPES, AlgorithmConfig
+from agentrl import losses
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.recipes import RECIPES, Objective
 from agentrl.assembly.algorithm import (
     build_algorithm,
     build_estimator,
@@ -60,7 +63,14 @@ def in_deviations(siblings, own):
 FORMULAS = {
     "grpo": in_deviations,
     "gspo": in_deviations,
+    "gmpo": in_deviations,
     "cispo": in_deviations,
+    "sapo": in_deviations,
+    "dppo": in_deviations,
+    "gpg": lambda siblings, own: 1.4 * (own - mean(siblings)),
+    "grpo_passk": lambda siblings, own: (
+        (own - sorted(siblings)[-2]) / (stdev(siblings) + 1e-6) if own == max(siblings) else 0.0
+    ),
     "dr_grpo": lambda siblings, own: own - mean(siblings),
     "rloo": lambda siblings, own: own - (sum(siblings) - own) / (len(siblings) - 1),
     "maxrl": lambda siblings, own: own / mean(siblings) - 1,
@@ -87,6 +97,8 @@ def test_no_two_names_are_the_same_algorithm():
         ("grpo", "clip", (0.2, 0.28)),
         ("gspo", "gspo", (3e-4, 4e-4)),
         ("cispo", "cispo", (1.0, 4.0)),
+        ("gmpo", "gmpo", (0.4, 0.4)),
+        ("dppo", "dppo_tv", (0.15, 0.15)),
         ("ppo", "clip", (0.2, 0.28)),
     ],
 )
@@ -143,6 +155,15 @@ SETTINGS = [
     {**CRITIC, "use_mis": True, "mis_level": "token", "mis_mode": "clip", "mis_lower": 0.8},
     {**CRITIC, "use_mis": True, "mis_level": "token", "mis_mode": "clip", "mis_upper": 1.3},
     {**CRITIC, "use_mis": True, "mis_lower": 0.5, "mis_upper": 2.0, "mis_veto": 0.3},
+    {**CRITIC, "use_tis": True, "self_normalize_correction": True},
+    {**CRITIC, "use_mis": True, "mis_level": "sequence", "self_normalize_correction": True},
+    {**CRITIC, "gate_statistic": "k1", "gate_upper": 0.3},
+    {**CRITIC, "gate_statistic": "k1", "gate_upper": 0.3, "gate_lower": -0.1},
+    {**CRITIC, "gate_statistic": "k2", "gate_over": "token"},
+    {**CRITIC, "gate_statistic": "k3", "gate_upper": 0.3},
+    {**CRITIC, "gate_statistic": "k3", "gate_over": "token"},
+    {**CRITIC, "gate_statistic": "k3", "gate_over": "max", "gate_upper": 1.0},
+    {**CRITIC, "gate_statistic": "k3", "gate_upper": 0.3, "use_tis": True},
     {**CRITIC, "use_icepop": True},
     {**CRITIC, "use_icepop": True, "icepop_low": 0.9},
     {**CRITIC, "use_icepop": True, "icepop_high": 1.2},
@@ -154,6 +175,31 @@ def test_each_setting_of_credit_changes_it_in_its_own_way():
     for i, j in combinations(range(len(built_by_setting)), 2):
         same = all(np.allclose(a, b) for a, b in zip(built_by_setting[i], built_by_setting[j], strict=True))
         assert not same, (SETTINGS[i - 2], SETTINGS[j - 2])
+
+
+def test_opo_counts_a_sibling_as_often_as_it_has_tokens():
+    lengths = {id: len(tokens) for id, tokens in walk(BATCH.samples).items()}
+    expected = []
+    for id, tokens in walk(BATCH.samples).items():
+        verdicts = next(g.verdicts for g in BATCH.groups if id in {v.rollout_id for v in g.verdicts})
+        total = sum(lengths[v.rollout_id] for v in verdicts)
+        weighted = sum(lengths[v.rollout_id] * v.total for v in verdicts) / total
+        own = next(v.total for v in verdicts if v.rollout_id == id)
+        expected += [own - weighted] * len(tokens)
+    assert built(advantage_estimator="opo")[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_sapo_and_dppo_bring_settings_of_their_own():
+    loss = build_loss(AlgorithmConfig(advantage_estimator="sapo", sapo_tau_positive=2.0))
+    assert (loss.objective, loss.sapo_tau) == ("sapo", (2.0, 1.05))
+    loss = build_loss(AlgorithmConfig(advantage_estimator="dppo", dppo_divergence="kl"))
+    assert (loss.objective, loss.eps_clip, loss.eps_clip_high) == ("dppo_kl", 0.05, 0.05)
+    loss = build_loss(AlgorithmConfig(advantage_estimator="dppo", dppo_divergence="kl", eps_clip=0.1))
+    assert (loss.eps_clip, loss.eps_clip_high) == (0.1, 0.05)
+
+
+def test_names_of_objectives_are_those_of_the_losses():
+    assert get_args(Objective) == get_args(losses.Objective) == tuple(losses.OBJECTIVES)
 
 
 def test_each_setting_of_the_loss_reaches_it():
@@ -179,6 +225,7 @@ def test_each_setting_of_the_loss_reaches_it():
         ({"use_tis": True}, ("old",)),
         ({"use_mis": True, "use_kl_loss": True}, ("old", "ref")),
         ({"use_icepop": True, "kl_coef": 0.1}, ("old", "ref")),
+        ({"gate_statistic": "k3"}, ("old",)),
         ({"use_opd": True, "opd_teacher_load": "x"}, ("teacher",)),
         ({"advantage_estimator": "ppo"}, ("values",)),
     ],
@@ -193,6 +240,8 @@ def test_those_are_scored_who_are_asked(settings, roles):
         ({"accept_bias": True}, ("old",)),
         ({"use_opsm": True}, ("old",)),
         ({"use_opsm": True, "use_rollout_logprobs": True}, ()),
+        ({"advantage_estimator": "dppo"}, ()),
+        ({"advantage_estimator": "dppo", "use_tis": True}, ("old",)),
     ],
 )
 def test_the_trainer_scores_what_older_weights_sampled_unless_it_is_switched_off(settings, roles):
@@ -243,6 +292,8 @@ def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alon
         ({"use_tis": True, "use_mis": True}, "use_tis and use_mis both set correction; choose one"),
         ({"correction": "tis", "use_opsm": True}, "correction and use_opsm both set correction; choose one"),
         ({"use_icepop": True, "use_rollout_logprobs": True}, "takes the engine's for both"),
+        ({"gate_statistic": "k2", "use_rollout_logprobs": True}, "a gate compares the engine's"),
+        ({"gate_statistic": "k1", "gate_lower": 0.5}, r"lower bound of gate \(0.5\) must be below"),
         ({"use_opsm": True, "custom_loss_function_path": "a:b"}, "opsm is a part of the policy loss"),
         (
             {"use_tis": True, "tis_clip_low": 3.0},
@@ -257,7 +308,7 @@ def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alon
         ({"credit_level": "turn"}, "choose rloo, gspo or cispo"),
         ({"use_opd": True}, "go together"),
         ({"opd_teacher_load": "x"}, "go together"),
-        ({"advantage_estimator": "cispo", "eps_clip_c": 3.0}, "leave out eps_clip_c"),
+        ({"advantage_estimator": "cispo", "eps_clip_c": 3.0}, "cispo has no dual clip; leave out eps_clip_c"),
         ({"custom_loss_function_path": "somewhere"}, "custom_loss_function_path"),
     ],
 )

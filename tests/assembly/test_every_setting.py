@@ -70,6 +70,9 @@ ALGORITHM = {
     "eps_clip": Setting(0.1, {}, (LOSS, OURS)),
     "eps_clip_high": Setting(0.3, {}, (LOSS, OURS)),
     "eps_clip_c": Setting(3.0, {}, (LOSS, OURS)),
+    "sapo_tau_positive": of_estimator(2.0, "sapo"),
+    "sapo_tau_negative": of_estimator(2.0, "sapo"),
+    "dppo_divergence": of_estimator("kl", "dppo"),
     "value_clip": of_estimator(0.5),
     "entropy_coef": Setting(0.01, {}, (LOSS, OURS)),
     "kl_coef": Setting(0.1, {}, (ESTIMATOR, "with custom_advantage_function_path; drop that")),
@@ -85,6 +88,15 @@ ALGORITHM = {
     "opd_teacher_load": Setting("nowhere", {"use_opd": True}, ({}, "go together")),
     "use_rollout_logprobs": Setting(False),
     "correction": Setting("tis"),
+    "self_normalize_correction": Setting(
+        True, {"correction": "tis"}, ({"correction": "opsm"}, "without correction = ")
+    ),
+    "gate_statistic": Setting("k3"),
+    "gate_over": Setting("max", {"gate_statistic": "k2"}, ({}, "without gate_statistic; choose one")),
+    "gate_lower": Setting(
+        -1.0, {"gate_statistic": "k1"}, ({"gate_statistic": "k3"}, "without gate_statistic = k1")
+    ),
+    "gate_upper": Setting(0.5, {"gate_statistic": "k2"}, ({}, "without gate_statistic; choose one")),
     "tis_clip": of_correction("tis", 3.0),
     "tis_clip_low": of_correction("tis", 0.5),
     "mis_level": of_correction("mis", "sequence"),

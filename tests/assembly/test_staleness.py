@@ -37,11 +37,26 @@ def test_whatever_makes_tokens_older_is_named(settings, name):
     "settings",
     [
         *({"correction": name} for name in ("tis", "mis", "icepop", "opsm")),
+        {"gate_statistic": "k3"},
+        {"use_rollout_logprobs": True},
+        {"advantage_estimator": "dppo"},
         *({"i_accept_bias": True}, {"debug_rollout_only": True}, {"num_rollout": 0}),
     ],
 )
 def test_a_correction_or_the_accepted_bias_allows_older_weights(settings):
     assert config_of({"max_staleness": 2, **settings}).rollout.max_staleness == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage_estimator": "gpg", "use_rollout_logprobs": True},
+        {"advantage_estimator": "dppo", "use_rollout_logprobs": False},
+    ],
+)
+def test_a_loss_without_a_ratio_to_the_engine_corrects_nothing(settings):
+    with pytest.raises(ConfigError, match="leaves their bias in the gradient"):
+        config_of({"max_staleness": 2, **settings})
 
 
 def test_a_bias_that_is_corrected_cannot_be_accepted():

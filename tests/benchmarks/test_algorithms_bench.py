@@ -13,7 +13,8 @@ import pytest
 import tomli_w
 from scipy import stats
 
-from agentrl.algorithms.config import RECIPES, AlgorithmConfig
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.recipes import RECIPES
 from agentrl.assembly.load import load_config
 from agentrl.errors import EngineError, RunExistsError, UserError
 from agentrl.protocols import Bucket, TensorSpec

@@ -112,7 +112,7 @@ def stub(tmp_path: Path, reply: dict) -> Program:
 
 def is_alive(pid: int) -> bool:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z"
     return False
 
 

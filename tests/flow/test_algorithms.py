@@ -29,7 +29,7 @@ STEADY = {"num_rollout": 16, "lr": 1e-3}
 OWN_METRICS = {
     "ppo": {"value_loss", "value_explained_variance", "critic_lr", "ref_kl", "tis", "train_rollout_ess"},
     "grpo": {"train_rollout_kl", "train_rollout_max_ratio"},
-    "dr_grpo": {"opsm_fraction"},
+    "dr_grpo": {"opsm_masked"},
     "maxrl": {"mis", "mis_masked", "mis_veto"},
     "gspo": {"pg_dual_clipfrac"},
     "cispo": {"kl_loss"},

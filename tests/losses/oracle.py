@@ -34,6 +34,7 @@ class Options(NamedTuple):
     bonus: float = 0.0
     kl: tuple[str, float, bool] | None = None
     delta: float | None = None
+    tau: tuple[float, float] = (1.0, 1.05)
 
 
 def mean_over_sequence(tokens: Sequence[Token], values: Sequence[float], sequence: int) -> float:
@@ -57,6 +58,51 @@ def kl_of(kind: str, token: Token, unbiased: bool) -> float:
     return value * math.exp(token.logp) / math.exp(token.old) if unbiased else value
 
 
+def bounded_gap(gap: float, advantage: float, options: Options) -> float:
+    """https://arxiv.org/abs/2507.20673: the pessimistic side of a log-ratio is not bounded."""
+    return min(gap, options.high) if advantage >= 0 else max(gap, -options.low)
+
+
+def leaves_region(token: Token, options: Options) -> bool:
+    """https://arxiv.org/abs/2602.04879, equation 12: two outcomes, this token and all the others."""
+    p, q = min(math.exp(token.logp), 1.0), min(math.exp(token.engine), 1.0)
+    distance = abs(p - q)
+    if options.objective == "dppo_kl":
+        others = 0.0 if q == 1 else math.inf if p == 1 else (1 - q) * math.log((1 - q) / (1 - p))
+        distance = q * math.log(q / p) + others
+    above, below = distance > options.high, distance > options.low
+    return (token.advantage > 0 and p > q and above) or (token.advantage < 0 and p < q and below)
+
+
+def gmpo(token: Token, frozen: Sequence[Token], index: int, options: Options):
+    gaps = [bounded_gap(t.logp - t.old, t.advantage, options) for t in frozen]
+    moved = bounded_gap(token.logp - token.old, token.advantage, options) - gaps[index]
+    mean = math.exp(mean_over_sequence(frozen, gaps, token.sequence))
+    is_bounded = gaps[index] != frozen[index].logp - frozen[index].old
+    return -token.advantage * mean * math.exp(moved), is_bounded, False
+
+
+def sapo(token: Token, frozen: Sequence[Token], index: int, options: Options):
+    """https://arxiv.org/abs/2511.20347: a sigmoid of the ratio."""
+    tau = options.tau[0 if token.advantage > 0 else 1]
+    ratio = math.exp(token.logp) / math.exp(token.old)
+    return -token.advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1))), False, False
+
+
+def dppo(token: Token, frozen: Sequence[Token], index: int, options: Options):
+    ratio = math.exp(frozen[index].logp) / math.exp(token.old)
+    weight = min(ratio, options.ceiling or 20.0)
+    is_masked = leaves_region(frozen[index], options)
+    return (0.0 if is_masked else -weight * token.advantage * token.logp), is_masked, weight != ratio
+
+
+def reinforce(token: Token, frozen: Sequence[Token], index: int, options: Options):
+    return -token.advantage * token.logp, False, False
+
+
+NEWER = {"gmpo": gmpo, "sapo": sapo, "dppo_tv": dppo, "dppo_kl": dppo, "reinforce": reinforce}
+
+
 def policy_of(tokens: Sequence[Token], frozen: Sequence[Token], index: int, options: Options):
     """The policy term of a token, and whether the clip and the dual clip decided it."""
     token, before = tokens[index], frozen[index]
@@ -70,6 +116,8 @@ def policy_of(tokens: Sequence[Token], frozen: Sequence[Token], index: int, opti
         ratio = math.exp(before.logp) / math.exp(token.old)
         weight = between(ratio, 1 - options.low, 1 + options.high)
         return -weight * advantage * token.logp, weight != ratio, False
+    if options.objective in NEWER:
+        return NEWER[options.objective](token, frozen, index, options)
     bounded = between(ratio, 1 - options.low, 1 + options.high)
     objective = min(ratio * advantage, bounded * advantage)
     clipped = bounded * advantage < ratio * advantage

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.losses import KlTerm, LossInputs, PolicyLoss, TokenOutputs, check_loss
+from agentrl.losses import OBJECTIVES, KlTerm, LossInputs, PolicyLoss, TokenOutputs, check_loss
 from tests.losses.oracle import Options, Token, evaluate, slopes, tensors
 
 VARIANTS: dict[str, tuple[PolicyLoss, Options]] = {
@@ -23,6 +23,22 @@ VARIANTS: dict[str, tuple[PolicyLoss, Options]] = {
         PolicyLoss(objective="cispo", eps_clip=1.0, eps_clip_high=3.0),
         Options("cispo", low=1.0, high=3.0),
     ),
+    "gmpo": (PolicyLoss(0.4, 0.4, objective="gmpo"), Options("gmpo", 0.4, 0.4)),
+    "gmpo, bounds of their own": (PolicyLoss(0.1, 0.3, objective="gmpo"), Options("gmpo", 0.1, 0.3)),
+    "sapo": (PolicyLoss(objective="sapo"), Options("sapo")),
+    "sapo, sharper": (
+        PolicyLoss(objective="sapo", sapo_tau=(2.0, 3.0)),
+        Options("sapo", tau=(2.0, 3.0)),
+    ),
+    "dppo_tv": (PolicyLoss(0.15, 0.15, objective="dppo_tv"), Options("dppo_tv", 0.15, 0.15)),
+    "dppo_tv, wider above": (PolicyLoss(0.15, 0.5, objective="dppo_tv"), Options("dppo_tv", 0.15, 0.5)),
+    "dppo_tv, smaller weights": (
+        PolicyLoss(0.15, 0.15, 2.0, objective="dppo_tv"),
+        Options("dppo_tv", 0.15, 0.15, 2.0),
+    ),
+    "dppo_kl": (PolicyLoss(0.02, 0.02, objective="dppo_kl"), Options("dppo_kl", 0.02, 0.02)),
+    "dppo_kl, wider below": (PolicyLoss(0.2, 0.02, objective="dppo_kl"), Options("dppo_kl", 0.2, 0.02)),
+    "reinforce": (PolicyLoss(objective="reinforce"), Options("reinforce")),
     "entropy": (PolicyLoss(entropy_coef=0.03), Options(bonus=0.03)),
     "opsm": (PolicyLoss(opsm_delta=0.1), Options(delta=0.1)),
     "opsm, farther": (PolicyLoss(opsm_delta=0.4), Options(delta=0.4)),
@@ -46,7 +62,7 @@ METRICS = {
     "entropy_loss": "entropy",
     "train_rollout_logprob_abs_diff": "gap",
     "pg_dual_clipfrac": "dual",
-    "opsm_fraction": "dropped",
+    "opsm_masked": "dropped",
     "kl_loss": "kl",
 }
 
@@ -69,6 +85,7 @@ ADVERSARIAL = (
     row(2, 0.60, -2.0, engine=0.8, d=2.0),
     row(3, 1.60, -1.1, engine=0.3, d=0.6, entropy=1.7),
     row(4, 1.05, 0.0, engine=2.0, d=-1.0),
+    row(5, 1.30, 0.9, engine=-1.5, logp=-0.7),
 )
 
 
@@ -191,6 +208,44 @@ def test_with_one_advantage_a_sequence_gspo_has_the_gradient_of_the_papers_seque
         assert slope == pytest.approx(-(objective(up) - objective(down)) / 2e-6, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_with_one_advantage_a_sequence_gmpo_has_the_gradient_of_the_papers_sequence_form(seed):
+    # The paper's objective: the mean over sequences of A x the geometric mean of their bounded ratios.
+    rng = np.random.default_rng(seed)
+    lengths, advantages = (1, 4, 2, 6), (1.0, -1.0, 0.5, -2.0)
+    owners = [i for i, length in enumerate(lengths) for _ in range(length)]
+    tokens = [
+        Token(i, -1.0, -1.0 + rng.normal(0, 0.5), -1.0, -1.0, advantages[i], 1 / (4 * lengths[i]))
+        for i in owners
+    ]
+
+    def objective(logps: list[float]) -> float:
+        total = 0.0
+        for i, advantage in enumerate(advantages):
+            ratios = [math.exp(lp - t.old) for lp, t, o in zip(logps, tokens, owners, strict=True) if o == i]
+            kept = [min(r, math.exp(0.4)) if advantage > 0 else max(r, math.exp(-0.4)) for r in ratios]
+            total += advantage * math.prod(kept) ** (1 / len(kept)) / len(lengths)
+        return total
+
+    base = [token.logp for token in tokens]
+    total, outputs, _ = result(PolicyLoss(0.4, 0.4, objective="gmpo"), tokens)
+    assert total == pytest.approx(-objective(base), rel=1e-12)
+    for index, slope in enumerate(outputs.logp_N.grad.tolist()):
+        up, down = list(base), list(base)
+        up[index] += 1e-6
+        down[index] -= 1e-6
+        assert slope == pytest.approx(-(objective(up) - objective(down)) / 2e-6, rel=1e-6, abs=1e-9)
+
+
+def test_on_policy_every_objective_has_the_gradient_of_reinforce():
+    tokens = [row(i, 1.0, advantage, logp=-0.1 * i - 0.1) for i, advantage in enumerate((1.0, -2.0, 0.5))]
+    slopes_of = {
+        name: result(PolicyLoss(objective=name), tokens)[1].logp_N.grad.tolist() for name in OBJECTIVES
+    }
+    for name, slopes_ in slopes_of.items():
+        assert slopes_ == pytest.approx(slopes_of["reinforce"]), name
+
+
 def test_in_gspo_a_token_keeps_the_advantage_that_it_was_given():
     tokens = [row(0, 1.1, 2.0, weight=0.1), row(0, 1.1, 0.0, weight=0.1), row(0, 1.1, 1.0, weight=0.0)]
     _, outputs, _ = result(PolicyLoss(objective="gspo"), tokens)
@@ -201,7 +256,7 @@ def test_sequences_that_are_dropped_leave_the_others_and_their_weights_alone():
     _, plain, _ = result(PolicyLoss(), ADVERSARIAL)
     _, masked, metrics = result(PolicyLoss(opsm_delta=0.1), ADVERSARIAL)
     dropped = [token.sequence in (1, 2, 3) and token.advantage < 0 for token in ADVERSARIAL]
-    assert int(metrics["opsm_fraction"]) == sum(dropped) == 5
+    assert int(metrics["opsm_masked"]) == sum(dropped) == 5
     expected = [
         0.0 if gone else slope for gone, slope in zip(dropped, plain.logp_N.grad.tolist(), strict=True)
     ]
@@ -213,7 +268,7 @@ def test_it_is_the_engines_logprobs_that_tell_how_far_off_a_sequence_is():
     near = [Token(0, -3.0, -1.0, -3.0, -3.0, -1.0, 0.1)]
     for tokens, dropped in ((far, 1), (near, 0)):
         _, _, metrics = result(PolicyLoss(opsm_delta=0.5), tokens)
-        assert int(metrics["opsm_fraction"]) == dropped
+        assert int(metrics["opsm_masked"]) == dropped
 
 
 def test_dropped_tokens_still_keep_close_to_the_reference():
@@ -304,7 +359,7 @@ def test_each_configuration_has_its_metrics_whatever_the_tokens():
     for loss, _ in VARIANTS.values():
         names = base.copy()
         names |= {"kl_loss"} if loss.kl else set()
-        names |= {"opsm_fraction"} if loss.opsm_delta is not None else set()
+        names |= {"opsm_masked"} if loss.opsm_delta is not None else set()
         names |= {"pg_dual_clipfrac"} if loss.eps_clip_c is not None else set()
         assert result(loss, ADVERSARIAL)[2].keys() == names
         assert result(loss, ADVERSARIAL[:1])[2].keys() == names
@@ -318,11 +373,13 @@ def test_every_variant_keeps_the_contract(name):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"objective": "ppo"}, "objective must be clip, gspo or cispo, got 'ppo'"),
+        ({"objective": "ppo"}, "objective must be one of clip, .*, got 'ppo'"),
         ({"eps_clip": 0.0}, "eps_clip must be above 0"),
         ({"eps_clip_high": math.nan}, "eps_clip_high must be above 0"),
         ({"eps_clip_c": 1.0}, "eps_clip_c must be above 1"),
-        ({"eps_clip_c": 3.0, "objective": "cispo"}, "leave out eps_clip_c"),
+        ({"eps_clip_c": 3.0, "objective": "cispo"}, "cispo has no dual clip; leave out eps_clip_c"),
+        ({"eps_clip_c": 3.0, "objective": "sapo"}, "sapo has no dual clip"),
+        ({"sapo_tau": (1.0, 0.0), "objective": "sapo"}, "sapo_tau must be above 0"),
         ({"entropy_coef": math.inf}, "entropy_coef must be finite"),
         ({"opsm_delta": math.nan}, "opsm_delta must be finite"),
     ],

@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+from agentrl.envs.check.traces import Trace, present
+from agentrl.run.recording import memory_table
 from agentrl.run.stages import StageTime, Stopwatch, cpu_time, tree_cpu_time
 
+NAMED = "open('/proc/self/comm', 'wb').write(b'\\xff) 1'); print(flush=True); input()"
 BUSY = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
 
 
@@ -28,6 +32,18 @@ def test_the_time_of_a_stage_counts_processes_that_run_and_that_ended():
     assert (busy.steps, idle.steps) == (3, 1)
     assert 0.45 <= busy.cpu_s < 5.0
     assert idle.cpu_s < 0.3
+
+
+async def test_a_process_may_have_any_name(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", NAMED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        assert b"\xff" in Path(f"/proc/{process.pid}/comm").read_bytes()
+        assert 0.0 < tree_cpu_time(process.pid) < cpu_time()
+        assert any(row.split()[0] == str(process.pid) for row in memory_table())
+        assert Trace("process", "\N{REPLACEMENT CHARACTER}) 1") in present(tmp_path)
+    finally:
+        process.communicate(b"\n")
 
 
 def test_the_stages_of_an_earlier_attempt_are_added():

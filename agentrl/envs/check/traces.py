@@ -89,7 +89,7 @@ def _children() -> Iterator[str]:
 
 def _command(pid: str) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
     except OSError:
         return pid
 

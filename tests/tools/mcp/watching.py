@@ -69,7 +69,7 @@ async def until(condition) -> None:
 def alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and is not yet reaped does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 

@@ -66,7 +66,7 @@ def _below(top: int) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             except OSError:
                 continue
             if fields[0] != "Z":

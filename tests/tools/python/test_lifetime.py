@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -74,6 +75,7 @@ async def test_cancelling_at_any_moment_leaves_nothing():
     async with python() as tool:
         await tool.invoke({"code": "1"})
         idle = await at_rest()
+        gc.collect()  # descriptors of earlier tests
         before = len(os.listdir("/proc/self/fd"))
         for steps in range(24):
             running = asyncio.create_task(tool.invoke({"code": "print(1)"}))
@@ -82,7 +84,7 @@ async def test_cancelling_at_any_moment_leaves_nothing():
             running.cancel()
             await asyncio.wait([running])
         assert await gone(idle)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
         assert await tool.invoke({"code": "2"}) == "2"
 
 
@@ -258,7 +260,7 @@ async def test_when_its_host_is_killed_no_process_remains(number, forks):
 
 def _alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 

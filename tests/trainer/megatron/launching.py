@@ -128,7 +128,7 @@ def words_of(pid: int) -> list[bytes]:
 def alive(pid: int) -> bool:
     """Whether it runs; one that nobody has waited for does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
