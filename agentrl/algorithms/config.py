@@ -121,6 +121,8 @@ class AlgorithmConfig(Section):
     """What has equal weight: every token, sample or rollout, or every token divided by a constant; left out,
     token; gspo, gmpo and sapo sample, dr_grpo constant."""
 
+    ppo_epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over each rollout batch, which share the logprobs before its first update (count)."""
     eps_clip: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """How far below 1 the probability ratio may fall before its gradient is cut off (ratio; gmpo: log-ratio
     in nats; dppo: divergence); left out, 0.2; gspo 0.0003, gmpo 0.4, cispo 1: no bound, dppo 0.15, with kl

@@ -117,7 +117,7 @@ class TrainerFactory:
     def plan(self, source: ModelSource, loss: Loss) -> Plan:
         """The plan of the RL trainer's ranks."""
         config, algorithm = self.config, self.config.algorithm
-        steps = config.rollout.num_rollout * config.rollout.num_steps_per_rollout
+        steps = config.rollout.num_rollout * config.rollout.num_steps_per_rollout * algorithm.ppo_epochs
         critic = None
         if algorithm.advantage_estimator == "ppo":
             critic = Learning(ValueLoss(algorithm.value_clip or None), _critic_settings(config), steps)

@@ -77,7 +77,7 @@ def _gspo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
 
 def _pessimistic(ratio_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     advantages_N = promoted(inputs.advantages_N)
-    bounded_N = _bounded(ratio_N, bounds)
+    bounded_N = _clipped(ratio_N, bounds)
     plain_N, pessimistic_N = -advantages_N * ratio_N, -advantages_N * bounded_N
     term_N, dual_N = torch.maximum(plain_N, pessimistic_N), _none(ratio_N)
     if bounds.dual is not None:
@@ -96,7 +96,7 @@ def _gmpo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
 
 def _cispo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     ratio_N = capped_exp(logp_N - inputs.proximal_logp_N).detach()
-    weight_N = _bounded(ratio_N, bounds)
+    weight_N = _clipped(ratio_N, bounds)
     return Surrogate(-weight_N * promoted(inputs.advantages_N) * logp_N, weight_N != ratio_N, _none(ratio_N))
 
 
@@ -145,7 +145,7 @@ def _of_sequence(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
     return capped_exp(mean_N + (log_ratio_N - log_ratio_N.detach()))
 
 
-def _bounded(ratio_N: Tensor, bounds: Bounds) -> Tensor:
+def _clipped(ratio_N: Tensor, bounds: Bounds) -> Tensor:
     return torch.clamp(ratio_N, 1.0 - bounds.low, 1.0 + bounds.high)
 
 

@@ -146,7 +146,7 @@ def _run_facts(config: RunConfig, folder: RunFolder) -> dict[str, JSON]:
         "iterations": rollout.num_rollout,
         "prompts_per_iteration": rollout.prompts,
         "episodes_per_prompt": rollout.n_samples_per_prompt,
-        "optimizer_steps_per_iteration": rollout.num_steps_per_rollout,
+        "optimizer_steps_per_iteration": rollout.num_steps_per_rollout * config.algorithm.ppo_epochs,
         "warm_start_steps": config.warm_start.warm_start_steps,
         "algorithm": config.algorithm.advantage_estimator,
         "trainer": config.trainer.trainer,

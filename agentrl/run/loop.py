@@ -131,7 +131,8 @@ class Publishing(NamedTuple):
 class Loop:
     """The parts that an iteration uses.
 
-    in_progress: the current batch; empty between two iterations. watch: warns of a correction without effect.
+    num_steps, num_epochs: most optimizer steps of a pass over a batch, and passes. in_progress: the current
+    batch; empty between two iterations. watch: warns of a correction without effect.
     laws: every trajectory is checked by them before it is scored or trained on. removed: the filter that
     takes rollouts out of the loss; None = there is none.
     sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
@@ -144,6 +145,7 @@ class Loop:
     algorithm: Algorithm
     sink: WeightSink | None
     num_steps: int
+    num_epochs: int = 1
     watch: CorrectionWatch = field(default_factory=CorrectionWatch)
     laws: TokenLaws = field(default_factory=TokenLaws)
     clock: Callable[[], float] = time.perf_counter
@@ -180,7 +182,8 @@ class Loop:
                 scored = self.clock()
                 credited = self._credited(batch, scores)
                 advantages = self.in_progress.advantages = credited.advantages
-                reports = [await self._update(optimizer_step) for optimizer_step in credited.steps]
+                epochs = [credited.steps] * self.num_epochs
+                reports = [await self._update(one) for steps in epochs for one in steps]
                 updated = self.clock()
             published = await self._publish(step)
         version = published.version if published else self.producer.version

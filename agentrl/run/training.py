@@ -208,6 +208,7 @@ class TrainingRun:
             algorithm=self.algorithm,
             sink=self.sink,
             num_steps=config.rollout.num_steps_per_rollout,
+            num_epochs=config.algorithm.ppo_epochs,
             watch=CorrectionWatch(config.algorithm.watched_correction),
             laws=TokenLaws(progress.source.vocab_size),
             removed=self.filters.removed,

@@ -158,7 +158,7 @@ def naive_advantages(name, drawn: Batch):
             ]
         elif plain_name == "opo":
             lengths = [len(written.get((e.id, "agent"), ())) for e in siblings.episodes]
-            weighted = sum(n * r for n, r in zip(lengths, totals, strict=True)) / sum(lengths)
+            weighted = sum(n * r for n, r in zip(lengths, totals, strict=True)) / max(sum(lengths), 1)
             is_alike = len(set(totals)) == 1
             advantages += [(0.0 if is_alike else totals[i] - weighted) - k for k in penalties]
         else:
@@ -187,6 +187,7 @@ ADVERSARIAL = batch(
         EpisodeSpec([0], 0.0),
         EpisodeSpec([2, 2, 2], 0.0, [1.0, -2.0]),
     ],
+    [EpisodeSpec([1], 0.5), EpisodeSpec([2, 1], 0.5)],
 )
 
 

@@ -162,7 +162,7 @@ SETTINGS = [
     {**CRITIC, "gate_statistic": "k2", "gate_over": "token"},
     {**CRITIC, "gate_statistic": "k3", "gate_upper": 0.3},
     {**CRITIC, "gate_statistic": "k3", "gate_over": "token"},
-    {**CRITIC, "gate_statistic": "k3", "gate_over": "max", "gate_upper": 1.0},
+    {**CRITIC, "gate_statistic": "k3", "gate_over": "max", "gate_upper": 2.5},
     {**CRITIC, "gate_statistic": "k3", "gate_upper": 0.3, "use_tis": True},
     {**CRITIC, "use_icepop": True},
     {**CRITIC, "use_icepop": True, "icepop_low": 0.9},

@@ -67,6 +67,7 @@ ALGORITHM = {
     "lambd": of_estimator(0.9),
     "normalize_advantages": Setting(True),
     "loss_weighting": Setting("sample"),
+    "ppo_epochs": Setting(2),
     "eps_clip": Setting(0.1, {}, (LOSS, OURS)),
     "eps_clip_high": Setting(0.3, {}, (LOSS, OURS)),
     "eps_clip_c": Setting(3.0, {}, (LOSS, OURS)),
@@ -165,7 +166,7 @@ def observed(config: RunConfig, source: ModelSource, folder) -> object:
     return (
         *(repr(algorithm.estimator), repr(algorithm.weights), repr(algorithm.loss), algorithm.roles, idle),
         plan.critic and (plan.critic_warmup, repr(plan.critic.loss), plan.critic.config),
-        plan.models,
+        (plan.models, plan.policy.total_steps),
     )
 
 

@@ -49,6 +49,8 @@ CRITIC = {
     "use_kl_loss": True,
     "kl_loss_coef": 0.1,
     "use_tis": True,
+    "self_normalize_correction": True,
+    "gate_statistic": "k3",
     "max_staleness": 1,
     "mask_offpolicy_in_partial_rollout": True,
     "dynamic_sampling_filter_path": "tests.flow.worlds:drop_even_seeds",

@@ -47,6 +47,7 @@ def run_of(config, num_steps, batches=(GROUPS,)):
         algorithm=algorithm,
         sink=object(),
         num_steps=num_steps,
+        num_epochs=config.ppo_epochs,
     )
 
 
@@ -144,12 +145,14 @@ def of_step(members, table, old, kind, eps, removed=()):
     return gradient
 
 
-def naive_gradients(name, kind, num_steps, *, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)):
+def naive_gradients(
+    name, kind, num_steps, *, epochs=1, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)
+):
     table, old = POLICY.copy(), POLICY.copy()
     by_episode = advantages(name, GROUPS, gamma, lambd, whitened)
     everyone = list(zip(episodes(GROUPS), by_episode, strict=True))
     gradients = []
-    for step in STEPS[num_steps]:
+    for step in STEPS[num_steps] * epochs:
         members = [(member, credit) for member, credit in everyone if member[0] in step]
         gradients.append(of_step(members, table, old, kind, eps))
         table = table - STEP_SIZE * gradients[-1]
@@ -169,6 +172,7 @@ CASES = {
     ),
     "reinforce_plus_plus": ("reinforce_plus_plus", "token", {"gamma": 0.9}, {"gamma": 0.9, "whitened": True}),
     "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", "token", {}, {"whitened": True}),
+    "grpo in epochs": ("grpo", "token", {"ppo_epochs": 3}, {"epochs": 3}),
     "ppo": ("ppo", "token", {"gamma": 0.9, "lambd": 0.8}, {"gamma": 0.9, "lambd": 0.8, "whitened": True}),
 }
 
@@ -191,8 +195,8 @@ async def test_the_oracle_clips_and_tells_the_cases_apart():
     wide = naive_gradients("grpo", "token", 3, eps=(0.99, 99.0))
     narrow = naive_gradients("grpo", "token", 3, eps=(1e-3, 1e-3))
     assert not np.allclose(wide[-1], narrow[-1])
-    firsts = [naive_gradients(n, kind, 2, **options)[0] for n, kind, _, options in CASES.values()]
-    assert not any(np.allclose(a, b, rtol=1e-3, atol=1e-6) for i, a in enumerate(firsts) for b in firsts[:i])
+    lasts = [naive_gradients(n, kind, 2, **options)[-1] for n, kind, _, options in CASES.values()]
+    assert not any(np.allclose(a, b, rtol=1e-3, atol=1e-6) for i, a in enumerate(lasts) for b in lasts[:i])
 
 
 NEARLY_NOTHING = {
