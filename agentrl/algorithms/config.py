@@ -38,11 +38,15 @@ _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
     "grpo_std_normalization": ("grpo", "grpo_passk", "gspo", "gmpo", "cispo", "sapo", "dppo"),
     **dict.fromkeys(("sapo_tau_positive", "sapo_tau_negative"), ("sapo",)),
     "dppo_divergence": ("dppo",),
+    "gdpo_weights": ("gdpo",),
     "discount_per": _DISCOUNTING,
     **dict.fromkeys(("lambd", "value_clip", "critic_lr", "num_critic_only_steps"), ("ppo",)),
 }
 """Keys that apply to some estimators only."""
-_OF_OUR_ESTIMATORS = ("grpo_std_normalization", "credit_level", "gamma", "discount_per", "lambd", "kl_coef")
+_OF_OUR_ESTIMATORS = (
+    *("grpo_std_normalization", "credit_level", "gamma", "discount_per", "lambd", "kl_coef"),
+    "gdpo_weights",
+)
 _OF_OUR_OBJECTIVES = ("sapo_tau_positive", "sapo_tau_negative", "dppo_divergence")
 _OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl")
 _OF_OUR_LOSS = (
@@ -78,6 +82,46 @@ class DppoConfig(Section):
     other (dppo)."""
 
 
+class GdpoConfig(Section):
+    """Several rewards, each of which is normalised by itself."""
+
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each reward by its name, such as {env = 1.0, brevity = 0.2}; left out, each reward counts 1
+    (gdpo; a table; as a flag: JSON)."""
+
+
+class ShapingConfig(Section):
+    """What an estimator compares in place of scores; those that are journalled and logged do not change."""
+
+    scale: float = 1.0
+    """Factor of the score (reward)."""
+    low: float | None = None
+    """Least score that is compared (reward); left out, any."""
+    high: float | None = None
+    """Largest score that is compared (reward); left out, any."""
+    turn_penalty: NotNegative = 0.0
+    """Penalty for each turn (reward)."""
+    overlong_len: Annotated[int, Field(ge=0)] | None = None
+    """Sampled tokens of an episode without a penalty (tokens); left out, any number."""
+    overlong_buffer_len: Annotated[int, Field(ge=1)] = 256
+    """Further tokens over which the penalty grows to its full size (shaping_overlong_len; tokens)."""
+    overlong_penalty: NotNegative = 1.0
+    """Its full size (shaping_overlong_len; reward)."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything changes a score."""
+        return self != ShapingConfig()
+
+    @model_validator(mode="after")
+    def _bounds(self) -> ShapingConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(
+                f"shaping_low ({self.low:g}) must be below shaping_high ({self.high:g}); change one."
+            )
+        return self
+
+
 class AlgorithmConfig(Section):
     """How rewards become advantages, and advantages a loss."""
 
@@ -103,6 +147,8 @@ class AlgorithmConfig(Section):
     custom_loss_function_path: ImportPath | None = None
     """A loss of your own in place of the policy loss (package.module:name)."""
 
+    gdpo: GdpoConfig = GdpoConfig()
+    shaping: ShapingConfig = ShapingConfig()
     grpo_std_normalization: bool = True
     """Divide a group's advantages by the standard deviation of its rewards (grpo, grpo_passk, gspo, gmpo,
     cispo, sapo, dppo)."""
@@ -276,6 +322,9 @@ class AlgorithmConfig(Section):
             yield from dict.fromkeys(_OF_KL_LOSS, "without use_kl_loss; add it").items()
         if not self.has_reference:
             yield "ref_load", "without use_kl_loss or kl_coef; add one"
+        if self.shaping.overlong_len is None:
+            for name in ("shaping_overlong_buffer_len", "shaping_overlong_penalty"):
+                yield name, "without shaping_overlong_len; add it"
         if not self.use_opd:
             yield "opd_kl_coef", "without use_opd; add it"
         if self.custom_loss_function_path is not None:

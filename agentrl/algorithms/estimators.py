@@ -1,6 +1,7 @@
 """Advantage estimators: each an `AdvantageEstimator` over the complete rollout batch.
 
     GroupRelative             GRPO, Dr. GRPO, RLOO, MaxRL, GPG, pass@k: one advantage for a whole episode
+    RewardDecoupled           GDPO: each of several rewards against its own siblings
     LengthWeighted            OPO: the same, with a mean in which long episodes count for more
     TurnRelative              the same, turn by turn
     ReinforcePlusPlus         returns of each token
@@ -29,7 +30,7 @@ from agentrl.algorithms.rewards import KlPenalty, token_rewards
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores, verdicts_of
 from agentrl.algorithms.turns import returns_to_go, turn_advantages
 from agentrl.algorithms.whitening import whiten
-from agentrl.types import Group, Rollout, RolloutId
+from agentrl.types import Group, Rollout, RolloutId, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,58 @@ class LengthWeighted:
             baseline = 0.0 if is_alike else float(np.average(list(rewards.values()), weights=shares))
             outcomes |= {id: 0.0 if is_alike else reward - baseline for id, reward in rewards.items()}
         return _penalised(tokens.spread(outcomes), self.kl, tokens, scores)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardDecoupled:
+    """Each of several rewards against that of the siblings; then their sum against all rollouts of the batch.
+
+    With r the parts of a verdict, and standard deviations of a sample, over the group in the first line and
+    over the batch in the second:
+
+        s = sum over parts k of weight_k x (r_k - mean of r_k) / (std of r_k + 1e-6)
+        advantage = (s - mean of s) / (std of s + 1e-6)
+
+    weights: by the name of a part (`Verdict.parts`); a part that is not named does not count, and one that a
+    verdict lacks is 0. None: every part counts 1, except those inside another (`env/NAME`). The total of a
+    verdict without parts is its only one.
+    Source: https://arxiv.org/abs/2601.05242 (GDPO).
+    """
+
+    weights: Mapping[str, float] | None = None
+    kl: KlPenalty | None = None
+
+    def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
+        """Advantages of `tokens`, whose rollouts are all in `groups`.
+
+        Raises:
+            ValueError: a sample's episode is in no group, a part is not finite, no verdict has a part of the
+                names in `weights`, or scores are missing.
+        """
+        sums: dict[RolloutId, float] = {}
+        weights = self._weights(groups)
+        for siblings in siblings_of(groups):
+            sums_G = np.zeros(len(siblings))
+            for name, weight in weights.items():
+                sums_G += weight * grpo([_parts(verdict).get(name, 0.0) for _, verdict in siblings])
+            sums |= zip((verdict.rollout_id for _, verdict in siblings), sums_G.tolist(), strict=True)
+        whitened = grpo(list(sums.values())).tolist()
+        return _penalised(tokens.spread(dict(zip(sums, whitened, strict=True))), self.kl, tokens, scores)
+
+    def _weights(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        verdicts = [verdict for siblings in siblings_of(groups) for _, verdict in siblings]
+        present = sorted({name for verdict in verdicts for name in _parts(verdict)})
+        weights = self.weights or {name: 1.0 for name in present if "/" not in name}
+        if present and not weights.keys() & set(present):
+            raise ValueError(
+                f"no verdict has a reward of the names in gdpo_weights ({', '.join(weights)}); name some of "
+                f"{', '.join(present)}"
+            )
+        return weights
+
+
+def _parts(verdict: Verdict) -> Mapping[str, float]:
+    return verdict.parts or {"total": verdict.total}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple, cast
@@ -17,11 +18,13 @@ from agentrl.algorithms.estimators import (
     GroupRelative,
     LengthWeighted,
     ReinforcePlusPlus,
+    RewardDecoupled,
     TurnRelative,
 )
 from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.gates import Gate, InStages
 from agentrl.algorithms.rewards import KlPenalty
+from agentrl.algorithms.shaping import Shaped, Shaping
 from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
 from agentrl.assembly.functions import checked, function_at
 from agentrl.losses import KlTerm, Loss, PolicyLoss, check_loss
@@ -84,8 +87,9 @@ def build_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
         ConfigError: a custom estimator cannot be imported, or violates its contract.
     """
     path = config.custom_advantage_function_path
+    estimator = _builtin_estimator(config) if path is None else _custom_estimator(path)
     return Adjusted(
-        _builtin_estimator(config) if path is None else _custom_estimator(path),
+        Shaped(estimator, _shaping(config)) if config.shaping.is_set else estimator,
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
         normalize_advantages=config.recipe.normalize,
         correction=_correction(config),
@@ -134,13 +138,15 @@ def policy_term_only(config: AlgorithmConfig) -> bool:
 def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
     """Whether a group has no gradient: if only siblings are compared, and their rewards are equal.
 
-    With whitening, a critic, a teacher or a penalty in the reward, advantages differ from 0 at equal rewards.
+    With whitening, a critic, a teacher, several rewards, shaping or a penalty in the reward, advantages
+    differ from 0 at equal rewards.
     """
     only_compares = (
         config.recipe.compares
         and config.credit_level == "episode"
         and config.custom_advantage_function_path is None
-        and not (config.recipe.normalize or config.kl_coef or config.use_opd)
+        and config.advantage_estimator != "gdpo"
+        and not (config.recipe.normalize or config.kl_coef or config.use_opd or config.shaping.is_set)
     )
     return _without_signal if only_compares and policy_term_only(config) else _never
 
@@ -157,6 +163,20 @@ def _custom_loss(path: str) -> Loss:
     return checked(path, cast(Loss, function_at("loss", path)), check_loss)
 
 
+def _shaping(config: AlgorithmConfig) -> Shaping:
+    shaping = config.shaping
+    low, high = shaping.low, shaping.high
+    return Shaping(
+        shaping.scale,
+        -math.inf if low is None else low,
+        math.inf if high is None else high,
+        shaping.turn_penalty,
+        shaping.overlong_len,
+        shaping.overlong_buffer_len,
+        shaping.overlong_penalty,
+    )
+
+
 def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
     kl = KlPenalty(config.kl_coef) if config.kl_coef else None
     normalized = partial(grpo, std_normalization=config.grpo_std_normalization)
@@ -167,6 +187,8 @@ def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
             return ReinforcePlusPlus(gamma=config.gamma, discount=config.discount_per, kl=kl)
         case "opo":
             return LengthWeighted(kl=kl)
+        case "gdpo":
+            return RewardDecoupled(config.gdpo.weights or None, kl=kl)
     if config.credit_level == "turn":
         return TurnRelative(gamma=config.gamma, kl=kl)
     baselines: dict[str, Baseline] = {

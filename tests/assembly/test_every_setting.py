@@ -53,6 +53,7 @@ def of_correction(name, value, **under):
 OURS = "with custom_loss_function_path; drop that"
 LOSS = {"custom_loss_function_path": "my_parts:loss"}
 ESTIMATOR = {"custom_advantage_function_path": "my_parts:estimator"}
+OVERLONG = ({}, "without shaping_overlong_len; add it")
 KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1}
 ALGORITHM = {
     "advantage_estimator": Setting("rloo"),
@@ -68,6 +69,14 @@ ALGORITHM = {
     "normalize_advantages": Setting(True),
     "loss_weighting": Setting("sample"),
     "ppo_epochs": Setting(2),
+    "gdpo_weights": of_estimator({"env": 1.0}, "gdpo"),
+    "shaping_scale": Setting(2.0),
+    "shaping_low": Setting(-1.0),
+    "shaping_high": Setting(1.0),
+    "shaping_turn_penalty": Setting(0.1),
+    "shaping_overlong_len": Setting(8),
+    "shaping_overlong_buffer_len": Setting(4, {"shaping_overlong_len": 8}, OVERLONG),
+    "shaping_overlong_penalty": Setting(0.5, {"shaping_overlong_len": 8}, OVERLONG),
     "eps_clip": Setting(0.1, {}, (LOSS, OURS)),
     "eps_clip_high": Setting(0.3, {}, (LOSS, OURS)),
     "eps_clip_c": Setting(3.0, {}, (LOSS, OURS)),

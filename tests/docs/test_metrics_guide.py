@@ -51,6 +51,7 @@ CRITIC = {
     "use_tis": True,
     "self_normalize_correction": True,
     "gate_statistic": "k3",
+    "shaping_turn_penalty": 0.01,
     "max_staleness": 1,
     "mask_offpolicy_in_partial_rollout": True,
     "dynamic_sampling_filter_path": "tests.flow.worlds:drop_even_seeds",
