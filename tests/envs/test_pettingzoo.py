@@ -98,6 +98,7 @@ async def test_a_game_is_rewarded_once_at_its_end_with_its_scaled_return():
     assert [message.text for message in first][1] == "O 3 6\n1 4 7\n2 5 8"
 
 
+@pytest.mark.full
 def test_exact_scores_are_those_of_the_literature_and_the_expert_passes_the_check():
     """Random play: the first wins .5849 of all games, the second .2881, .1270 are drawn."""
     env = make("TicTacToe-v0")

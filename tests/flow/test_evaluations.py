@@ -95,7 +95,8 @@ def test_an_engine_of_its_own_scores_one_version_and_what_was_due_is_counted(tmp
     assert all(row["perf/eval_delay"] >= 0 for row in between)
 
 
-@pytest.mark.parametrize("engine", [pytest.param("shared", marks=pytest.mark.full), "own"])
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["shared", "own"])
 def test_an_evaluation_that_was_pending_is_repeated_once(tmp_path, monkeypatch, capsys, engine):
     """A signal arrives while the one after iteration 2 is held up for good."""
     monkeypatch.setattr(Struck, "strike", lambda self: hang(signal.SIGTERM))

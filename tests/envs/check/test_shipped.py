@@ -13,6 +13,8 @@ EXPENSIVE = {
     *("AgentDojoBanking-v0", "AgentDojoTravel-v0", "AgentDojoWorkspace-v0"),
     *("AgentDojoSlack-v0", "TicTacToe-v0"),
     *("ReTool-v0", "Sokoban-v0", "Sql-v0", "Terminal-v0", "Wordle-v0"),
+    # The quick tests of games between agents check these.
+    *("RockPaperScissors-v0", "SolverCritic-v0"),
 }
 """Ids whose check takes longer than a few seconds."""
 QUICK = {"ReasoningGym-gcd-v0", "BabyAI-GoToObj-v0", "TextArena-GuessTheNumber-v0"}
