@@ -25,7 +25,8 @@ from agentrl.assembly.rollout import producer_settings, staleness_policy
 from agentrl.config import leaves
 from agentrl.errors import AgentRLError
 from agentrl.rollout.config import RolloutConfig
-from tests.assembly.test_every_setting import ALGORITHM, INACTIVE, REFUSED_ANYWAY
+from tests.assembly.algorithm_settings import ALGORITHM
+from tests.assembly.test_every_setting import INACTIVE, REFUSED_ANYWAY
 from tests.flow.runs import SHAPE, journal_of, metrics_of
 from tests.flow.worlds import Shaky
 

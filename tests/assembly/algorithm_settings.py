@@ -1,0 +1,114 @@
+"""Every setting of the algorithm: where it acts, where it is refused, and what other words stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """Where a setting acts: `value` beside `under`, which alone it does nothing without.
+
+    refused: what it is refused under, and what the sentence says of it; None: it acts wherever it is set.
+    """
+
+    value: object
+    under: Mapping[str, object] = MappingProxyType({})
+    refused: tuple[dict[str, object], str] | None = None
+
+
+def of_estimator(value, name="ppo", **under):
+    return Setting(value, {"advantage_estimator": name, **under}, ({}, "without advantage_estimator = "))
+
+
+def of_correction(name, value, **under):
+    return Setting(value, {"correction": name, **under}, ({"correction": "none"}, f"without use_{name} "))
+
+
+OURS = "with custom_loss_function_path; drop that"
+LOSS = {"custom_loss_function_path": "my_parts:loss"}
+ESTIMATOR = {"custom_advantage_function_path": "my_parts:estimator"}
+OVERLONG = ({}, "without shaping_overlong_len; add it")
+KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1}
+ALGORITHM = {
+    "advantage_estimator": Setting("rloo"),
+    "custom_advantage_function_path": Setting("my_parts:estimator"),
+    "custom_loss_function_path": Setting("my_parts:loss"),
+    "grpo_std_normalization": Setting(
+        False, {}, ({"advantage_estimator": "rloo", "grpo_std_normalization": True}, "choose it")
+    ),
+    "credit_level": Setting("turn", {"advantage_estimator": "rloo"}, ({}, "compares a turn")),
+    "gamma": Setting(0.9, {"advantage_estimator": "ppo"}, ({}, "without ppo or reinforce_plus_plus")),
+    "discount_per": of_estimator("turn", gamma=0.9),
+    "lambd": of_estimator(0.9),
+    "normalize_advantages": Setting(True),
+    "loss_weighting": Setting("sample"),
+    "ppo_epochs": Setting(2),
+    "gdpo_weights": of_estimator({"env": 1.0}, "gdpo"),
+    "shaping_scale": Setting(2.0),
+    "shaping_low": Setting(-1.0),
+    "shaping_high": Setting(1.0),
+    "shaping_turn_penalty": Setting(0.1),
+    "shaping_overlong_len": Setting(8),
+    "shaping_overlong_buffer_len": Setting(4, {"shaping_overlong_len": 8}, OVERLONG),
+    "shaping_overlong_penalty": Setting(0.5, {"shaping_overlong_len": 8}, OVERLONG),
+    "eps_clip": Setting(0.1, {}, (LOSS, OURS)),
+    "eps_clip_high": Setting(0.3, {}, (LOSS, OURS)),
+    "eps_clip_c": Setting(3.0, {}, (LOSS, OURS)),
+    "sapo_tau_positive": of_estimator(2.0, "sapo"),
+    "sapo_tau_negative": of_estimator(2.0, "sapo"),
+    "dppo_divergence": of_estimator("kl", "dppo"),
+    "value_clip": of_estimator(0.5),
+    "entropy_coef": Setting(0.01, {}, (LOSS, OURS)),
+    "kl_coef": Setting(0.1, {}, (ESTIMATOR, "with custom_advantage_function_path; drop that")),
+    "use_kl_loss": Setting(True),
+    "kl_loss_coef": Setting(0.1, {"use_kl_loss": True}, ({}, "without use_kl_loss; add it")),
+    "kl_loss_type": Setting("k2", KL_LOSS, ({"kl_coef": 0.1}, "without use_kl_loss; add it")),
+    "use_unbiased_kl": Setting(True, KL_LOSS, ({}, "without use_kl_loss; add it")),
+    "ref_load": Setting("nowhere", KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
+    "use_opd": Setting(True, {"opd_teacher_load": "nowhere"}, ({}, "go together")),
+    "opd_kl_coef": Setting(
+        0.5, {"use_opd": True, "opd_teacher_load": "nowhere"}, ({}, "without use_opd; add it")
+    ),
+    "opd_teacher_load": Setting("nowhere", {"use_opd": True}, ({}, "go together")),
+    "use_rollout_logprobs": Setting(False),
+    "correction": Setting("tis"),
+    "self_normalize_correction": Setting(
+        True, {"correction": "tis"}, ({"correction": "opsm"}, "without correction = ")
+    ),
+    "gate_statistic": Setting("k3"),
+    "gate_over": Setting("max", {"gate_statistic": "k2"}, ({}, "without gate_statistic; choose one")),
+    "gate_lower": Setting(
+        -1.0, {"gate_statistic": "k1"}, ({"gate_statistic": "k3"}, "without gate_statistic = k1")
+    ),
+    "gate_upper": Setting(0.5, {"gate_statistic": "k2"}, ({}, "without gate_statistic; choose one")),
+    "tis_clip": of_correction("tis", 3.0),
+    "tis_clip_low": of_correction("tis", 0.5),
+    "mis_level": of_correction("mis", "sequence"),
+    "mis_mode": of_correction("mis", "clip"),
+    "mis_lower": Setting(
+        0.9, {"correction": "mis"}, ({"correction": "mis", "mis_mode": "truncate"}, "without mis_mode")
+    ),
+    "mis_upper": of_correction("mis", 1.1),
+    "mis_veto": of_correction("mis", 1e-4),
+    "icepop_low": of_correction("icepop", 0.4),
+    "icepop_high": of_correction("icepop", 4.0),
+    "opsm_delta": of_correction("opsm", 0.1),
+    "critic_lr": of_estimator(1e-2),
+    "num_critic_only_steps": of_estimator(3),
+}
+# They act where tokens are older than the weights: see INACTIVE, and tests/run/test_older_tokens.py.
+OF_STALENESS = ("accept_bias", "mask_offpolicy_in_partial_rollout")
+# Each is the same as other settings.
+SPELLED = {
+    "use_tis": (True, {"correction": "tis"}),
+    "use_mis": (True, {"correction": "mis"}),
+    "use_icepop": (True, {"correction": "icepop"}),
+    "use_opsm": (True, {"correction": "opsm"}),
+    "tis_threshold": (3.0, {"tis_clip": 3.0}),
+    "i_accept_bias": (True, {"accept_bias": True}),
+    "use_critic": (True, {"advantage_estimator": "ppo"}),
+    "calculate_per_token_loss": (True, {"loss_weighting": "token"}),
+    "disable_grpo_std_normalization": (True, {"grpo_std_normalization": False}),
+}
