@@ -35,7 +35,7 @@ _COMPARING = ("tis", "mis", "icepop")
 _DISCOUNTING = ("ppo", "reinforce_plus_plus")
 _WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
-    "grpo_std_normalization": ("grpo", "grpo_passk", "gspo", "gmpo", "cispo", "sapo", "dppo"),
+    "scale_rewards": ("grpo", "grpo_passk", "gspo", "gmpo", "cispo", "sapo", "dppo"),
     **dict.fromkeys(("sapo_tau_positive", "sapo_tau_negative"), ("sapo",)),
     "dppo_divergence": ("dppo",),
     "gdpo_weights": ("gdpo",),
@@ -44,7 +44,7 @@ _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
 }
 """Keys that apply to some estimators only."""
 _OF_OUR_ESTIMATORS = (
-    *("grpo_std_normalization", "credit_level", "gamma", "discount_per", "lambd", "kl_coef"),
+    *("scale_rewards", "credit_level", "gamma", "discount_per", "lambd", "kl_coef"),
     "gdpo_weights",
 )
 _OF_OUR_OBJECTIVES = ("sapo_tau_positive", "sapo_tau_negative", "dppo_divergence")
@@ -134,8 +134,13 @@ class AlgorithmConfig(Section):
             "Same as loss_weighting = token; off: sample.",
             lambda on, _: {"loss_weighting": "token" if on else "sample"},
         ),
+        "grpo_std_normalization": Spelling(
+            "Same as scale_rewards = group; off: none.",
+            lambda on, _: {"scale_rewards": "group" if on else "none"},
+        ),
         "disable_grpo_std_normalization": Spelling(
-            "Same as grpo_std_normalization, off.", lambda off, _: {"grpo_std_normalization": not off}
+            "Same as scale_rewards = none; off: group.",
+            lambda off, _: {"scale_rewards": "none" if off else "group"},
         ),
     }
 
@@ -149,9 +154,9 @@ class AlgorithmConfig(Section):
 
     gdpo: GdpoConfig = GdpoConfig()
     shaping: ShapingConfig = ShapingConfig()
-    grpo_std_normalization: bool = True
-    """Divide a group's advantages by the standard deviation of its rewards (grpo, grpo_passk, gspo, gmpo,
-    cispo, sapo, dppo)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Whose standard deviation of rewards advantages are divided by: that of the group, of the whole batch,
+    or none (grpo, grpo_passk, gspo, gmpo, cispo, sapo, dppo)."""
     credit_level: Literal["episode", "turn"] = "episode"
     """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
     gamma: Share = 1.0
@@ -310,7 +315,7 @@ class AlgorithmConfig(Section):
         if self.advantage_estimator not in _DISCOUNTING and not by_turns:
             yield "gamma", f"without {' or '.join(_DISCOUNTING)}, or credit_level = turn; choose one"
         if by_turns:
-            yield "grpo_std_normalization", "with credit_level = turn; drop that"
+            yield "scale_rewards", "with credit_level = turn; drop that"
         if self.custom_advantage_function_path is not None:
             yield from dict.fromkeys(
                 _OF_OUR_ESTIMATORS, "with custom_advantage_function_path; drop that"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -41,13 +42,15 @@ class GroupRelative:
     samples has the same weight as its siblings, and one that was left out of the samples still counts.
     Sources: in `agentrl.algorithms.baselines`.
 
-    rescaled: advantages are multiplied by all rollouts / those whose siblings' rewards differ, as if only the
-        latter had been played: https://arxiv.org/abs/2504.02546 (GPG).
+    scale: what is done to the baseline's advantages. signal: multiply by all rollouts / those whose siblings'
+        rewards differ, as if only the latter had been played: https://arxiv.org/abs/2504.02546 (GPG). batch:
+        divide by 1e-6 + the standard deviation (of a sample) of all rewards of the batch:
+        https://arxiv.org/abs/2508.08221.
     """
 
     baseline: Baseline = grpo
     kl: KlPenalty | None = None
-    rescaled: bool = False
+    scale: Literal["signal", "batch"] | None = None
 
     def __call__(self, groups: Sequence[Group], tokens: Tokens, scores: TokenScores) -> Advantages:
         """Advantages of `tokens`, whose rollouts are all in `groups`.
@@ -56,14 +59,21 @@ class GroupRelative:
             ValueError: a sample's episode is in no group, a reward is not finite, or scores are missing.
         """
         outcomes: dict[RolloutId, float] = {}
-        num_different = 0
+        rewards: list[list[float]] = []
         for siblings in siblings_of(groups):
-            rewards_G = [verdict.total for _, verdict in siblings]
+            rewards.append([verdict.total for _, verdict in siblings])
             ids = (verdict.rollout_id for _, verdict in siblings)
-            outcomes |= zip(ids, self.baseline(rewards_G).tolist(), strict=True)
-            num_different += len(siblings) * (len(set(rewards_G)) > 1)
-        scale = len(outcomes) / num_different if self.rescaled and num_different else 1.0
-        return _penalised(scale * tokens.spread(outcomes), self.kl, tokens, scores)
+            outcomes |= zip(ids, self.baseline(rewards[-1]).tolist(), strict=True)
+        return _penalised(self._factor(rewards) * tokens.spread(outcomes), self.kl, tokens, scores)
+
+    def _factor(self, rewards: Sequence[Sequence[float]]) -> float:
+        everyone = [reward for rewards_G in rewards for reward in rewards_G]
+        with_signal = sum(len(rewards_G) for rewards_G in rewards if len(set(rewards_G)) > 1)
+        if self.scale is None or not with_signal:
+            return 1.0
+        if self.scale == "signal":
+            return len(everyone) / with_signal
+        return 1.0 / (float(np.std(everyone, ddof=1)) + 1e-6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,8 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
 
 def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
     kl = KlPenalty(config.kl_coef) if config.kl_coef else None
-    normalized = partial(grpo, std_normalization=config.grpo_std_normalization)
+    by_group = config.scale_rewards == "group"
+    normalized = partial(grpo, std_normalization=by_group)
     match config.advantage_estimator:
         case "ppo":
             return Gae(gamma=config.gamma, lambd=config.lambd, discount=config.discount_per, kl=kl)
@@ -193,7 +194,7 @@ def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
         return TurnRelative(gamma=config.gamma, kl=kl)
     baselines: dict[str, Baseline] = {
         **dict.fromkeys(("grpo", "gspo", "gmpo", "cispo", "sapo", "dppo"), normalized),
-        "grpo_passk": partial(grpo_passk, std_normalization=config.grpo_std_normalization),
+        "grpo_passk": partial(grpo_passk, std_normalization=by_group),
         "dr_grpo": dr_grpo,
         "gpg": dr_grpo,
         # Whitened, by its recipe.
@@ -201,8 +202,10 @@ def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
         "rloo": rloo,
         "maxrl": maxrl,
     }
-    name = config.advantage_estimator
-    return GroupRelative(baselines[name], kl=kl, rescaled=name == "gpg")
+    scale: Literal["signal", "batch"] | None = "batch" if config.scale_rewards == "batch" else None
+    if config.advantage_estimator == "gpg":
+        scale = "signal"
+    return GroupRelative(baselines[config.advantage_estimator], kl=kl, scale=scale)
 
 
 def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:

@@ -40,7 +40,8 @@ ESTIMATORS = {
     "rloo": GroupRelative(rloo),
     "maxrl": GroupRelative(maxrl),
     "grpo_passk": GroupRelative(grpo_passk),
-    "gpg": GroupRelative(dr_grpo, rescaled=True),
+    "gpg": GroupRelative(dr_grpo, scale="signal"),
+    "batch": GroupRelative(dr_grpo, scale="batch"),
     "opo": LengthWeighted(),
     "turns": TurnRelative(),
     "discounted turns": TurnRelative(0.5),
@@ -163,6 +164,10 @@ def naive_advantages(name, drawn: Batch):
             advantages += [(0.0 if is_alike else totals[i] - weighted) - k for k in penalties]
         else:
             advantages += [outcome(plain_name, totals[i], totals) - k for k in penalties]
+    if plain_name == "batch":
+        everyone = [v.total for g in drawn.groups for v in g.verdicts]
+        spread = stdev(everyone) + 1e-6 if len(set(everyone)) > 1 else 1.0
+        advantages = [(a + k) / spread - k for a, k in zip(advantages, gone, strict=True)]
     if plain_name == "gpg":
         different = [g for g in drawn.groups if len({v.total for v in g.verdicts}) > 1]
         scale = sum(len(g.verdicts) for g in drawn.groups) / max(sum(len(g.verdicts) for g in different), 1)

@@ -35,8 +35,8 @@ ALGORITHM = {
     "advantage_estimator": Setting("rloo"),
     "custom_advantage_function_path": Setting("my_parts:estimator"),
     "custom_loss_function_path": Setting("my_parts:loss"),
-    "grpo_std_normalization": Setting(
-        False, {}, ({"advantage_estimator": "rloo", "grpo_std_normalization": True}, "choose it")
+    "scale_rewards": Setting(
+        "batch", {}, ({"advantage_estimator": "rloo", "scale_rewards": "group"}, "choose it")
     ),
     "credit_level": Setting("turn", {"advantage_estimator": "rloo"}, ({}, "compares a turn")),
     "gamma": Setting(0.9, {"advantage_estimator": "ppo"}, ({}, "without ppo or reinforce_plus_plus")),
@@ -110,5 +110,6 @@ SPELLED = {
     "i_accept_bias": (True, {"accept_bias": True}),
     "use_critic": (True, {"advantage_estimator": "ppo"}),
     "calculate_per_token_loss": (True, {"loss_weighting": "token"}),
-    "disable_grpo_std_normalization": (True, {"grpo_std_normalization": False}),
+    "grpo_std_normalization": (False, {"scale_rewards": "none"}),
+    "disable_grpo_std_normalization": (True, {"scale_rewards": "none"}),
 }

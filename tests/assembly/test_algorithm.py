@@ -128,7 +128,8 @@ def test_weights_follow_the_name_or_what_was_said():
 # Its advantages are nowhere 0, so that every factor shows.
 CRITIC = {"advantage_estimator": "ppo"}
 SETTINGS = [
-    {"grpo_std_normalization": False},
+    {"scale_rewards": "none"},
+    {"scale_rewards": "batch"},
     {"normalize_advantages": True},
     {"advantage_estimator": "rloo", "credit_level": "turn"},
     {"advantage_estimator": "rloo", "credit_level": "turn", "gamma": 0.5},
