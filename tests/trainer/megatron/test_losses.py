@@ -34,6 +34,9 @@ WEIGHTINGS = {
 LOSSES = {
     "grpo": PolicyLoss(kl=KlTerm(0.1)),
     "gspo": PolicyLoss(objective="gspo", eps_clip=3e-4, eps_clip_high=4e-4),
+    "gmpo": PolicyLoss(objective="gmpo", eps_clip=0.05, eps_clip_high=0.05),
+    "sapo": PolicyLoss(objective="sapo"),
+    "dppo": PolicyLoss(objective="dppo_kl", eps_clip=1e-3, eps_clip_high=1e-3),
     "ppo": PolicyLoss(entropy_coef=0.01),
 }
 VALUE_LOSS = ValueLoss(value_clip=0.3)
