@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from agentrl import losses
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.recipes import RECIPES, Objective
+from agentrl.algorithms.recipes import DUAL_CLIPPED, RECIPES, Objective
 from agentrl.assembly.algorithm import (
     build_algorithm,
     build_estimator,
@@ -201,6 +201,12 @@ def test_sapo_and_dppo_bring_settings_of_their_own():
 
 def test_names_of_objectives_are_those_of_the_losses():
     assert get_args(Objective) == get_args(losses.Objective) == tuple(losses.OBJECTIVES)
+    for name in get_args(Objective):
+        if name in DUAL_CLIPPED:
+            assert PolicyLoss(objective=name, eps_clip_c=3.0)
+        else:
+            with pytest.raises(ValueError, match="no dual clip"):
+                PolicyLoss(objective=name, eps_clip_c=3.0)
 
 
 def test_each_setting_of_the_loss_reaches_it():

@@ -177,6 +177,15 @@ def test_a_kl_penalty_without_a_reference_is_refused():
         PolicyLoss(kl=KlTerm(0.1))(outputs, inputs._replace(ref_logp_N=None))
 
 
+def assert_descends(objective, base: list[float], outputs) -> None:
+    """The gradient is minus that of `objective`, by finite differences."""
+    for index, slope in enumerate(outputs.logp_N.grad.tolist()):
+        up, down = list(base), list(base)
+        up[index] += 1e-6
+        down[index] -= 1e-6
+        assert slope == pytest.approx(-(objective(up) - objective(down)) / 2e-6, rel=1e-6, abs=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_with_one_advantage_a_sequence_gspo_has_the_gradient_of_the_papers_sequence_form(seed):
     # The paper's objective: the mean over sequences of min(s A, clip(s) A), with a mean over tokens in s.
@@ -201,11 +210,7 @@ def test_with_one_advantage_a_sequence_gspo_has_the_gradient_of_the_papers_seque
     base = [token.logp for token in tokens]
     total, outputs, _ = result(PolicyLoss(0.1, 0.1, objective="gspo"), tokens)
     assert total == pytest.approx(-objective(base), rel=1e-12)
-    for index, slope in enumerate(outputs.logp_N.grad.tolist()):
-        up, down = list(base), list(base)
-        up[index] += 1e-6
-        down[index] -= 1e-6
-        assert slope == pytest.approx(-(objective(up) - objective(down)) / 2e-6, rel=1e-6, abs=1e-9)
+    assert_descends(objective, base, outputs)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -230,11 +235,7 @@ def test_with_one_advantage_a_sequence_gmpo_has_the_gradient_of_the_papers_seque
     base = [token.logp for token in tokens]
     total, outputs, _ = result(PolicyLoss(0.4, 0.4, objective="gmpo"), tokens)
     assert total == pytest.approx(-objective(base), rel=1e-12)
-    for index, slope in enumerate(outputs.logp_N.grad.tolist()):
-        up, down = list(base), list(base)
-        up[index] += 1e-6
-        down[index] -= 1e-6
-        assert slope == pytest.approx(-(objective(up) - objective(down)) / 2e-6, rel=1e-6, abs=1e-9)
+    assert_descends(objective, base, outputs)
 
 
 def test_on_policy_every_objective_has_the_gradient_of_reinforce():

@@ -145,14 +145,12 @@ def of_step(members, table, old, kind, eps, removed=()):
     return gradient
 
 
-def naive_gradients(
-    name, kind, num_steps, *, epochs=1, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)
-):
+def naive_gradients(name, kind, steps, *, gamma=1.0, lambd=1.0, whitened=False, eps=(0.2, 0.28)):
     table, old = POLICY.copy(), POLICY.copy()
     by_episode = advantages(name, GROUPS, gamma, lambd, whitened)
     everyone = list(zip(episodes(GROUPS), by_episode, strict=True))
     gradients = []
-    for step in STEPS[num_steps] * epochs:
+    for step in steps:
         members = [(member, credit) for member, credit in everyone if member[0] in step]
         gradients.append(of_step(members, table, old, kind, eps))
         table = table - STEP_SIZE * gradients[-1]
@@ -172,7 +170,7 @@ CASES = {
     ),
     "reinforce_plus_plus": ("reinforce_plus_plus", "token", {"gamma": 0.9}, {"gamma": 0.9, "whitened": True}),
     "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", "token", {}, {"whitened": True}),
-    "grpo in epochs": ("grpo", "token", {"ppo_epochs": 3}, {"epochs": 3}),
+    "grpo in epochs": ("grpo", "token", {"ppo_epochs": 3}, {}),
     "ppo": ("ppo", "token", {"gamma": 0.9, "lambd": 0.8}, {"gamma": 0.9, "lambd": 0.8, "whitened": True}),
 }
 
@@ -184,7 +182,7 @@ async def test_every_gradient_of_an_iteration_is_the_oracles(case, num_steps):
     gradients = await gradients_of(
         num_steps, advantage_estimator=name, use_rollout_logprobs=False, **settings
     )
-    expected = naive_gradients(name, kind, num_steps, **options)
+    expected = naive_gradients(name, kind, STEPS[num_steps] * settings.get("ppo_epochs", 1), **options)
     assert len(gradients) == len(expected)
     for actual, desired in zip(gradients, expected, strict=True):
         assert np.linalg.norm(actual - desired) <= 2e-6 * np.linalg.norm(desired)
@@ -192,10 +190,13 @@ async def test_every_gradient_of_an_iteration_is_the_oracles(case, num_steps):
 
 async def test_the_oracle_clips_and_tells_the_cases_apart():
     # With one step no ratio leaves 1; with three, some are beyond the bounds.
-    wide = naive_gradients("grpo", "token", 3, eps=(0.99, 99.0))
-    narrow = naive_gradients("grpo", "token", 3, eps=(1e-3, 1e-3))
+    wide = naive_gradients("grpo", "token", STEPS[3], eps=(0.99, 99.0))
+    narrow = naive_gradients("grpo", "token", STEPS[3], eps=(1e-3, 1e-3))
     assert not np.allclose(wide[-1], narrow[-1])
-    lasts = [naive_gradients(n, kind, 2, **options)[-1] for n, kind, _, options in CASES.values()]
+    lasts = [
+        naive_gradients(n, kind, STEPS[2] * settings.get("ppo_epochs", 1), **options)[-1]
+        for n, kind, settings, options in CASES.values()
+    ]
     assert not any(np.allclose(a, b, rtol=1e-3, atol=1e-6) for i, a in enumerate(lasts) for b in lasts[:i])
 
 
