@@ -19,7 +19,8 @@ class Advantages:
 
     They are in the order of `Tokens`. returns_N: a critic's targets before each token; None without a critic.
     metrics: of the estimation, by name. clipped_N: the tokens whose ratio was beyond a bound of the
-    correction; None without one.
+    correction; None without one. kl_cov_N: coefficients of a penalty in the loss, see
+    `agentrl.algorithms.entropy.KlCov`; None without one.
 
     Raises:
         ValueError: they are not flat arrays of one length.
@@ -29,9 +30,11 @@ class Advantages:
     returns_N: Floats | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     clipped_N: npt.NDArray[np.bool_] | None = None
+    kl_cov_N: Floats | None = None
 
     def __post_init__(self) -> None:
-        shapes = {array.shape for array in (self.advantages_N, self.returns_N) if array is not None}
+        arrays = (self.advantages_N, self.returns_N, self.kl_cov_N)
+        shapes = {array.shape for array in arrays if array is not None}
         if len(shapes) != 1 or len(next(iter(shapes))) != 1:
             raise ValueError(f"advantages and returns must be flat and of one length, got {sorted(shapes)}")
 

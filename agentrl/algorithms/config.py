@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -17,42 +17,34 @@ from agentrl.algorithms.correction_config import (
     Positive,
     TisConfig,
 )
+from agentrl.algorithms.estimator_config import (
+    ClipCovConfig,
+    DppoConfig,
+    GdpoConfig,
+    KlCovConfig,
+    RaeConfig,
+    SapoConfig,
+    ShapingConfig,
+    ShareAboveZero,
+    TopEntropyConfig,
+    VespoConfig,
+)
 from agentrl.algorithms.recipes import (
     BINARY_KL,
     DUAL_CLIPPED,
     RECIPES,
-    UNBOUNDED,
+    TO_ENGINE,
     Estimator,
     Recipe,
     Weighting,
 )
+from agentrl.algorithms.without_effect import COMPARING, without_effect
 from agentrl.config import ImportPath, Section, Spelling, chosen, renamed
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
-_COMPARING = ("tis", "mis", "icepop")
-_DISCOUNTING = ("ppo", "reinforce_plus_plus")
 _WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-_ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
-    "scale_rewards": ("grpo", "grpo_passk", "gspo", "gmpo", "cispo", "sapo", "dppo"),
-    **dict.fromkeys(("sapo_tau_positive", "sapo_tau_negative"), ("sapo",)),
-    "dppo_divergence": ("dppo",),
-    "gdpo_weights": ("gdpo",),
-    "discount_per": _DISCOUNTING,
-    **dict.fromkeys(("lambd", "value_clip", "critic_lr", "num_critic_only_steps"), ("ppo",)),
-}
-"""Keys that apply to some estimators only."""
-_OF_OUR_ESTIMATORS = (
-    *("scale_rewards", "credit_level", "gamma", "discount_per", "lambd", "kl_coef"),
-    "gdpo_weights",
-)
-_OF_OUR_OBJECTIVES = ("sapo_tau_positive", "sapo_tau_negative", "dppo_divergence")
-_OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl")
-_OF_OUR_LOSS = (
-    *("eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef"),
-    *(*_OF_OUR_OBJECTIVES, *_OF_KL_LOSS),
-)
 
 
 def _needs_correction(off_policy_by: str) -> str:
@@ -63,63 +55,6 @@ def _needs_correction(off_policy_by: str) -> str:
         "policy has left), a gate (gate_statistic), the ratio of the loss itself (use_rollout_logprobs), or "
         "experiment without one (--correction none --i-accept-bias)."
     )
-
-
-class SapoConfig(Section):
-    """How soon the gradient of a token fades as its ratio leaves 1: the larger, the sooner."""
-
-    tau_positive: Positive = 1.0
-    """Temperature where the advantage is positive (sapo)."""
-    tau_negative: Positive = 1.05
-    """Temperature elsewhere (sapo)."""
-
-
-class DppoConfig(Section):
-    """The trust region of a token around the engine's probability."""
-
-    divergence: Literal["tv", "kl"] = "tv"
-    """What eps_clip and eps_clip_high bound: the total variation or the KL of two outcomes, the token and any
-    other (dppo)."""
-
-
-class GdpoConfig(Section):
-    """Several rewards, each of which is normalised by itself."""
-
-    weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each reward by its name, such as {env = 1.0, brevity = 0.2}; left out, each reward counts 1
-    (gdpo; a table; as a flag: JSON)."""
-
-
-class ShapingConfig(Section):
-    """What an estimator compares in place of scores; those that are journalled and logged do not change."""
-
-    scale: float = 1.0
-    """Factor of the score (reward)."""
-    low: float | None = None
-    """Least score that is compared (reward); left out, any."""
-    high: float | None = None
-    """Largest score that is compared (reward); left out, any."""
-    turn_penalty: NotNegative = 0.0
-    """Penalty for each turn (reward)."""
-    overlong_len: Annotated[int, Field(ge=0)] | None = None
-    """Sampled tokens of an episode without a penalty (tokens); left out, any number."""
-    overlong_buffer_len: Annotated[int, Field(ge=1)] = 256
-    """Further tokens over which the penalty grows to its full size (shaping_overlong_len; tokens)."""
-    overlong_penalty: NotNegative = 1.0
-    """Its full size (shaping_overlong_len; reward)."""
-
-    @property
-    def is_set(self) -> bool:
-        """Whether anything changes a score."""
-        return self != ShapingConfig()
-
-    @model_validator(mode="after")
-    def _bounds(self) -> ShapingConfig:
-        if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(
-                f"shaping_low ({self.low:g}) must be below shaping_high ({self.high:g}); change one."
-            )
-        return self
 
 
 class AlgorithmConfig(Section):
@@ -145,18 +80,19 @@ class AlgorithmConfig(Section):
     }
 
     advantage_estimator: Estimator = "grpo"
-    """How rewards become advantages, and which loss goes with them: siblings are compared by grpo, dr_grpo,
-    all but ppo, which has a critic, and reinforce_plus_plus."""
+    """How rewards become advantages, and which loss goes with them: siblings are compared by all but ppo,
+    which has a critic, rae and reinforce_plus_plus."""
     custom_advantage_function_path: ImportPath | None = None
     """An estimator of your own in its place (package.module:name)."""
     custom_loss_function_path: ImportPath | None = None
     """A loss of your own in place of the policy loss (package.module:name)."""
 
     gdpo: GdpoConfig = GdpoConfig()
+    rae: RaeConfig = RaeConfig()
     shaping: ShapingConfig = ShapingConfig()
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Whose standard deviation of rewards advantages are divided by: that of the group, of the whole batch,
-    or none (grpo, grpo_passk, gspo, gmpo, cispo, sapo, dppo)."""
+    or none (grpo, grpo_passk, gspo, gmpo, cispo, sapo, vespo, dppo)."""
     credit_level: Literal["episode", "turn"] = "episode"
     """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
     gamma: Share = 1.0
@@ -169,8 +105,8 @@ class AlgorithmConfig(Section):
     """Whiten advantages over the batch; left out, ppo does, and reinforce_plus_plus and its baseline form
     always do."""
     loss_weighting: Weighting | None = None
-    """What has equal weight: every token, sample or rollout, or every token divided by a constant; left out,
-    token; gspo, gmpo and sapo sample, dr_grpo constant."""
+    """What has equal weight: every token, sample, rollout or prompt, or every token divided by a constant;
+    left out, token; gspo, gmpo and sapo sample, dr_grpo constant."""
 
     ppo_epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over each rollout batch, which share the logprobs before its first update (count)."""
@@ -185,12 +121,25 @@ class AlgorithmConfig(Section):
     """Dual clip: a negative advantage is multiplied by at most this (ratio; dppo: any advantage); left out,
     none; dppo 20."""
     sapo: SapoConfig = SapoConfig()
+    vespo: VespoConfig = VespoConfig()
     dppo: DppoConfig = DppoConfig()
     value_clip: NotNegative = 0.2
     """How far the critic's values may move in a step before their gradient is cut off (ppo; reward; 0 = no
     bound)."""
+    bootstrap_truncated: bool = False
+    """Credit the last token of an episode that was cut off with what the critic expects to follow (ppo)."""
     entropy_coef: NotNegative = 0.0
     """Bonus for the policy's entropy."""
+    entropy_target: Positive | None = None
+    """Entropy below which the bonus grows, from entropy_coef on (nats per token); left out, it is constant."""
+    entropy_coef_step: Positive = 1e-3
+    """How much the bonus grows or shrinks in an iteration (entropy_target)."""
+    entropy_control: Literal["none", "clip_cov", "kl_cov", "top_entropy"] = "none"
+    """Keep the entropy up by the choice of tokens: likely ones with a high advantage lose their gradient
+    (clip_cov) or are held where they are (kl_cov), or only uncertain ones keep it (top_entropy)."""
+    clip_cov: ClipCovConfig = ClipCovConfig()
+    kl_cov: KlCovConfig = KlCovConfig()
+    top_entropy: TopEntropyConfig = TopEntropyConfig()
 
     kl_coef: NotNegative = 0.0
     """Penalty in the reward for divergence from the reference model: the log-ratio of each token (k1)."""
@@ -202,8 +151,17 @@ class AlgorithmConfig(Section):
     """Estimate of the divergence in the loss."""
     use_unbiased_kl: bool = False
     """Multiply the estimate in the loss by the probability ratio, which makes its gradient unbiased."""
+    kl_target: Positive | None = None
+    """Divergence that the penalty is adapted to, from kl_coef or kl_loss_coef on (nats per token); left out,
+    the penalty is constant."""
+    kl_horizon: Positive = 10_000.0
+    """Rollouts in which the penalty changes by a fifth at most (kl_target; count)."""
     ref_load: str | None = None
     """Hugging Face directory of the reference model; left out, the policy before RL."""
+    ref_update_interval: Annotated[int, Field(ge=1)] | None = None
+    """Iterations after which the reference moves towards the policy (count); left out, it stays."""
+    ref_mixup_alpha: ShareAboveZero = 1.0
+    """Share of the policy in it then, 1 = a copy (ref_update_interval)."""
 
     use_opd: bool = False
     """On-policy distillation: train towards a teacher's logprobs of the policy's own tokens."""
@@ -214,8 +172,8 @@ class AlgorithmConfig(Section):
 
     use_rollout_logprobs: bool | None = None
     """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
-    computes these. Left out, on, unless a correction or a gate compares the two, or max_staleness is above 0
-    and the estimator is not dppo. Set on, the ratio of the loss itself corrects for older weights."""
+    computes these. Left out, on, unless a correction or a gate compares the two, otb or top_entropy needs
+    that pass, or max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of the loss itself corrects for older weights."""
     correction: CorrectionName = "none"
     """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
     trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that
@@ -238,6 +196,10 @@ class AlgorithmConfig(Section):
     """Peak learning rate of the critic (ppo); left out, lr."""
     num_critic_only_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps that the critic learns before the policy does (count)."""
+    critic_data: str | None = None
+    """Folder of a run, on whose episodes the critic is trained before RL (ppo)."""
+    critic_data_epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over these (critic_data; count)."""
 
     @property
     def recipe(self) -> Recipe:
@@ -256,12 +218,18 @@ class AlgorithmConfig(Section):
         """Whether the trainer computes the proximal logprobs; by default where tokens may be older."""
         if self.use_rollout_logprobs is not None:
             return not self.use_rollout_logprobs
-        return self._compares or (is_async and self.advantage_estimator != "dppo")
+        is_older = is_async and self.advantage_estimator not in TO_ENGINE
+        return self._compares or self.needs_statistics or is_older
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether the trainer computes statistics of its distributions, see `Trainer.score`."""
+        return self.advantage_estimator == "otb" or self.entropy_control == "top_entropy"
 
     @property
     def _compares(self) -> bool:
         """Whether a correction compares the engine's logprobs with the trainer's."""
-        return self.correction in _COMPARING or self.gate.statistic != "none"
+        return self.correction in COMPARING or self.gate.statistic != "none"
 
     @property
     def _is_corrected(self) -> bool:
@@ -302,63 +270,26 @@ class AlgorithmConfig(Section):
     @property
     def without_effect(self) -> Mapping[str, str]:
         """Keys of an estimator, a correction or a loss that was not chosen."""
-        return dict([*self._of_other_estimators(), *self._of_other_terms(), *self._of_other_corrections()])
-
-    def _of_other_estimators(self) -> Iterator[tuple[str, str]]:
-        if RECIPES[self.advantage_estimator].objective in UNBOUNDED:
-            for name in ("eps_clip", "eps_clip_high"):
-                yield name, f"with {self.advantage_estimator}, which has no bounds; drop that"
-        for name, estimators in _ESTIMATORS_OF.items():
-            if self.advantage_estimator not in estimators:
-                yield name, f"without advantage_estimator = {' or '.join(estimators)}; choose it"
-        by_turns = self.credit_level == "turn"
-        if self.advantage_estimator not in _DISCOUNTING and not by_turns:
-            yield "gamma", f"without {' or '.join(_DISCOUNTING)}, or credit_level = turn; choose one"
-        if by_turns:
-            yield "scale_rewards", "with credit_level = turn; drop that"
-        if self.custom_advantage_function_path is not None:
-            yield from dict.fromkeys(
-                _OF_OUR_ESTIMATORS, "with custom_advantage_function_path; drop that"
-            ).items()
-
-    def _of_other_terms(self) -> Iterator[tuple[str, str]]:
-        if not self.use_kl_loss:
-            # The penalty in the reward (kl_coef) is always k1: its gradient there is that of the divergence.
-            yield from dict.fromkeys(_OF_KL_LOSS, "without use_kl_loss; add it").items()
-        if not self.has_reference:
-            yield "ref_load", "without use_kl_loss or kl_coef; add one"
-        if self.shaping.overlong_len is None:
-            for name in ("shaping_overlong_buffer_len", "shaping_overlong_penalty"):
-                yield name, "without shaping_overlong_len; add it"
-        if not self.use_opd:
-            yield "opd_kl_coef", "without use_opd; add it"
-        if self.custom_loss_function_path is not None:
-            yield from dict.fromkeys(_OF_OUR_LOSS, "with custom_loss_function_path; drop that").items()
-
-    def _of_other_corrections(self) -> Iterator[tuple[str, str]]:
-        for name in get_args(CorrectionName):
-            if name not in ("none", self.correction):
-                yield name, f"without use_{name} (correction = {name}); add it"
-        if self.correction != "none":
-            yield "accept_bias", f"with correction = {self.correction}, which corrects the bias; drop that"
-        if self.correction not in _COMPARING:
-            yield "self_normalize_correction", "without correction = tis, mis or icepop; choose one"
-        if self.gate.statistic == "none":
-            yield from dict.fromkeys(
-                ("gate_over", "gate_lower", "gate_upper"), "without gate_statistic; choose one"
-            ).items()
-        elif self.gate.statistic != "k1":
-            yield "gate_lower", "without gate_statistic = k1; choose it"
-        if self.mis.mode == "truncate":
-            yield "mis_lower", "without mis_mode = clip or mask; choose one"
+        return without_effect(self)
 
     @model_validator(mode="after")
     def _correction_has_two_to_compare(self) -> AlgorithmConfig:
         if self._compares and self.use_rollout_logprobs:
-            name = f"correction = {self.correction}" if self.correction in _COMPARING else "a gate"
+            name = f"correction = {self.correction}" if self.correction in COMPARING else "a gate"
             raise ValueError(
                 f"{name} compares the engine's logprobs with the trainer's, and "
                 "use_rollout_logprobs takes the engine's for both; leave one out."
+            )
+        if self.needs_statistics and self.use_rollout_logprobs:
+            name = "otb" if self.advantage_estimator == "otb" else "entropy_control = top_entropy"
+            raise ValueError(
+                f"{name} needs what the trainer computes of its own distributions, and use_rollout_logprobs "
+                "leaves that pass out; leave one out."
+            )
+        if self.entropy_control == "kl_cov" and self.custom_loss_function_path is not None:
+            raise ValueError(
+                "entropy_control = kl_cov is a part of the policy loss, which custom_loss_function_path "
+                "replaces; leave one out."
             )
         if self.correction == "opsm" and self.custom_loss_function_path is not None:
             raise ValueError(
@@ -382,6 +313,8 @@ class AlgorithmConfig(Section):
                 f"`{name}` is made of whitened advantages; leave normalize_advantages out, or choose another "
                 "advantage_estimator."
             )
+        if self.kl_target is not None and self.use_kl_loss and not self.kl_loss_coef:
+            raise ValueError("kl_target adapts the penalty by factors, from kl_loss_coef on; set it above 0.")
         if self.use_opd != (self.opd_teacher_load is not None):
             raise ValueError("use_opd and opd_teacher_load, the teacher's directory, go together; set both.")
         if self.eps_clip_c is not None and RECIPES[name].objective not in DUAL_CLIPPED:

@@ -85,8 +85,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
             "a second call gave the same batch other advantages; an estimator must not draw random numbers "
             "or keep state"
         )
-    optional = (scores.ref, scores.teacher, scores.values)
-    reversed_scores = Scores(scores.proximal[::-1], *(arrays and arrays[::-1] for arrays in optional))
+    reversed_scores = scores.map(lambda arrays: arrays[::-1])
     reversed_batch = _EstimatorBatch.of(groups[::-1], samples[::-1], reversed_scores)
     reordered = [arrays[::-1] for arrays in _by_sample(reversed_batch.tokens, reversed_batch(estimator))]
     if not _are_close(first, reordered):
@@ -204,7 +203,11 @@ def _parts(spread: float) -> tuple[tuple[Group, ...], tuple[Sample, ...], Scores
         noise = (rng.uniform(-spread, spread, len(sample)) for sample in samples)
         return tuple((s.logprobs + n).astype(np.float32) for s, n in zip(samples, noise, strict=True))
 
-    return groups, samples, Scores(near(), near(), near(), near())
+    proximal = near()
+    entropy = tuple(rng.uniform(0.0, 2.0, len(sample)).astype(np.float32) for sample in samples)
+    pi = [np.exp(np.minimum(logprobs, 0.0)) for logprobs in proximal]
+    squares = tuple((p**2 + rng.random(len(p)) * (1.0 - p) ** 2).astype(np.float32) for p in pi)
+    return groups, samples, Scores(proximal, near(), near(), near(), entropy, squares)
 
 
 def _group(id: str, totals: Sequence[float], lengths: Sequence[Sequence[int]], split: str = "") -> Group:

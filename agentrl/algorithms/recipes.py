@@ -10,20 +10,25 @@ Estimator = Literal[
     "rloo",
     "maxrl",
     "opo",
+    "otb",
     "gpg",
     "grpo_passk",
     "gdpo",
+    "bnpo",
     "gspo",
     "gmpo",
     "cispo",
     "sapo",
+    "vespo",
     "dppo",
+    "remax",
+    "rae",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "ppo",
 ]
-Weighting = Literal["token", "sample", "rollout", "constant"]
-Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce"]
+Weighting = Literal["token", "sample", "rollout", "prompt", "constant"]
+Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl", "reinforce"]
 
 
 class Recipe(NamedTuple):
@@ -46,14 +51,19 @@ RECIPES: dict[Estimator, Recipe] = {
     "rloo": Recipe("clip", True, "token", _NEAR),
     "maxrl": Recipe("clip", True, "token", _NEAR),
     "opo": Recipe("clip", True, "token", _NEAR),
+    "otb": Recipe("clip", True, "token", _NEAR),
     "gpg": Recipe("reinforce", True, "token", _NEAR),
     "grpo_passk": Recipe("clip", True, "token", _NEAR),
     "gdpo": Recipe("clip", True, "token", _NEAR),
+    "bnpo": Recipe("clip", True, "token", _NEAR),
     "gspo": Recipe("gspo", True, "sample", (3e-4, 4e-4)),
     "gmpo": Recipe("gmpo", True, "sample", (0.4, 0.4)),
     "cispo": Recipe("cispo", True, "token", (1.0, 4.0)),
     "sapo": Recipe("sapo", True, "sample", _NEAR),
+    "vespo": Recipe("vespo", True, "token", _NEAR),
     "dppo": Recipe("dppo_tv", True, "token", (0.15, 0.15)),
+    "remax": Recipe("clip", False, "token", _NEAR),
+    "rae": Recipe("clip", False, "token", _NEAR),
     "reinforce_plus_plus": Recipe("clip", False, "token", _NEAR, normalize=True),
     "reinforce_plus_plus_baseline": Recipe("clip", True, "token", _NEAR, normalize=True),
     "ppo": Recipe("clip", False, "token", _NEAR, normalize=True),
@@ -63,5 +73,7 @@ BINARY_KL: Recipe = RECIPES["dppo"]._replace(objective="dppo_kl", eps=(0.05, 0.0
 """dppo with the other divergence."""
 DUAL_CLIPPED: tuple[Objective, ...] = ("clip", "gspo", "dppo_tv", "dppo_kl")
 """Objectives with a dual clip."""
-UNBOUNDED: tuple[Objective, ...] = ("sapo", "reinforce")
+UNBOUNDED: tuple[Objective, ...] = ("sapo", "vespo", "reinforce")
 """Objectives without bounds of the ratio."""
+TO_ENGINE: tuple[Estimator, ...] = ("vespo", "dppo")
+"""Estimators whose ratio is that of the current policy to the engine: it corrects for older weights."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from agentrl.algorithms.advantages import Advantages
+from agentrl.algorithms.controls import AdaptiveKl
+from agentrl.algorithms.returns import discounted_returns
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores, verdicts_of
 from agentrl.types import Group, Verdict
 
@@ -80,7 +83,9 @@ def kl_estimate(logp_N: Floats, ref_logp_N: Floats, kind: KlKind) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class KlPenalty:
-    """The penalty for divergence from the reference, token by token: reward -= kl_coef x k1.
+    """The penalty for divergence from the reference, token by token: reward -= coef x k1.
+
+    adaptive: what adapts the coefficient; None = it is kl_coef throughout.
 
     Only k1. A reward is multiplied by the score of its token, and the expectation of score x k1, summed
     from the token to the end of its episode, is the gradient of KL(policy, reference). With k2 or k3 it is
@@ -90,6 +95,12 @@ class KlPenalty:
     """
 
     kl_coef: float
+    adaptive: AdaptiveKl | None = None
+
+    @property
+    def coef(self) -> float:
+        """The coefficient at present."""
+        return self.kl_coef if self.adaptive is None else self.adaptive.coef
 
     def estimate(self, scores: TokenScores) -> Floats:
         """KL(old policy, reference) at each token, [N], in nats, before kl_coef.
@@ -103,3 +114,19 @@ class KlPenalty:
                 "or set kl_coef to 0"
             )
         return kl_estimate(scores.proximal_N, scores.ref_N, "k1")
+
+
+def penalties(
+    kl: KlPenalty | None, tokens: Tokens, scores: TokenScores
+) -> tuple[Floats, Mapping[str, float]]:
+    """The KL penalty on the reward of each token, [N], and its metric."""
+    if kl is None:
+        return np.zeros(len(tokens)), {}
+    estimate_N = kl.estimate(scores)
+    return kl.coef * estimate_N, {"ref_kl": tokens.mean(estimate_N)}
+
+
+def penalised(advantages_N: Floats, kl: KlPenalty | None, tokens: Tokens, scores: TokenScores) -> Advantages:
+    """Advantages of `tokens`, [N], less the penalties from each token to the end of its rollout; no critic."""
+    penalty_N, metrics = penalties(kl, tokens, scores)
+    return Advantages(advantages_N - discounted_returns(penalty_N, tokens), metrics=metrics)

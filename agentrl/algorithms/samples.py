@@ -120,3 +120,17 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
 def _turns(tokens: Sequence[TurnTokens], first: int) -> IntArray:
     lengths = [len(turn.world_ids) + len(turn.completion.token_ids) for turn in tokens]
     return np.repeat(np.arange(first, first + len(tokens), dtype=np.int32), lengths)
+
+
+def followed(sample: Sample) -> Sample:
+    """The sample and one more token of the policy, the only one under the loss mask."""
+    return Sample(
+        token_ids=np.append(sample.token_ids, np.int32(0)),
+        author=np.append(sample.author, np.int8(Author.POLICY)),
+        loss_mask=np.append(np.zeros_like(sample.loss_mask), True),
+        logprobs=np.append(sample.logprobs, np.float32(0.0)),
+        versions=np.append(sample.versions, np.int32(0)),
+        turns=np.append(sample.turns, sample.turns[-1]),
+        temperatures=np.append(sample.temperatures, np.float32(1.0)),
+        rollout_id=sample.rollout_id,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, islice
 from typing import NamedTuple, TypeVar
 
@@ -11,10 +12,20 @@ import numpy as np
 
 from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.filters import has_signal
-from agentrl.algorithms.samples import samples_of
+from agentrl.algorithms.samples import followed, samples_of
 from agentrl.algorithms.tokens import Tokens
 from agentrl.algorithms.weights import WeightFunction
-from agentrl.types import Credit, Group, RolloutId, Sample, Scores, TrainBatch
+from agentrl.types import (
+    UNCHANGED,
+    Coefficients,
+    Credit,
+    Ending,
+    Group,
+    RolloutId,
+    Sample,
+    Scores,
+    TrainBatch,
+)
 
 T = TypeVar("T")
 
@@ -33,10 +44,11 @@ class RolloutBatch:
     A group that was played and is not replaced counts in the denominators of the weights, and where
     advantages are whitened. It costs a forward pass only where it can have a gradient.
 
-    samples: of each group, by its id. idle: ids of the groups that cannot have a gradient, whatever their
+    samples: of each group, by its id, without those of `Group.greedy`, which are a baseline only. idle: ids of the groups that cannot have a gradient, whatever their
     scores. tokens: of all other groups, in their order. removed: rollouts that a filter takes out of the
     loss: they have scores and advantages and count as any other, and no term of the loss is computed on them.
     masks_older: the same for single tokens: those that are older than the newest version of their rollout.
+    played: the samples of all episodes, in their order.
     """
 
     groups: tuple[Group, ...]
@@ -45,6 +57,7 @@ class RolloutBatch:
     tokens: Tokens
     removed: frozenset[RolloutId] = frozenset()
     masks_older: bool = False
+    played: tuple[Sample, ...] = ()
 
     @classmethod
     def of(
@@ -57,11 +70,27 @@ class RolloutBatch:
         version: int | None = None,
     ) -> RolloutBatch:
         """Extract the tokens of `groups`; idle groups are left out of `tokens`. version: as for `Tokens`."""
-        samples = {group.id: tuple(s for e in group.episodes for s in samples_of(e)) for group in groups}
+        by_episode = {e.id: samples_of(e) for group in groups for e in group.episodes}
+        greedy = {episode.id for group in groups for episode in group.greedy}
+        samples = {
+            group.id: tuple(s for e in group.episodes if e.id not in greedy for s in by_episode[e.id])
+            for group in groups
+        }
+        played = tuple(sample for own in by_episode.values() for sample in own)
         idle = frozenset(group.id for group in groups if is_idle(group))
         scored = [sample for group in groups if group.id not in idle for sample in samples[group.id]]
         tokens = Tokens.of(scored, version)
-        return cls(tuple(groups), samples, idle, tokens, frozenset(removed), masks_older)
+        return cls(tuple(groups), samples, idle, tokens, frozenset(removed), masks_older, played)
+
+    def cut_off(self) -> dict[RolloutId, Sample]:
+        """For each rollout of `tokens` whose episode was truncated: all of its last sample, and a token after it.
+
+        That token alone is under the loss mask, so that a critic's value there is its estimate of what would
+        have followed. Its id and its logprob mean nothing.
+        """
+        truncated = {e.id for g in self.groups for e in g.episodes if e.ending is Ending.TRUNCATED}
+        last = {self.tokens.samples[i].rollout_id: self.tokens.samples[i] for i in self.tokens.order}
+        return {id: followed(sample) for id, sample in last.items() if id.episode_id in truncated}
 
     def steps(
         self,
@@ -71,19 +100,24 @@ class RolloutBatch:
         *,
         num_steps: int,
         policy_term_only: bool,
+        coefficients: Coefficients = UNCHANGED,
     ) -> list[OptimizerStep]:
         """The optimizer steps, at most `num_steps`: a step without a gradient is left out.
 
         Args:
             scores: of the samples of `tokens`. advantages: of `tokens`.
-            weights: called once for each step, with all its samples, those of idle groups included.
+            weights: called once for each step, with the samples of all its groups, idle ones included.
             policy_term_only: whether a token whose advantage is 0 has no gradient. If so, groups without any
                 other token are left out, after they have been counted.
+            coefficients: of the loss, in all of them.
         """
-        all_samples, loss_samples, returns_N = self._masked_samples, self._loss_samples, advantages.returns_N
+        all_samples, loss_samples = self._masked_samples, self._loss_samples
         values = self.tokens.scatter(advantages.advantages_N)
         values = tuple(array * s.loss_mask for array, s in zip(values, all_samples, strict=True))
-        returns = None if returns_N is None else self.tokens.scatter(returns_N)
+        returns, kl_cov = (
+            None if array_N is None else self.tokens.scatter(array_N)
+            for array_N in (advantages.returns_N, advantages.kl_cov_N)
+        )
         steps = []
 
         def has_gradient(group: Group) -> bool:
@@ -91,7 +125,7 @@ class RolloutBatch:
             return any(values[i].any() for i in indices) if policy_term_only else bool(indices)
 
         for groups in balanced(self.groups, num_steps):
-            shares = iter(weights([sample for group in groups for sample in self.samples[group.id]]))
+            shares = iter(weights([self.samples[group.id] for group in groups]))
             own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
             trained = [group for group in groups if has_gradient(group)]
             indices = [i for group in trained for _, i in loss_samples[group.id]]
@@ -106,8 +140,15 @@ class RolloutBatch:
                     for place, i in loss_samples[group.id]
                 ),
                 None if returns is None else _at(returns, indices),
+                None if kl_cov is None else _at(kl_cov, indices),
             )
-            batch = TrainBatch(samples, _scores_at(scores, indices), credit, self.tokens.version)
+            batch = TrainBatch(
+                samples,
+                scores.map(partial(_at, indices=indices)),
+                credit,
+                self.tokens.version,
+                coefficients,
+            )
             steps.append(OptimizerStep(tuple(trained), batch))
         return steps
 
@@ -151,11 +192,3 @@ def balanced(groups: Sequence[Group], n: int) -> list[list[Group]]:
 
 def _at(arrays: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
     return tuple(arrays[i] for i in indices)
-
-
-def _scores_at(scores: Scores, indices: Sequence[int]) -> Scores:
-    optional = (scores.ref, scores.teacher, scores.values)
-    return Scores(
-        _at(scores.proximal, indices),
-        *(None if arrays is None else _at(arrays, indices) for arrays in optional),
-    )

@@ -25,7 +25,9 @@ class TokenScores(NamedTuple):
     proximal_N: logprobs of the policy before the first update of the batch, which the loss's ratios are
     relative to. behaviour_N: those of the engine, when it sampled. The current ones, inside the loss, change
     from one optimizer step to the next. ref_N, teacher_N: logprobs of two other models. values_N: the
-    critic's prediction before each token. None: not computed.
+    critic's prediction before each token. entropy_N, sum_pi_squared_N: of the proximal policy's distribution,
+    see `Scores`. None: not computed. ends_E: of each rollout, the critic's estimate of what would have followed
+    its last token, 0 where it was not cut off.
     """
 
     proximal_N: Floats
@@ -33,6 +35,9 @@ class TokenScores(NamedTuple):
     ref_N: Floats | None = None
     teacher_N: Floats | None = None
     values_N: Floats | None = None
+    entropy_N: Floats | None = None
+    sum_pi_squared_N: Floats | None = None
+    ends_E: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +102,15 @@ class Tokens:
         Raises:
             ValueError: a value is not finite, or the scores are of other samples.
         """
-        optional = {"reference": scores.ref, "teacher": scores.teacher, "values": scores.values}
+        names = ("reference", "teacher", "values", "entropy", "sum of squares")
         return TokenScores(
             self.gather(scores.proximal, "proximal logprobs"),
             self.gather([sample.logprobs for sample in self.samples], "behaviour logprobs"),
-            *(None if arrays is None else self.gather(arrays, name) for name, arrays in optional.items()),
+            *(
+                None if arrays is None else self.gather(arrays, name)
+                for name, arrays in zip(names, scores.optional, strict=True)
+            ),
+            np.array([scores.ends.get(id, 0.0) for id in self.rollout_ids]) if scores.ends else None,
         )
 
     def spread(self, by_rollout: Mapping[RolloutId, float]) -> Floats:

@@ -1,8 +1,9 @@
 """Loss weights: computed once for a whole optimizer step, so that its split cannot change the gradient.
 
-Each function takes the samples of a step and returns one float32 [T] array for each of them, 0 off the loss
-mask. It is called with all samples that were played for the step: groups without signal and tokens that a
-correction masks count in every denominator. loss = sum over all tokens of weight x term.
+Each function takes the samples of a step, or those of each of its groups, and returns one float32 [T] array
+for each sample, 0 off the loss mask. It is called with all that were played for the step: groups without
+signal and tokens that a correction masks count in every denominator. loss = sum over all tokens of weight x
+term.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import numpy as np
 
 from agentrl.types import FloatArray, RolloutId, Sample
 
-WeightFunction = Callable[[Sequence[Sample]], tuple[FloatArray, ...]]
+SampleWeights = Callable[[Sequence[Sample]], tuple[FloatArray, ...]]
+WeightFunction = Callable[[Sequence[Sequence[Sample]]], tuple[FloatArray, ...]]
+"""From the samples of each group to the weights of all of them, in their order."""
+
+
+def ungrouped(weights: SampleWeights) -> WeightFunction:
+    """Weights that do not depend on the groups of the samples."""
+    return lambda groups: weights([sample for group in groups for sample in group])
 
 
 def token_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
@@ -47,6 +55,21 @@ def rollout_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:
         tokens_of[sample.rollout_id] = tokens_of.get(sample.rollout_id, 0) + count
     shares = [1.0 / (len(tokens_of) * max(tokens_of[sample.rollout_id], 1)) for sample in samples]
     return _spread(samples, shares)
+
+
+def prompt_mean(groups: Sequence[Sequence[Sample]]) -> tuple[FloatArray, ...]:
+    """1 / (groups x loss tokens of this group): every prompt has the same weight.
+
+    Inside a group it is the mean over tokens, so long siblings count for more. A group without loss tokens is
+    counted, and its share is lost.
+    Source: https://arxiv.org/abs/2510.13786, prompt-level aggregation (ScaleRL).
+    """
+    shares = [1.0 / (len(groups) * max(sum(_counts(group)), 1)) for group in groups]
+    return tuple(
+        weights
+        for group, share in zip(groups, shares, strict=True)
+        for weights in _spread(group, [share] * len(group))
+    )
 
 
 def constant(samples: Sequence[Sample], *, max_length: int) -> tuple[FloatArray, ...]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, grpo_passk, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
-from agentrl.algorithms.estimators import (
-    Adjusted,
-    Gae,
+from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
+from agentrl.algorithms.entropy import ClipCov, EntropyControl, KlCov, TopEntropy
+from agentrl.algorithms.estimators import Adjusted, Gae, ReinforcePlusPlus, RoleConditioned
+from agentrl.algorithms.group_relative import (
+    BetaNormalized,
+    GreedyBaseline,
     GroupRelative,
     LengthWeighted,
-    ReinforcePlusPlus,
+    OptimalToken,
     RewardDecoupled,
     TurnRelative,
 )
@@ -25,9 +29,17 @@ from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.gates import Gate, InStages
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.shaping import Shaped, Shaping
-from agentrl.algorithms.weights import WeightFunction, constant, rollout_mean, sample_mean, token_mean
+from agentrl.algorithms.weights import (
+    WeightFunction,
+    constant,
+    prompt_mean,
+    rollout_mean,
+    sample_mean,
+    token_mean,
+    ungrouped,
+)
 from agentrl.assembly.functions import checked, function_at
-from agentrl.losses import KlTerm, Loss, PolicyLoss, check_loss
+from agentrl.losses import Kernel, KlTerm, Loss, PolicyLoss, check_loss
 from agentrl.types import Group, ScoreRole
 
 
@@ -35,7 +47,8 @@ def _never(_: Group) -> bool:
     return False
 
 
-class Algorithm(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
     """A run's algorithm.
 
     estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: those that
@@ -44,7 +57,9 @@ class Algorithm(NamedTuple):
     is_idle: whether all advantages of a group are 0, whatever its scores, and no other term of the loss
     applies to it.
     max_staleness: of the run, in versions; None = no token is older than the weights. masks_older: see
-    `RolloutBatch`.
+    `RolloutBatch`. statistics: whether the trainer computes those of its distributions, see `Trainer.score`.
+    controls: what changes from one iteration to the next. bootstraps: whether the critic's values after the
+    last tokens of truncated episodes are needed.
     """
 
     estimator: AdvantageEstimator
@@ -55,6 +70,9 @@ class Algorithm(NamedTuple):
     is_idle: Callable[[Group], bool] = _never
     max_staleness: int | None = None
     masks_older: bool = False
+    statistics: bool = False
+    controls: Controls = field(default_factory=Controls)
+    bootstraps: bool = False
 
 
 def build_algorithm(
@@ -68,30 +86,50 @@ def build_algorithm(
     Raises:
         ConfigError: a custom estimator or loss cannot be imported, or violates its contract.
     """
+    controls = build_controls(config)
     return Algorithm(
-        build_estimator(config),
-        build_weights(config, max_length),
-        build_loss(config),
-        roles_of(config, is_async=max_staleness is not None),
-        policy_term_only(config),
-        build_is_idle(config),
-        max_staleness,
-        config.mask_offpolicy_in_partial_rollout and max_staleness is not None,
+        estimator=build_estimator(config, controls),
+        weights=build_weights(config, max_length),
+        loss=build_loss(config),
+        roles=roles_of(config, is_async=max_staleness is not None),
+        policy_term_only=policy_term_only(config),
+        is_idle=build_is_idle(config),
+        max_staleness=max_staleness,
+        masks_older=config.mask_offpolicy_in_partial_rollout and max_staleness is not None,
+        statistics=config.needs_statistics,
+        controls=controls,
+        bootstraps=config.bootstrap_truncated,
     )
 
 
-def build_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
+def build_controls(config: AlgorithmConfig) -> Controls:
+    """What the configuration adapts from one iteration to the next, as it begins."""
+    kl = entropy = None
+    if config.kl_target is not None:
+        coef = config.kl_loss_coef if config.use_kl_loss else config.kl_coef
+        kl = AdaptiveKl(coef, config.kl_target, config.kl_horizon)
+    if config.entropy_target is not None:
+        entropy = AdaptiveEntropy(config.entropy_coef, config.entropy_target, config.entropy_coef_step)
+    baselines = RoleBaselines(config.rae.decay) if config.advantage_estimator == "rae" else None
+    return Controls(kl, entropy, baselines, "kl_loss" if config.use_kl_loss else "ref_kl")
+
+
+def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -> AdvantageEstimator:
     """The estimator that the configuration names, with the adjustments of its advantages.
+
+    controls: those that it follows; None = they are as they begin.
 
     Raises:
         ConfigError: a custom estimator cannot be imported, or violates its contract.
     """
     path = config.custom_advantage_function_path
-    estimator = _builtin_estimator(config) if path is None else _custom_estimator(path)
+    controls = controls or build_controls(config)
+    estimator = _builtin_estimator(config, controls) if path is None else _custom_estimator(path)
     return Adjusted(
         Shaped(estimator, _shaping(config)) if config.shaping.is_set else estimator,
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
         normalize_advantages=config.recipe.normalize,
+        control=_entropy_control(config),
         correction=_correction(config),
     )
 
@@ -111,9 +149,14 @@ def build_loss(config: AlgorithmConfig) -> Loss:
         eps_clip_c=config.eps_clip_c,
         objective=config.recipe.objective,
         entropy_coef=config.entropy_coef,
+        adapts_entropy=config.entropy_target is not None,
         kl=_kl_term(config),
         opsm_delta=config.opsm.delta if config.correction == "opsm" else None,
         sapo_tau=(config.sapo.tau_positive, config.sapo.tau_negative),
+        vespo=(
+            Kernel(config.vespo.k_positive, config.vespo.lambda_positive),
+            Kernel(config.vespo.k_negative, config.vespo.lambda_negative),
+        ),
     )
 
 
@@ -131,21 +174,23 @@ def roles_of(config: AlgorithmConfig, *, is_async: bool = False) -> tuple[ScoreR
 
 def policy_term_only(config: AlgorithmConfig) -> bool:
     """Whether the loss is the policy term only, so that a token whose advantage is 0 has no gradient."""
-    other_terms = config.entropy_coef or config.use_kl_loss or config.advantage_estimator == "ppo"
-    return not other_terms and config.custom_loss_function_path is None
+    has_bonus = config.entropy_coef or config.entropy_target is not None
+    has_penalty = config.use_kl_loss or config.entropy_control == "kl_cov"
+    only = not (has_bonus or has_penalty or config.advantage_estimator == "ppo")
+    return only and config.custom_loss_function_path is None
 
 
 def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
     """Whether a group has no gradient: if only siblings are compared, and their rewards are equal.
 
-    With whitening, a critic, a teacher, several rewards, shaping or a penalty in the reward, advantages
-    differ from 0 at equal rewards.
+    With whitening, a critic, a teacher, several rewards, rewards of turns, shaping or a penalty in the reward,
+    advantages differ from 0 at equal rewards.
     """
     only_compares = (
         config.recipe.compares
         and config.credit_level == "episode"
         and config.custom_advantage_function_path is None
-        and config.advantage_estimator != "gdpo"
+        and config.advantage_estimator not in ("gdpo", "otb")
         and not (config.recipe.normalize or config.kl_coef or config.use_opd or config.shaping.is_set)
     )
     return _without_signal if only_compares and policy_term_only(config) else _never
@@ -177,23 +222,32 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
     )
 
 
-def _builtin_estimator(config: AlgorithmConfig) -> AdvantageEstimator:
-    kl = KlPenalty(config.kl_coef) if config.kl_coef else None
+def _builtin_estimator(config: AlgorithmConfig, controls: Controls) -> AdvantageEstimator:
+    kl = KlPenalty(config.kl_coef, controls.kl) if config.kl_coef else None
     by_group = config.scale_rewards == "group"
     normalized = partial(grpo, std_normalization=by_group)
     match config.advantage_estimator:
         case "ppo":
             return Gae(gamma=config.gamma, lambd=config.lambd, discount=config.discount_per, kl=kl)
+        case "rae":
+            assert controls.baselines is not None, "a run with rae has the baselines of its roles"
+            return RoleConditioned(controls.baselines, kl=kl)
         case "reinforce_plus_plus":
             return ReinforcePlusPlus(gamma=config.gamma, discount=config.discount_per, kl=kl)
         case "opo":
             return LengthWeighted(kl=kl)
+        case "bnpo":
+            return BetaNormalized(kl=kl)
+        case "otb":
+            return OptimalToken(kl=kl)
+        case "remax":
+            return GreedyBaseline(kl=kl)
         case "gdpo":
             return RewardDecoupled(config.gdpo.weights or None, kl=kl)
     if config.credit_level == "turn":
         return TurnRelative(gamma=config.gamma, kl=kl)
     baselines: dict[str, Baseline] = {
-        **dict.fromkeys(("grpo", "gspo", "gmpo", "cispo", "sapo", "dppo"), normalized),
+        **dict.fromkeys(("grpo", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo"), normalized),
         "grpo_passk": partial(grpo_passk, std_normalization=by_group),
         "dr_grpo": dr_grpo,
         "gpg": dr_grpo,
@@ -212,13 +266,27 @@ def build_weights(config: AlgorithmConfig, max_length: int) -> WeightFunction:
     """The weights that the configuration names. max_length: most tokens of an episode."""
     match config.recipe.weighting:
         case "token":
-            return token_mean
+            return ungrouped(token_mean)
         case "sample":
-            return sample_mean
+            return ungrouped(sample_mean)
         case "rollout":
-            return rollout_mean
+            return ungrouped(rollout_mean)
+        case "prompt":
+            return prompt_mean
         case "constant":
-            return partial(constant, max_length=max_length)
+            return ungrouped(partial(constant, max_length=max_length))
+
+
+def _entropy_control(config: AlgorithmConfig) -> EntropyControl | None:
+    match config.entropy_control:
+        case "none":
+            return None
+        case "clip_cov":
+            return ClipCov(config.clip_cov.ratio, config.clip_cov.low, config.clip_cov.high)
+        case "kl_cov":
+            return KlCov(config.kl_cov.ratio, config.kl_cov.coef)
+        case "top_entropy":
+            return TopEntropy(config.top_entropy.quantile)
 
 
 def _correction(config: AlgorithmConfig) -> Correction | None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.memory import check_machine, learned_memory
 from agentrl.assembly.model import threads_for
@@ -133,13 +135,23 @@ class TrainerFactory:
     ) -> Plan:
         config = self.config
         warmup = 0 if critic is None else config.algorithm.num_critic_only_steps
+        moves = "ref" in models and config.algorithm.ref_update_interval is not None
         if config.trainer.trainer == "megatron":
             return megatron.MegatronPlan(
-                layout=config.megatron, policy=policy, models=models, critic=critic, critic_warmup=warmup
+                layout=config.megatron,
+                policy=policy,
+                models=models,
+                critic=critic,
+                critic_warmup=warmup,
+                moves_reference=moves,
             )
-        threads = threads_for(source.config, config.run.num_threads)
         return torch_plan.TorchPlan(
-            policy=policy, models=models, critic=critic, critic_warmup=warmup, num_threads=threads
+            policy=policy,
+            models=models,
+            critic=critic,
+            critic_warmup=warmup,
+            moves_reference=moves,
+            num_threads=threads_for(source.config, config.run.num_threads),
         )
 
     async def close(self) -> None:
@@ -173,6 +185,8 @@ def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
     ):
         if directory is not None and is_used:
             _check_auxiliary(directory, source, config)
+    if algorithm.ref_load is not None and algorithm.ref_update_interval is not None:
+        _check_same_network(algorithm.ref_load, source)
 
 
 def check_trainable(source: ModelSource, config: RunConfig) -> None:
@@ -222,6 +236,20 @@ def _check_auxiliary(directory: str, source: ModelSource, config: RunConfig) -> 
             f"{directory} has another vocabulary than the policy, so it cannot score its tokens; choose a "
             "model with the same tokenizer."
         )
+
+
+def _check_same_network(directory: str, source: ModelSource) -> None:
+    sizes = [_sizes(source.config), _sizes(open_source(directory).config)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"ref_update_interval moves the reference towards the policy, and {directory} is another network; "
+            "leave out ref_update_interval, or choose a reference of the policy's sizes."
+        )
+
+
+def _sizes(config: PreTrainedConfig) -> dict[str, object]:
+    names = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads")
+    return {name: getattr(config.get_text_config(), name, None) for name in names}
 
 
 def check_readable(directory: str | Path, layout: MegatronConfig) -> None:

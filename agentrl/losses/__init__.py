@@ -1,17 +1,26 @@
 """Per-token losses: plain functions of tensors. Weights are inputs; no loss averages on its own."""
 
-from agentrl.losses.base import Loss, LossInputs, LossOutput, TokenExtra, TokenOutputs, extras_used
+from agentrl.losses.base import (
+    Loss,
+    LossInputs,
+    LossOutput,
+    TokenExtra,
+    TokenOutputs,
+    extras_used,
+    needs_entropy_gradient,
+)
 from agentrl.losses.contract import check_loss
 from agentrl.losses.kl import KlKind, KlTerm, k1, k2, k3, low_var_kl
-from agentrl.losses.objectives import OBJECTIVES, Objective
+from agentrl.losses.objectives import OBJECTIVES, Kernel, Objective
 from agentrl.losses.policy import PolicyLoss
-from agentrl.losses.sequences import sequence_mean
+from agentrl.losses.sequences import sequence_mean, sequence_sum
 from agentrl.losses.sft import sft_loss
-from agentrl.losses.tokens import logprobs_and_entropy
+from agentrl.losses.tokens import joined, logprobs_and_entropy
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
     "OBJECTIVES",
+    "Kernel",
     "KlKind",
     "KlTerm",
     "Loss",
@@ -25,11 +34,14 @@ __all__ = [
     "check_loss",
     "explained_variance",
     "extras_used",
+    "joined",
     "k1",
     "k2",
     "k3",
     "logprobs_and_entropy",
     "low_var_kl",
+    "needs_entropy_gradient",
     "sequence_mean",
+    "sequence_sum",
     "sft_loss",
 ]

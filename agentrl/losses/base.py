@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from agentrl.types import Extra, ExtraSpec
+from agentrl.types import UNCHANGED, Coefficients, Extra, ExtraSpec
 
 
 class TokenOutputs(NamedTuple):
@@ -17,11 +17,13 @@ class TokenOutputs(NamedTuple):
 
     entropy_N (nats) carries a gradient only with `logprobs_and_entropy(..., entropy_gradient=True)`.
     values_N: the critic's prediction before the token, in units of reward; None without a critic.
+    sum_pi_squared_N: the sum of the squared probabilities of all tokens; None where a gradient is computed.
     """
 
     logp_N: Tensor
     entropy_N: Tensor
     values_N: Tensor | None = None
+    sum_pi_squared_N: Tensor | None = None
 
 
 class TokenExtra(NamedTuple):
@@ -50,7 +52,9 @@ class LossInputs(NamedTuple):
     the token's sequence in the micro-batch: 0 to S - 1, in order. A sequence is one Sample, and never split
     over micro-batches. ref_logp_N: of the reference policy. returns_N, old_values_N: the critic's targets,
     and its predictions before the step. extras: more arrays from the engine, by name. staleness_N: int64, how
-    many versions the token is older than the weights that are served; a trainer always gives it.
+    many versions the token is older than the weights that are served; a trainer always gives it. kl_cov_N:
+    coefficients of |logp - proximal_logp|, see `PolicyLoss`. coefficients: of this step, in place of the
+    loss's own.
     """
 
     proximal_logp_N: Tensor
@@ -63,6 +67,8 @@ class LossInputs(NamedTuple):
     old_values_N: Tensor | None = None
     extras: Mapping[str, TokenExtra] = MappingProxyType({})
     staleness_N: Tensor | None = None
+    kl_cov_N: Tensor | None = None
+    coefficients: Coefficients = UNCHANGED
 
 
 class LossOutput(NamedTuple):
@@ -84,6 +90,11 @@ class Loss(Protocol):
 
     def __call__(self, outputs: TokenOutputs, inputs: LossInputs) -> LossOutput:
         """The weighted sum and its metrics."""
+
+
+def needs_entropy_gradient(loss: Loss) -> bool:
+    """Whether a loss has an entropy bonus: its `entropy_coef` is not 0, or changes (`adapts_entropy`)."""
+    return bool(getattr(loss, "entropy_coef", 0.0) or getattr(loss, "adapts_entropy", False))
 
 
 def extras_used(loss: Loss) -> Mapping[str, ExtraSpec]:

@@ -8,6 +8,7 @@ minimise are
     gmpo       -A g                        g = exp(mean over the sequence of bounded(log r))
     cispo      -stop_gradient(clip(r)) x A x logp
     sapo       -A x 4 / tau x sigmoid(tau x (r - 1))
+    vespo      -stop_gradient(w^k exp(lam (1 - w))) x A x logp     w = product over the sequence of r
     dppo       -M x stop_gradient(min(r, dual)) x A x logp
     reinforce  -A x logp
 
@@ -22,6 +23,8 @@ minimise are
   min(log r, high) where A >= 0 and max(log r, -low) elsewhere: bounds are in nats, the paper's are 0.4.
 - cispo: https://arxiv.org/abs/2506.13585. Usual are low = 1 (no bound below) and a high bound of several.
 - sapo: https://arxiv.org/abs/2511.20347. tau is `tau[0]` where A > 0, else `tau[1]`: 1 and 1.05 in the paper.
+- vespo: https://arxiv.org/abs/2602.10693. k and lam are those of `kernels[0]` where A >= 0, else of
+  `kernels[1]`: 2, 3 and 3, 2 in the paper. The factor is 1 at w = 1. log w is kept between -20 and 20.
 - dppo_tv, dppo_kl: https://arxiv.org/abs/2602.04879. M is 0 where the update would move a token further
   from the behaviour policy and their divergence is above `high` (A > 0) or `low` (A < 0), else 1. Its two
   outcomes are this token and any other: with p = exp(logp) and q = exp(behaviour_logp), total variation is
@@ -42,12 +45,22 @@ import torch
 from torch import Tensor
 
 from agentrl.losses.base import LossInputs, promoted
-from agentrl.losses.kl import capped_exp
-from agentrl.losses.sequences import sequence_mean
+from agentrl.losses.kl import MAX_LOG_RATIO, capped_exp
+from agentrl.losses.sequences import sequence_mean, sequence_sum
 
-Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl", "reinforce"]
+Objective = Literal["clip", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl", "reinforce"]
 
 _LARGEST_DPPO_WEIGHT = 20.0
+
+
+class Kernel(NamedTuple):
+    """Reshapes the ratio w of a sequence: w^k exp(lam (1 - w)) (vespo)."""
+
+    k: float
+    lam: float
+
+
+KERNELS = (Kernel(2.0, 3.0), Kernel(3.0, 2.0))
 
 
 class Bounds(NamedTuple):
@@ -57,6 +70,7 @@ class Bounds(NamedTuple):
     high: float = 0.28
     dual: float | None = None
     tau: tuple[float, float] = (1.0, 1.05)
+    kernels: tuple[Kernel, Kernel] = KERNELS
 
 
 class Surrogate(NamedTuple):
@@ -109,6 +123,15 @@ def _sapo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     return Surrogate(-advantages_N * gate_N, _none(ratio_N), _none(ratio_N))
 
 
+def _vespo(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
+    advantages_N = promoted(inputs.advantages_N)
+    gap_N = (logp_N.detach() - inputs.proximal_logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_w_N = sequence_sum(gap_N, inputs.sequence_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    above_N, below_N = (kernel.k * log_w_N + kernel.lam * -torch.expm1(log_w_N) for kernel in bounds.kernels)
+    factor_N = torch.where(advantages_N >= 0, above_N, below_N).exp()
+    return Surrogate(-factor_N * advantages_N * logp_N, _none(logp_N), _none(logp_N))
+
+
 def _dppo_tv(logp_N: Tensor, inputs: LossInputs, bounds: Bounds) -> Surrogate:
     p_N, q_N = (x_N.clamp(max=0.0).exp() for x_N in (logp_N.detach(), promoted(inputs.behaviour_logp_N)))
     return _within_region((p_N - q_N).abs(), logp_N, inputs, bounds)
@@ -159,6 +182,7 @@ OBJECTIVES: Mapping[Objective, Callable[[Tensor, LossInputs, Bounds], Surrogate]
     "gmpo": _gmpo,
     "cispo": _cispo,
     "sapo": _sapo,
+    "vespo": _vespo,
     "dppo_tv": _dppo_tv,
     "dppo_kl": _dppo_kl,
     "reinforce": _reinforce,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentrl.losses.base import LossInputs, LossOutput, TokenOutputs, promoted
 from agentrl.losses.kl import KlTerm
-from agentrl.losses.objectives import DUAL_CLIPPED, OBJECTIVES, Bounds, Objective
+from agentrl.losses.objectives import DUAL_CLIPPED, KERNELS, OBJECTIVES, Bounds, Kernel, Objective
 from agentrl.losses.sequences import sequence_mean
 
 
@@ -18,19 +18,24 @@ from agentrl.losses.sequences import sequence_mean
 class PolicyLoss:
     """A policy-gradient `Loss`: policy term - entropy_coef x entropy + kl.coef x kl, per token.
 
-    objective: the policy term, one of `agentrl.losses.objectives`; eps_clip, eps_clip_high, eps_clip_c and
-    sapo_tau are its bounds low, high, dual and tau.
+    objective: the policy term, one of `agentrl.losses.objectives`; eps_clip, eps_clip_high, eps_clip_c,
+    sapo_tau and vespo are its bounds low, high, dual, tau and kernels.
+
+    adapts_entropy: entropy_coef changes from step to step (`LossInputs.coefficients`).
 
     opsm_delta (nats per token; off-policy sequence masking, https://arxiv.org/abs/2512.02556, section 3.1):
     the policy term of a token is 0 where A < 0 and the mean of behaviour_logp - logp over its sequence is
     above opsm_delta. As in the paper the engine's own logprobs are used, and entropy and KL do not change.
     Nor do the weights: those of other tokens do not grow.
 
+    Where the inputs have kl_cov_N (KL-Cov, https://arxiv.org/abs/2505.22617, equation 12), kl_cov_N x
+    |logp - proximal_logp| is added: it holds these tokens near the policy before the update.
+
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (clip, gspo: tokens whose clipped branch is
-    chosen and differs; others: whose ratio was bounded, or that were masked; sapo: 0), ppo_kl (proximal -
+    chosen and differs; others: whose ratio was bounded, or that were masked; sapo, vespo: 0), ppo_kl (proximal -
     current, the k1 estimate of KL(old, new)), entropy_loss (nats), train_rollout_logprob_abs_diff (trainer
     now against engine then), and where they apply pg_dual_clipfrac, opsm_masked (tokens dropped), kl_loss
-    (nats).
+    (nats), kl_cov_loss (nats).
 
     Raises:
         ValueError: a bound or a coefficient is out of range, or a combination is invalid.
@@ -44,6 +49,8 @@ class PolicyLoss:
     kl: KlTerm | None = None
     opsm_delta: float | None = None
     sapo_tau: tuple[float, float] = (1.0, 1.05)
+    vespo: tuple[Kernel, Kernel] = KERNELS
+    adapts_entropy: bool = False
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -52,6 +59,7 @@ class PolicyLoss:
             "eps_clip": self.eps_clip,
             "eps_clip_high": self.eps_clip_high,
             "sapo_tau": min(self.sapo_tau),
+            "vespo": min(number for kernel in self.vespo for number in kernel),
         }
         for name, bound in positive.items():
             if not 0.0 < bound < math.inf:
@@ -72,15 +80,17 @@ class PolicyLoss:
             ValueError: a KL penalty without ref_logp_N, or an entropy bonus whose entropy has no gradient.
         """
         logp_N, entropy_N = promoted(outputs.logp_N), promoted(outputs.entropy_N)
-        bounds = Bounds(self.eps_clip, self.eps_clip_high, self.eps_clip_c, self.sapo_tau)
+        bounds = Bounds(self.eps_clip, self.eps_clip_high, self.eps_clip_c, self.sapo_tau, self.vespo)
         surrogate = OBJECTIVES[self.objective](logp_N, inputs, bounds)
         dropped_N = self._dropped(logp_N, inputs)
         policy_N = torch.where(dropped_N, 0.0, surrogate.term_N)
         term_N = policy_N
-        if self.entropy_coef:
+        adapted = inputs.coefficients
+        entropy_coef = self.entropy_coef if adapted.entropy is None else adapted.entropy
+        if entropy_coef:
             if logp_N.requires_grad and not entropy_N.requires_grad:
                 raise ValueError("an entropy bonus needs logprobs_and_entropy(..., entropy_gradient=True)")
-            term_N = term_N - self.entropy_coef * entropy_N
+            term_N = term_N - entropy_coef * entropy_N
         metrics = {
             "pg_loss": policy_N.sum(),
             "pg_clipfrac": surrogate.clipped_N.sum(),
@@ -96,8 +106,12 @@ class PolicyLoss:
             if inputs.ref_logp_N is None:
                 raise ValueError("a KL penalty needs ref_logp_N: score the batch with a reference model")
             kl_N = self.kl.estimate(logp_N, inputs.ref_logp_N, inputs.proximal_logp_N)
-            term_N = term_N + self.kl.coef * kl_N
+            term_N = term_N + (self.kl.coef if adapted.kl is None else adapted.kl) * kl_N
             metrics["kl_loss"] = kl_N.sum()
+        if inputs.kl_cov_N is not None:
+            held_N = inputs.kl_cov_N * (logp_N - inputs.proximal_logp_N).abs()
+            term_N = term_N + held_N
+            metrics["kl_cov_loss"] = held_N.sum()
         detached = {name: metric.detach() for name, metric in metrics.items()}
         return LossOutput((inputs.weights_N * term_N).sum(), detached)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,7 +41,17 @@ def logprobs_and_entropy(
             hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
     ]
-    return TokenOutputs(torch.cat([p.logp_N for p in parts]), torch.cat([p.entropy_N for p in parts]))
+    return joined(parts)
+
+
+def joined(parts: Sequence[TokenOutputs]) -> TokenOutputs:
+    """The outputs of chunks of tokens, one after the other."""
+    squares = [part.sum_pi_squared_N for part in parts if part.sum_pi_squared_N is not None]
+    return TokenOutputs(
+        torch.cat([part.logp_N for part in parts]),
+        torch.cat([part.entropy_N for part in parts]),
+        sum_pi_squared_N=torch.cat(squares) if squares else None,
+    )
 
 
 def _vocabulary(lm_head: Callable[[Tensor], Tensor], hidden_ND: Tensor) -> int:
@@ -64,5 +74,7 @@ def _score(
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # A forbidden token has logp -inf; clamped, it adds 0 to the entropy and to the gradient.
         bounded_NV = logp_NV.clamp(min=torch.finfo(logp_NV.dtype).min)
-        entropy_N = -(logp_NV.exp() * bounded_NV).sum(-1)
-    return TokenOutputs(logp_N, entropy_N)
+        pi_NV = logp_NV.exp()
+        entropy_N = -(pi_NV * bounded_NV).sum(-1)
+    squares_N = None if torch.is_grad_enabled() else pi_NV.square().sum(-1)
+    return TokenOutputs(logp_N, entropy_N, sum_pi_squared_N=squares_N)

@@ -8,6 +8,7 @@ import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from agentrl.activity import group_in_play, in_play
 from agentrl.algorithms.filters import GroupFilter
@@ -75,7 +76,8 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlayer:
-    """Plays groups of `size` siblings; an episode that fails is played again, `retries` times at most.
+    """Plays groups of `size` siblings, and with `make_greedy_agent` one more, whose agent takes the likeliest
+    tokens. An episode that fails is played again, `retries` times at most.
 
     An episode whose reward fails has failed, too. A retry keeps the task and the world's seed and uses a
     new sampling seed. Where a reward over the whole group fails, the group is lost.
@@ -99,6 +101,7 @@ class GroupPlayer:
     play_episode: PlayEpisode = play
     timeout_s: float = math.inf
     episodes: StoppableEpisodes | None = None
+    make_greedy_agent: Callable[[], Agent] | None = None
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -111,7 +114,7 @@ class GroupPlayer:
         Raises:
             UserError: the filter failed.
         """
-        siblings = _siblings_of(self.size, begun)
+        siblings = _siblings_of(self._num_siblings, begun)
         attempts_of = self._attempts[prompt.index] = [sibling.attempts for sibling in siblings]
         deadline = asyncio.get_running_loop().time() + self.timeout_s
         with group_in_play(f"g{prompt.index}"):
@@ -129,7 +132,7 @@ class GroupPlayer:
 
         Each episode that was in play is an aborted one, without turns.
         """
-        attempts_of = self._attempts.pop(prompt.index, [[] for _ in range(self.size)])
+        attempts_of = self._attempts.pop(prompt.index, [[] for _ in range(self._num_siblings)])
         env, task, seed = self.make_env(), prompt.task, prompt.seed
         lost, finished = [], []
         for k, attempts in enumerate(attempts_of):
@@ -146,7 +149,7 @@ class GroupPlayer:
         lost = tuple(m.episode for attempts in attempts_of for m in attempts if not m.is_usable)
         siblings = [attempts[-1] for attempts in attempts_of if attempts[-1].is_usable]
         finished = tuple(marked.episode for marked in siblings)
-        if len(finished) < self.size:
+        if len(finished) < self._num_siblings:
             return GroupOutcome(None, lost, finished)
         try:
             verdicts = await self.scorer.judge(siblings)
@@ -176,22 +179,31 @@ class GroupPlayer:
                 return
             name = _episode_id(prompt, k, len(attempts))
             with in_play(name):
-                episode = await self._played(prompt, name, deadline, sibling.stopped)
+                make_agent = partial(self._agent, deadline, is_greedy=k >= self.size)
+                episode = await self._played(prompt, name, make_agent, sibling.stopped)
                 if isinstance(episode, EpisodeInProgress):
                     sibling.stopped = episode
                     return
                 sibling.stopped = None
                 attempts.append(await self.scorer.mark(episode))
 
+    @property
+    def _num_siblings(self) -> int:
+        return self.size + (self.make_greedy_agent is not None)
+
+    def _agent(self, deadline: float, *, is_greedy: bool) -> Agent:
+        make_greedy = self.make_greedy_agent if is_greedy else None
+        agent = self.make_agent() if make_greedy is None else make_greedy()
+        return agent if math.isinf(deadline) else with_deadline(agent, deadline)
+
     async def _played(
-        self, prompt: Prompt, name: str, deadline: float, begun: EpisodeInProgress | None
+        self,
+        prompt: Prompt,
+        name: str,
+        make_agent: Callable[[], Agent],
+        begun: EpisodeInProgress | None,
     ) -> Episode | EpisodeInProgress:
         """Play one attempt, or go on with it."""
-
-        def make_agent() -> Agent:
-            agent = self.make_agent()
-            return agent if math.isinf(deadline) else with_deadline(agent, deadline)
-
         env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
         agents = agents_of(env, prompt.task, make_agent, self.opponents, seed=sampling_seed)
         if self.episodes is not None and begun is not None:

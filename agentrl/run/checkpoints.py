@@ -85,6 +85,8 @@ class RunState(Section):
     """The duration of each stage, over all attempts."""
     idle_rollouts: int = 0
     """The iterations in a row up to now that trained on nothing (count)."""
+    controls: dict[str, float] = Field(default_factory=dict)
+    """Coefficients and baselines that the algorithm adapts, by name."""
 
 
 class FileSum(NamedTuple):

@@ -49,6 +49,7 @@ from agentrl.run import UNSERVED
 from agentrl.run.folder import RunFolder
 from agentrl.run.model_config import shape_facts
 from agentrl.run.parts import algorithm_of, filters_of, scoring_of
+from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
 from agentrl.types import JSON, Task
@@ -242,6 +243,7 @@ def _check_model(source: ModelSource, config: RunConfig) -> None:
     elif source.seed is None and not any(source.directory.glob("*.bin")):
         TensorFiles(source.directory).close()
     check_auxiliary_models(source, config)
+    CriticData.of(config, source)
 
 
 def _model_facts(config: RunConfig, source: ModelSource) -> dict[str, JSON]:

@@ -15,6 +15,7 @@ from agentrl.types import Episode, Group, RolloutId
 BROKEN_GROUP = "group_incomplete"
 NO_GRADIENT = "zero_advantage"
 STOPPED = "run_stopped"
+GREEDY_BASELINE = "greedy_baseline"
 REMOVED = "sample_filter/"
 """Begins the reason of an episode that a filter took out of the loss of its batch."""
 _EPISODE = re.compile(r"(?P<group>g(?P<ordinal>\d+))-")
@@ -115,6 +116,7 @@ def _dropped(outcome: GroupOutcome) -> Iterator[Entry]:
 
 def _group(group: Group, outcome: Outcome, batch: Iteration | BatchInProgress) -> Iterator[Entry]:
     reason = NO_GRADIENT if has_signal(group) else ZERO_STD
+    greedy = {episode.id for episode in group.greedy}
     for episode in group.episodes:
         ids = [RolloutId(episode.id, agent) for agent in episode.trained_agents]
         why = [batch.removed.get(id) for id in ids]
@@ -126,6 +128,9 @@ def _group(group: Group, outcome: Outcome, batch: Iteration | BatchInProgress) -
             end_version=group.end_version,
             advantages={id.agent: batch.advantages[id] for id in ids if id in batch.advantages},
         )
+        if episode.id in greedy:
+            yield entry(Outcome.DROPPED, GREEDY_BASELINE)
+            continue
         # An episode of several agents is trained on where one of them is.
         if why and why[0] is not None and None not in why:
             yield entry(Outcome.DROPPED, f"{REMOVED}{why[0]}")

@@ -12,13 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from agentrl.activity import TAKE, working
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
@@ -127,6 +128,24 @@ class Publishing(NamedTuple):
         return (step + 1) % self.interval == 0 or step == self.last_step
 
 
+class MovingReference(NamedTuple):
+    """When the reference moves towards the policy. interval: iterations from one move to the next (count).
+    share: that of the policy in it then."""
+
+    interval: int
+    share: float
+
+    def is_due(self, step: int) -> bool:
+        """Whether it moves in this iteration."""
+        return (step + 1) % self.interval == 0
+
+
+def moving_reference(config: AlgorithmConfig) -> MovingReference | None:
+    """The configured one."""
+    interval = config.ref_update_interval
+    return None if interval is None else MovingReference(interval, config.ref_mixup_alpha)
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The parts that an iteration uses.
@@ -137,7 +156,8 @@ class Loop:
     takes rollouts out of the loss; None = there is none.
     sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
-    of engine and trainer, where they share devices.
+    of engine and trainer, where they share devices. moving: the reference; None = it does not move. critic_only: only the critic
+    learns.
     """
 
     producer: Rollouts
@@ -154,6 +174,8 @@ class Loop:
     publishing: Publishing = field(default_factory=Publishing)
     overlaps: bool = False
     colocation: Colocation = field(default_factory=Colocation)
+    moving: MovingReference | None = None
+    critic_only: bool = False
 
     @property
     def version(self) -> int:
@@ -184,6 +206,8 @@ class Loop:
                 advantages = self.in_progress.advantages = credited.advantages
                 epochs = [credited.steps] * self.num_epochs
                 reports = [await self._update(one) for steps in epochs for one in steps]
+                if self.moving is not None and self.moving.is_due(step):
+                    await self.trainer.move_reference(self.moving.share)
                 updated = self.clock()
             published = await self._publish(step)
         version = published.version if published else self.producer.version
@@ -200,6 +224,8 @@ class Loop:
             "perf/rollout_tok_per_s": _per_second(_sampled_tokens(groups), playing_s),
             "perf/actor_train_tok_per_s": _per_second(sum(r.num_tokens for r in reports), updated - scored),
         }
+        if not self.critic_only:
+            self.algorithm.controls.observe(groups, metrics)
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.in_progress.end()
         return Iteration(
@@ -223,7 +249,7 @@ class Loop:
                 masks_older=self.algorithm.masks_older,
                 version=self.producer.version,
             )
-            self.laws.check_samples(groups, [s for group in groups for s in batch.samples[group.id]])
+            self.laws.check_samples(groups, batch.played)
         except TokenLawError as error:
             self.in_progress.reason = f"token_law_{error.law}"
             raise
@@ -251,10 +277,11 @@ class Loop:
                 algorithm.weights,
                 num_steps=self.num_steps,
                 policy_term_only=algorithm.policy_term_only,
+                coefficients=algorithm.controls.coefficients,
             )
         except ValueError as error:
             raise UserError(f"no credit can be given: {error}.") from error
-        metrics = dict(advantages.metrics)
+        metrics = {**advantages.metrics, **algorithm.controls.metrics}
         if "old" in algorithm.roles:
             metrics |= mismatch_metrics(tokens, token_scores)
         if algorithm.max_staleness is not None:
@@ -269,7 +296,8 @@ class Loop:
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         self.in_progress.is_training = True
-        report = await self.trainer.update(step.batch)
+        batch = replace(step.batch, critic_only=True) if self.critic_only else step.batch
+        report = await self.trainer.update(batch)
         self.in_progress.trained |= {group.id for group in step.groups}
         self.in_progress.has_new_weights = True
         return report
@@ -294,8 +322,19 @@ class Loop:
     async def _scores(self, batch: RolloutBatch) -> Scores:
         samples = batch.tokens.samples
         if self.algorithm.roles and samples:
-            return await self.trainer.score(samples, self.algorithm.roles)
+            algorithm = self.algorithm
+            scores = await self.trainer.score(samples, algorithm.roles, statistics=algorithm.statistics)
+            return replace(scores, ends=await self._ends(batch)) if algorithm.bootstraps else scores
         return Scores(proximal=tuple(sample.logprobs for sample in samples))
+
+    async def _ends(self, batch: RolloutBatch) -> dict[RolloutId, float]:
+        """What the critic expects after the last token of each rollout that was cut off."""
+        cut_off = batch.cut_off()
+        if not cut_off:
+            return {}
+        scores = await self.trainer.score([*cut_off.values()], ("values",))
+        assert scores.values is not None, "a trainer that bootstraps has a critic"
+        return {id: float(values[-1]) for id, values in zip(cut_off, scores.values, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

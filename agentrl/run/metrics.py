@@ -31,9 +31,10 @@ def rollout_metrics(
 
     zero_std/ratio is the share of complete groups whose siblings all have equal rewards. raw_reward is the
     mean verdict of trained agents over complete groups (raw_reward/AGENT of each, where there are several),
-    raw_reward_std their standard deviation, truncated_reward the mean over truncated episodes,
-    response_len/mean the policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts
-    are means per episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
+    raw_reward_std their standard deviation, truncated_reward the mean over truncated episodes, greedy_reward
+    that over episodes which are a greedy baseline (and in no other mean of rewards), response_len/mean the
+    policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
+    tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
     reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the engine
     had computed for the turn before.
@@ -55,7 +56,7 @@ def rollout_metrics(
         "rollout/zero_std/ratio": _mean([float(_has_equal_rewards(group)) for group in groups]),
         "rollout/failed_episodes": float(len(failed)),
     }
-    metrics |= _by_agent(verdicts) | _of_truncated(episodes, verdicts)
+    metrics |= _by_agent(verdicts) | _of_truncated(episodes, verdicts) | _of_greedy(groups)
     metrics |= {f"rollout/reward/{name}/mean": mean for name, mean in part_means(verdicts).items()}
     metrics["rollout/cached_ratio"] = cached_ratio(episodes)
     metrics |= _dropped(outcomes, removed)
@@ -114,9 +115,12 @@ def _versions(group: Group) -> npt.NDArray[np.float64]:
 
 
 def trained_verdicts(groups: Sequence[Group]) -> list[Verdict]:
-    """The verdicts of the agents that the policy played."""
+    """The verdicts of the agents that the policy played, but in episodes that are a greedy baseline."""
     return [
-        verdict for group in groups for verdict in group.verdicts if verdict.agent in group.trained_agents
+        verdict
+        for group, greedy in ((group, {e.id for e in group.greedy}) for group in groups)
+        for verdict in group.verdicts
+        if verdict.agent in group.trained_agents and verdict.episode_id not in greedy
     ]
 
 
@@ -163,6 +167,11 @@ def _by_agent(verdicts: Sequence[Verdict]) -> dict[str, float]:
     return {
         f"rollout/raw_reward/{name}": _mean([v.total for v in verdicts if v.agent == name]) for name in agents
     }
+
+
+def _of_greedy(groups: Sequence[Group]) -> dict[str, float]:
+    totals = [v.total for group in groups for episode in group.greedy for v in group.verdicts_of(episode)]
+    return {"rollout/greedy_reward": _mean(totals)} if totals else {}
 
 
 def _of_truncated(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> dict[str, float]:

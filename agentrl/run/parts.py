@@ -241,9 +241,15 @@ def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters)
     rollout = config.rollout
     # A synchronous run plays its batch again, and is bit-equal to one that was not stopped.
     stops = rollout.is_async and world.play_episode is play
+    make_agent, make_greedy_agent = (
+        agent_factory(engine, world.renderer, sampling_of(rollout, temperature))
+        for temperature in (rollout.rollout_temperature, 0.0)
+    )
+    has_baseline = config.algorithm.advantage_estimator == "remax"
     return GroupPlayer(
         make_env=world.make_env,
-        make_agent=agent_factory(engine, world.renderer, sampling_of(rollout, rollout.rollout_temperature)),
+        make_agent=make_agent,
+        make_greedy_agent=make_greedy_agent if has_baseline else None,
         scorer=world.scorer,
         size=rollout.n_samples_per_prompt,
         retries=rollout.max_episode_retries,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +78,11 @@ class StepRecorder:
         trace = folder / "profile" if step == self.config.profile_step else None
         memory = folder / "memory" if step == self.config.memory_snapshot_step else None
         return None if trace is None and memory is None else Recording(step, trace, memory)
+
+
+def recorded(recorder: StepRecorder | None, step: int) -> AbstractAsyncContextManager[list[Phase]]:
+    """The block of a step, for its phases; without a trainer nothing is recorded."""
+    return nullcontext(list[Phase]()) if recorder is None else recorder.step(step)
 
 
 def memory_table() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -38,7 +38,7 @@ from agentrl.run.held_out import HeldOut
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
-from agentrl.run.loop import Iteration, Loop, PlayLoop, Publishing
+from agentrl.run.loop import Iteration, Loop, PlayLoop, Publishing, moving_reference
 from agentrl.run.metrics import mean_score, skipped_metrics
 from agentrl.run.parts import (
     Progress,
@@ -52,9 +52,9 @@ from agentrl.run.parts import (
     scoring_of,
     source_of,
 )
-from agentrl.run.recording import StepRecorder
+from agentrl.run.pretraining import CriticData, pretrain_critic
+from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.replay import Replay
-from agentrl.trainer.recording import Phase
 
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
@@ -86,6 +86,7 @@ class TrainingRun:
     records: Records
     progress: Progress
     replay: Replay | None = None
+    critic_data: CriticData | None = None
 
     @classmethod
     async def build(
@@ -133,6 +134,7 @@ class TrainingRun:
             records=records,
             progress=progress,
             replay=replay,
+            critic_data=CriticData.of(config, source),
         )
         if origin is not None:
             run._restore(origin.state)
@@ -201,6 +203,8 @@ class TrainingRun:
             progress.trainer = colocation.trainer = trainer
             if origin is not None:
                 await trainer.load_state(origin.trainer)
+        if origin is None and self.critic_data is not None:
+            await pretrain_critic(self.critic_data, trainer, self.algorithm, self.records)
         producer, prompts = self._rollouts()
         loop = Loop(
             producer=producer,
@@ -219,6 +223,7 @@ class TrainingRun:
             ),
             overlaps=config.rollout.is_async,
             colocation=colocation,
+            moving=moving_reference(config.algorithm),
         )
         folder, console = self.records.folder.path, self.records.console
         await self._run(loop, StepRecorder(config.observe, trainer, folder, console.line), prompts)
@@ -306,7 +311,7 @@ class TrainingRun:
         lag.take()
         monitor.begin()
         with self.records.watch.stage(ROLLOUT if isinstance(loop, PlayLoop) else RL):
-            async with _recorded(recorder, step + 1) as phases:
+            async with recorded(recorder, step + 1) as phases:
                 iteration = await loop.iterate(step)
                 phases.extend(iteration.phases)
             iteration.metrics["perf/event_loop_lag_max"] = lag.take()
@@ -369,6 +374,7 @@ class TrainingRun:
             stages=records.watch.stages,
             # A run that is resumed after this end goes on for as long again.
             idle_rollouts=0 if self.is_idle else progress.idle_rollouts,
+            controls={} if self.algorithm is None else self.algorithm.controls.state(),
         )
 
     def _restore(self, state: RunState) -> None:
@@ -377,6 +383,8 @@ class TrainingRun:
         progress.step = progress.saved_step = state.step
         progress.latest = dict(state.latest)
         progress.idle_rollouts = state.idle_rollouts
+        if self.algorithm is not None:
+            self.algorithm.controls.restore(state.controls)
         self.evaluations.restore(state)
 
     async def _record(self, iteration: Iteration) -> None:
@@ -390,8 +398,3 @@ class TrainingRun:
         events = {} if self.engine is None else self.engine.counts
         counts = {f"engine/{name}": float(count) for name, count in events.items()}
         records.log(step, iteration.metrics | counts)
-
-
-def _recorded(recorder: StepRecorder | None, step: int) -> AbstractAsyncContextManager[list[Phase]]:
-    """The block of a step, for its phases; without a trainer nothing is recorded."""
-    return nullcontext(list[Phase]()) if recorder is None else recorder.step(step)

@@ -31,7 +31,9 @@ def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> Los
         sequence_N=torch.repeat_interleave(torch.arange(len(counts)), counts).to(device),
         ref_logp_N=optional(batch.scores.ref),
         returns_N=optional(batch.credit.returns),
+        kl_cov_N=optional(batch.credit.kl_cov),
         old_values_N=optional(batch.scores.values),
         staleness_N=torch.from_numpy(staleness_of(versions_N, batch.served)).long().to(device),
+        coefficients=batch.coefficients,
         extras={name: TokenExtra.of(extra, device) for name, extra in row.extras(batch.samples).items()},
     )

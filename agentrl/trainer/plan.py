@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 
-from agentrl.losses import Loss, explained_variance
+from agentrl.losses import Loss, TokenOutputs, explained_variance
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.launch.rank_plan import RankPlace
@@ -58,11 +59,22 @@ class Worker(Protocol):
     def manifest(self) -> tuple[TensorSpec, ...]:
         """The policy's tensors, in the order of `weights`."""
 
-    def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
-        """Logprobs, or values, of the tokens under `scored_tokens`, by sample; on the reporting ranks."""
+    def score(
+        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
+    ) -> dict[int, FloatArray]:
+        """Logprobs, or values, of the tokens under `scored_tokens`, by sample; on the reporting ranks.
+
+        statistics: [3, tokens] instead: logprobs, entropies and sums of squared probabilities.
+        """
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
-        """One optimizer step over the batch, of every network that learns in this step."""
+        """One optimizer step over the batch, of every network that learns in this step.
+
+        One of the critic only counts for no warm-up.
+        """
+
+    def move_reference(self, share: float) -> None:
+        """Move the reference towards the policy: share x policy + (1 - share) x reference."""
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Iterator[Filled]:
         """The policy's weights in buckets, on rank 0; the generator returns their checksum."""
@@ -92,12 +104,14 @@ class Plan(ABC):
 
     models: the Hugging Face directory of each role; `old` is the policy. critic: initialized with the
     policy's trunk. critic_warmup: optimizer steps of the critic before the first of the policy (count).
+    moves_reference: the reference changes (`Worker.move_reference`), so that a saved state holds it, too.
     """
 
     policy: Learning
     models: Mapping[ScoreRole, str]
     critic: Learning | None = None
     critic_warmup: int = 0
+    moves_reference: bool = False
 
     @property
     def config(self) -> TrainerConfig:
@@ -132,6 +146,19 @@ class Plan(ABC):
 def scored_tokens(sample: Sample, role: ScoreRole) -> BoolArray:
     """The tokens that a role scores: all but the first; for values, those under the loss mask."""
     return sample.loss_mask if role == "values" else np.arange(len(sample)) > 0
+
+
+def reported(outputs: TokenOutputs, *, statistics: bool) -> FloatArray:
+    """What a rank reports of scored tokens: [N], or with `statistics` [3, N], see `Worker.score`."""
+    if outputs.values_N is not None:
+        parts = [outputs.values_N]
+    elif statistics:
+        assert outputs.sum_pi_squared_N is not None, "no gradient is computed while samples are scored"
+        parts = [outputs.logp_N, outputs.entropy_N, outputs.sum_pi_squared_N]
+    else:
+        parts = [outputs.logp_N]
+    rows: FloatArray = torch.stack(parts).float().cpu().numpy()
+    return rows if statistics else rows[0]
 
 
 def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, float]:

@@ -28,6 +28,13 @@ R = TypeVar("R")
 
 BUCKET_BYTES = 64 << 20
 _POLL_S = 0.1
+_FIELDS: Mapping[ScoreRole, Sequence[str]] = {
+    "old": ("proximal", "entropy", "sum_pi_squared"),
+    "ref": ("ref",),
+    "teacher": ("teacher",),
+    "values": ("values",),
+}
+"""The fields of `Scores` that a role gives; the first one always, the others as statistics."""
 
 
 class Ranks(Protocol):
@@ -85,11 +92,13 @@ class RankTrainer:
         """The trainer, once every rank has its model; raises what the constructor raises."""
         return await ranks.run(cls, ranks, plan)
 
-    async def score(self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",)) -> Scores:
+    async def score(
+        self, samples: Sequence[Sample], roles: Sequence[ScoreRole] = ("old",), *, statistics: bool = False
+    ) -> Scores:
         """Logprobs of every token in each role, at each sample's temperature; values of trainable tokens.
 
         A first token has no prefix and gets 0. Without the role `old`, the proximal logprobs are those of
-        the engine.
+        the engine. statistics: also the entropy and the sum of squared probabilities of the role `old`.
 
         Raises:
             ValueError: the plan has no network in that role, or a sample was sampled greedily.
@@ -99,14 +108,11 @@ class RankTrainer:
             raise ValueError(f"this trainer has no network in the role `{missing[0]}`; give it one")
         check_sampled(samples)
         with working(SCORE):
-            scored = {role: await self._scored(samples, role) for role in roles}
-        engine = tuple(sample.logprobs for sample in samples)
-        return Scores(
-            proximal=scored.get("old", engine),
-            ref=scored.get("ref"),
-            teacher=scored.get("teacher"),
-            values=scored.get("values"),
-        )
+            scored = {role: await self._scored(samples, role, statistics and role == "old") for role in roles}
+        fields: dict[str, tuple[FloatArray, ...]] = {"proximal": tuple(sample.logprobs for sample in samples)}
+        for role, rows in scored.items():
+            fields |= zip(_FIELDS[role], rows, strict=False)
+        return Scores(**fields)
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step of the critic, where there is one, and one of the policy.
@@ -135,6 +141,17 @@ class RankTrainer:
             {f"train/{name}": value for name, value in metrics.items()},
             sum(len(sample) for sample in batch.samples),
         )
+
+    async def move_reference(self, share: float) -> None:
+        """Move the reference towards the policy: share x policy + (1 - share) x reference.
+
+        Raises:
+            ValueError: the plan has no reference, or it does not move.
+            TrainerError: a rank failed.
+        """
+        if not self._plan.moves_reference:
+            raise ValueError("the reference of this trainer does not move; give it a plan that moves it")
+        await self.ranks.run(self.ranks.call, "move_reference", share)
 
     async def publish(self, target: WeightSink, *, version: int) -> PublishReport:
         """Send the current weights in buckets, each piece of memory once.
@@ -278,13 +295,17 @@ class RankTrainer:
                     raise error
             waiting = not all(replies)
 
-    async def _scored(self, samples: Sequence[Sample], role: ScoreRole) -> tuple[FloatArray, ...]:
-        replies = await self.ranks.run(self.ranks.call, "score", samples, role)
-        scored = [np.zeros(len(sample), dtype=np.float32) for sample in samples]
+    async def _scored(
+        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool
+    ) -> list[tuple[FloatArray, ...]]:
+        """The fields of `Scores` that the role gives, in the order of `_FIELDS`."""
+        replies = await self.ranks.run(self.ranks.call, "score", samples, role, statistics)
+        num_fields = len(_FIELDS["old"]) if statistics else 1
+        scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
         for reply in cast(list[dict[int, FloatArray]], replies):
             for index, values in reply.items():
-                scored[index][scored_tokens(samples[index], role)] = values
-        return tuple(scored)
+                scored[index][:, scored_tokens(samples[index], role)] = values
+        return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
 
 
 def _next_finite(buckets: _Weights) -> Bucket | None:

@@ -3,6 +3,7 @@
 trainer.json                                the layout, and the optimizers' steps
 policy/                                     the policy's weights and its optimizer
 critic/                                     the same of a critic
+reference/                                  the weights of a reference that moves
 
 With Megatron each folder holds the shards and the optimizer parts of every rank (`megatron/files/saving`),
 with torch state.pt.
@@ -26,8 +27,8 @@ from agentrl.trainer.plan import Done, Plan
 from agentrl.types import ScoreRole
 
 ABOUT = "trainer.json"
-FOLDERS: Mapping[ScoreRole, str] = {"old": "policy", "values": "critic"}
-"""The folder of each network that learns."""
+FOLDERS: Mapping[ScoreRole, str] = {"old": "policy", "values": "critic", "ref": "reference"}
+"""The folder of each network that changes."""
 
 Dtype = Literal["float32", "bfloat16"]
 

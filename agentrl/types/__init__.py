@@ -40,6 +40,8 @@ from agentrl.types.messages import (
 )
 from agentrl.types.statistics import ToolStats, Usage, latency_bin, summed
 from agentrl.types.training import (
+    UNCHANGED,
+    Coefficients,
     Credit,
     Sample,
     ScoreRole,
@@ -54,9 +56,11 @@ __all__ = [
     "AGENT",
     "JSON",
     "NO_VERSION",
+    "UNCHANGED",
     "Author",
     "BoolArray",
     "Completion",
+    "Coefficients",
     "Credit",
     "Ending",
     "Episode",

@@ -224,6 +224,15 @@ class Episode:
         """The agents that the trained policy played."""
         return tuple(agent for agent in self.agents if agent not in self.frozen_agents)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the trained policy took the likeliest token throughout; judged by its first turn."""
+        turns = (
+            turn for trajectory in self.trajectories if trajectory.trainable for turn in trajectory.turns
+        )
+        tokens = next((turn.tokens for turn in turns if turn.tokens is not None), None)
+        return tokens is not None and tokens.completion.temperature == 0.0
+
     def turns_of(self, agent: str) -> tuple[Turn, ...]:
         """The turns of one agent, in order."""
         trajectories = (trajectory for trajectory in self.trajectories if trajectory.agent == agent)
@@ -346,6 +355,12 @@ class Group:
         """The agents that the trained policy played in any of its episodes."""
         trained = {agent for episode in self.episodes for agent in episode.trained_agents}
         return tuple(agent for agent in self.agents if agent in trained)
+
+    @property
+    def greedy(self) -> tuple[Episode, ...]:
+        """Episodes that the policy played greedily where it sampled in others: a baseline, not trained on."""
+        greedy = tuple(episode for episode in self.episodes if episode.is_greedy)
+        return () if len(greedy) == len(self.episodes) else greedy
 
     def siblings(self, agent: str) -> tuple[Rollout, ...]:
         """The rollouts of one agent in each episode: they have the same role and can be compared."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,9 @@ class Scores:
     proximal: logprobs of the policy before the first update of the batch, the denominator of the loss's
     ratios; where the trainer does not compute them, the engine's. ref, teacher: logprobs of the reference
     model and of the distillation teacher. values: the critic's estimate of the return before each token.
+    entropy: of the proximal policy where it predicts the token (nats). sum_pi_squared: the sum of the squares
+    of its probabilities there. None: not computed.
+    ends: the critic's estimate of what would have followed a rollout that was cut off; others are left out.
 
     Raises:
         ValueError: their shapes differ.
@@ -98,9 +101,22 @@ class Scores:
     ref: tuple[FloatArray, ...] | None = None
     teacher: tuple[FloatArray, ...] | None = None
     values: tuple[FloatArray, ...] | None = None
+    entropy: tuple[FloatArray, ...] | None = None
+    sum_pi_squared: tuple[FloatArray, ...] | None = None
+    ends: Mapping[RolloutId, float] = field(default_factory=dict)
+
+    @property
+    def optional(self) -> tuple[tuple[FloatArray, ...] | None, ...]:
+        """The arrays but `proximal`, in their order."""
+        return self.ref, self.teacher, self.values, self.entropy, self.sum_pi_squared
+
+    def map(self, function: Callable[[tuple[FloatArray, ...]], tuple[FloatArray, ...]]) -> Scores:
+        """The result of a function on the arrays of each field that was computed."""
+        others = (None if arrays is None else function(arrays) for arrays in self.optional)
+        return Scores(function(self.proximal), *others, ends=self.ends)
 
     def __post_init__(self) -> None:
-        for other in (self.ref, self.teacher, self.values):
+        for other in self.optional:
             if other is not None and [a.shape for a in other] != [a.shape for a in self.proximal]:
                 raise ValueError("all scores must share their shapes, sample by sample")
 
@@ -112,7 +128,8 @@ class Credit:
     Weights are computed once for the whole optimizer step, so that the split into micro-batches cannot change
     the gradient: loss = sum over all tokens of weight x term.
 
-    returns: the critic's targets, the return before each token; None without a critic.
+    returns: the critic's targets, the return before each token; None without a critic. kl_cov: coefficients
+    of a penalty for the distance from the proximal policy; None without one.
 
     Raises:
         ValueError: their shapes differ.
@@ -121,18 +138,34 @@ class Credit:
     advantages: tuple[FloatArray, ...]
     weights: tuple[FloatArray, ...]
     returns: tuple[FloatArray, ...] | None = None
+    kl_cov: tuple[FloatArray, ...] | None = None
 
     def __post_init__(self) -> None:
-        for other in (self.weights, self.returns):
+        for other in (self.weights, self.returns, self.kl_cov):
             if other is not None and [a.shape for a in other] != [a.shape for a in self.advantages]:
-                raise ValueError("advantages, weights and returns must share their shapes, sample by sample")
+                raise ValueError("all arrays of a credit must share their shapes, sample by sample")
+
+
+class Coefficients(NamedTuple):
+    """Coefficients of the loss that change from step to step; None = that of the loss itself.
+
+    entropy: of the bonus for the policy's entropy. kl: of the penalty for divergence from the reference.
+    """
+
+    entropy: float | None = None
+    kl: float | None = None
+
+
+UNCHANGED = Coefficients()
+"""Those of the loss itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
     """The input of one optimizer step: samples, and the scores and the credit of each.
 
-    version: of the weights that are served meanwhile; None = that of the newest token.
+    version: of the weights that are served meanwhile; None = that of the newest token. coefficients: of the
+    loss, in this step. critic_only: the policy does not learn from it.
 
     Raises:
         ValueError: they differ in number.
@@ -142,6 +175,8 @@ class TrainBatch:
     scores: Scores
     credit: Credit
     version: int | None = None
+    coefficients: Coefficients = UNCHANGED
+    critic_only: bool = False
 
     def __post_init__(self) -> None:
         counts = (len(self.samples), len(self.scores.proximal), len(self.credit.weights))

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentrl
 from agentrl.algorithms.baselines import rloo
-from agentrl.algorithms.estimators import GroupRelative
+from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Tokens
 from agentrl.algorithms.weights import token_mean

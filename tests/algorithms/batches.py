@@ -51,6 +51,11 @@ class Batch(NamedTuple):
         return arrays_of(estimator, self.groups, self.samples, self.scores)
 
     @property
+    def samples_by_group(self) -> list[list[Sample]]:
+        by_id = {e.id: g.id for g in self.groups for e in g.episodes}
+        return [[s for s in self.samples if by_id[s.rollout_id.episode_id] == g.id] for g in self.groups]
+
+    @property
     def tokens(self) -> Tokens:
         return Tokens.of(self.samples)
 
@@ -103,7 +108,12 @@ def batch(*groups: Sequence[EpisodeSpec], gap: float = 1.0, seed: int = 0) -> Ba
     def near():
         return tuple((s.logprobs + rng.uniform(-gap, gap, len(s))).astype(np.float32) for s in samples)
 
-    return Batch(played, samples, Scores(near(), near(), near(), near()))
+    proximal = near()
+    entropy = tuple(rng.uniform(0, 2, len(s)).astype(np.float32) for s in samples)
+    # Of a distribution that gives the token its probability, and the rest to one other or to many.
+    pi = [np.exp(np.minimum(logprobs, 0)) for logprobs in proximal]
+    squares = tuple((p**2 + rng.random(len(p)) * (1 - p) ** 2).astype(np.float32) for p in pi)
+    return Batch(played, samples, Scores(proximal, near(), near(), near(), entropy, squares))
 
 
 def aged(samples: Sequence[Sample], seed: int) -> list[Sample]:

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -10,14 +11,8 @@ from hypothesis import given
 from agentrl.algorithms.baselines import dr_grpo, grpo, grpo_passk, maxrl, rloo
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import IcePop, Mis, Tis
-from agentrl.algorithms.estimators import (
-    Adjusted,
-    Gae,
-    GroupRelative,
-    LengthWeighted,
-    ReinforcePlusPlus,
-    TurnRelative,
-)
+from agentrl.algorithms.estimators import Adjusted, Gae, ReinforcePlusPlus
+from agentrl.algorithms.group_relative import GroupRelative, LengthWeighted, OptimalToken, TurnRelative
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.types import Scores
 from tests.algorithms.batches import (
@@ -43,6 +38,7 @@ ESTIMATORS = {
     "gpg": GroupRelative(dr_grpo, scale="signal"),
     "batch": GroupRelative(dr_grpo, scale="batch"),
     "opo": LengthWeighted(),
+    "otb": OptimalToken(),
     "turns": TurnRelative(),
     "discounted turns": TurnRelative(0.5),
     "reinforce_plus_plus": ReinforcePlusPlus(),
@@ -131,6 +127,26 @@ def against_others(returns, i, k):
     return returns[i][k] - fmean(reached) if reached else 0.0
 
 
+def against_energy(drawn: Batch, group, i, written):
+    """arXiv 2602.07078: each token's return less the mean of its siblings' there, weighted by energy so far."""
+    returns, energies = [], []
+    for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
+        tokens = written.get((episode.id, "agent"), [])
+        rewards = rewards_of(verdict, tokens, [0.0] * len(tokens))
+        returns.append([sum(rewards[n:]) for n in range(len(tokens))])
+        pi = [math.exp(min(x, 0.0)) for x in scores_of(drawn, drawn.scores.proximal, tokens)]
+        squares = scores_of(drawn, drawn.scores.sum_pi_squared, tokens)
+        each = [max(1 - 2 * p + s, 0.0) for p, s in zip(pi, squares, strict=True)]
+        energies.append([sum(each[: n + 1]) for n in range(len(tokens))])
+    advantages = []
+    for t, own in enumerate(returns[i]):
+        reached = [(w[t], g[t]) for w, g in zip(energies, returns, strict=True) if len(g) > t]
+        total = sum(w for w, _ in reached)
+        longest = max(returns, key=len)[t]
+        advantages.append(own - (sum(w * g for w, g in reached) / total if total else longest))
+    return advantages
+
+
 def naive_advantages(name, drawn: Batch):
     """The advantages of an estimator by its name, as one list for each sample, with nothing but loops."""
     plain_name = name.removesuffix(" with kl").removesuffix(" whitened")
@@ -156,6 +172,10 @@ def naive_advantages(name, drawn: Batch):
             returns = turn_returns(siblings, 0.5 if "discounted" in plain_name else 1.0)
             advantages += [
                 against_others(returns, i, t.turn) - k for t, k in zip(tokens, penalties, strict=True)
+            ]
+        elif plain_name == "otb":
+            advantages += [
+                a - k for a, k in zip(against_energy(drawn, siblings, i, written), penalties, strict=True)
             ]
         elif plain_name == "opo":
             lengths = [len(written.get((e.id, "agent"), ())) for e in siblings.episodes]

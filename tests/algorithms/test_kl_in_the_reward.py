@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.estimators import Gae, GroupRelative, TurnRelative
+from agentrl.algorithms.estimators import Gae
+from agentrl.algorithms.group_relative import GroupRelative, TurnRelative
 from agentrl.algorithms.returns import discounted_returns
 from agentrl.algorithms.rewards import KlPenalty, kl_estimate
 from agentrl.algorithms.samples import samples_of

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms.contract import check_estimator
-from agentrl.algorithms.estimators import GroupRelative, RewardDecoupled
+from agentrl.algorithms.group_relative import GroupRelative, RewardDecoupled
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.shaping import Shaped, Shaping
 from tests.algorithms.batches import Batch, EpisodeSpec, batch, batches, close, walk

@@ -26,6 +26,10 @@ def of_correction(name, value, **under):
     return Setting(value, {"correction": name, **under}, ({"correction": "none"}, f"without use_{name} "))
 
 
+def of_control(name, value):
+    return Setting(value, {"entropy_control": name}, ({}, f"without entropy_control = {name}; choose it"))
+
+
 OURS = "with custom_loss_function_path; drop that"
 LOSS = {"custom_loss_function_path": "my_parts:loss"}
 ESTIMATOR = {"custom_advantage_function_path": "my_parts:estimator"}
@@ -58,9 +62,30 @@ ALGORITHM = {
     "eps_clip_c": Setting(3.0, {}, (LOSS, OURS)),
     "sapo_tau_positive": of_estimator(2.0, "sapo"),
     "sapo_tau_negative": of_estimator(2.0, "sapo"),
+    "vespo_k_positive": of_estimator(1.0, "vespo"),
+    "vespo_lambda_positive": of_estimator(1.0, "vespo"),
+    "vespo_k_negative": of_estimator(1.0, "vespo"),
+    "vespo_lambda_negative": of_estimator(1.0, "vespo"),
     "dppo_divergence": of_estimator("kl", "dppo"),
     "value_clip": of_estimator(0.5),
+    "bootstrap_truncated": of_estimator(True),
     "entropy_coef": Setting(0.01, {}, (LOSS, OURS)),
+    "entropy_target": Setting(0.5, {}, (LOSS, OURS)),
+    "entropy_coef_step": Setting(0.01, {"entropy_target": 0.5}, ({}, "without entropy_target; add it")),
+    "kl_target": Setting(0.1, KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
+    "kl_horizon": Setting(100.0, {**KL_LOSS, "kl_target": 0.1}, (KL_LOSS, "without kl_target; add it")),
+    "ref_update_interval": Setting(4, KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
+    "ref_mixup_alpha": Setting(
+        0.5, {**KL_LOSS, "ref_update_interval": 4}, (KL_LOSS, "without ref_update_interval; add it")
+    ),
+    "rae_decay": of_estimator(0.5, "rae"),
+    "entropy_control": Setting("clip_cov"),
+    "clip_cov_ratio": of_control("clip_cov", 0.1),
+    "clip_cov_low": of_control("clip_cov", 0.5),
+    "clip_cov_high": of_control("clip_cov", 2.0),
+    "kl_cov_ratio": of_control("kl_cov", 0.1),
+    "kl_cov_coef": of_control("kl_cov", 0.5),
+    "top_entropy_quantile": of_control("top_entropy", 0.5),
     "kl_coef": Setting(0.1, {}, (ESTIMATOR, "with custom_advantage_function_path; drop that")),
     "use_kl_loss": Setting(True),
     "kl_loss_coef": Setting(0.1, {"use_kl_loss": True}, ({}, "without use_kl_loss; add it")),
@@ -97,6 +122,12 @@ ALGORITHM = {
     "opsm_delta": of_correction("opsm", 0.1),
     "critic_lr": of_estimator(1e-2),
     "num_critic_only_steps": of_estimator(3),
+    "critic_data": of_estimator("runs/earlier"),
+    "critic_data_epochs": Setting(
+        2,
+        {"advantage_estimator": "ppo", "critic_data": "runs/earlier"},
+        ({"advantage_estimator": "ppo"}, "without critic_data; add it"),
+    ),
 }
 # They act where tokens are older than the weights: see INACTIVE, and tests/run/test_older_tokens.py.
 OF_STALENESS = ("accept_bias", "mask_offpolicy_in_partial_rollout")

@@ -43,7 +43,7 @@ MAX_LENGTH = 10
 def built(**settings):
     config = AlgorithmConfig(**settings)
     credit = BATCH.credit(build_estimator(config))
-    weights = build_weights(config, MAX_LENGTH)(BATCH.samples)
+    weights = build_weights(config, MAX_LENGTH)(BATCH.samples_by_group)
     return np.array(flat(BATCH, credit.advantages)), np.array(flat(BATCH, weights)), build_loss(config)
 
 
@@ -66,6 +66,7 @@ FORMULAS = {
     "gmpo": in_deviations,
     "cispo": in_deviations,
     "sapo": in_deviations,
+    "vespo": in_deviations,
     "dppo": in_deviations,
     "gpg": lambda siblings, own: 1.4 * (own - mean(siblings)),
     "grpo_passk": lambda siblings, own: (
@@ -190,7 +191,11 @@ def test_opo_counts_a_sibling_as_often_as_it_has_tokens():
     assert built(advantage_estimator="opo")[0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_sapo_and_dppo_bring_settings_of_their_own():
+def test_sapo_vespo_and_dppo_bring_settings_of_their_own():
+    loss = build_loss(
+        AlgorithmConfig(advantage_estimator="vespo", vespo_k_positive=1.0, vespo_lambda_negative=4.0)
+    )
+    assert (loss.objective, loss.vespo) == ("vespo", ((1.0, 3.0), (3.0, 4.0)))
     loss = build_loss(AlgorithmConfig(advantage_estimator="sapo", sapo_tau_positive=2.0))
     assert (loss.objective, loss.sapo_tau) == ("sapo", (2.0, 1.05))
     loss = build_loss(AlgorithmConfig(advantage_estimator="dppo", dppo_divergence="kl"))

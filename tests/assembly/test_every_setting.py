@@ -20,6 +20,9 @@ from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import by_section, effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
+from agentrl.run.loop import moving_reference
+from agentrl.run.pretraining import CriticData
+from agentrl.run.replay import Replay
 from tests.algorithms.batches import EpisodeSpec, batch
 from tests.assembly.algorithm_settings import ALGORITHM, OF_STALENESS, SPELLED
 from tests.trainer.tiny import qwen3, tokenizer
@@ -30,7 +33,7 @@ GROUPS = batch(
 
 
 CUSTOM = """
-from agentrl.algorithms.estimators import GroupRelative
+from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.losses import PolicyLoss
 estimator, loss = GroupRelative(), PolicyLoss(eps_clip=0.9)
 """
@@ -56,6 +59,12 @@ def source(tmp_path_factory) -> ModelSource:
     return open_source(folder)
 
 
+@pytest.fixture(autouse=True)
+def journals(monkeypatch):
+    """Every folder holds a journal."""
+    monkeypatch.setattr(Replay, "opened", lambda folder, *, vocab_size: f"{folder}, {vocab_size}")
+
+
 def observed(config: RunConfig, source: ModelSource, folder) -> object:
     """All that is built of the section, or the sentence that says what cannot be."""
     algorithm = build_algorithm(config.algorithm, max_length=10)
@@ -68,7 +77,9 @@ def observed(config: RunConfig, source: ModelSource, folder) -> object:
     return (
         *(repr(algorithm.estimator), repr(algorithm.weights), repr(algorithm.loss), algorithm.roles, idle),
         plan.critic and (plan.critic_warmup, repr(plan.critic.loss), plan.critic.config),
-        (plan.models, plan.policy.total_steps),
+        (plan.models, plan.policy.total_steps, plan.moves_reference),
+        (repr(algorithm.controls), algorithm.statistics, algorithm.bootstraps),
+        (moving_reference(config.algorithm), repr(CriticData.of(config, source))),
     )
 
 

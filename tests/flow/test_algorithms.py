@@ -14,21 +14,29 @@ from tests.flow.worlds import Bandit
 
 SINGLE = {"n_samples_per_prompt": 1, "rollout_batch_size": 64}
 KINDS = {
-    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "use_tis": True, **SINGLE},
+    "ppo": {"critic_lr": 5e-3, "kl_coef": 0.01, "use_tis": True, "bootstrap_truncated": True, **SINGLE},
     "grpo": {"use_rollout_logprobs": False, "num_steps_per_rollout": 2},
     "dr_grpo": {"use_opsm": True, "opsm_delta": 0.05},
     "rloo": {"credit_level": "turn", "gamma": 0.9},
-    "maxrl": {"use_mis": True, "mis_veto": 1e-4},
+    "maxrl": {"use_mis": True, "mis_veto": 1e-4, "entropy_control": "clip_cov", "clip_cov_low": 0.1},
     "opo": {"gate_statistic": "k3", "use_tis": True, "self_normalize_correction": True},
-    "gpg": {"ppo_epochs": 2},
+    "gpg": {"ppo_epochs": 2, "entropy_control": "kl_cov", "kl_cov_ratio": 0.05},
     # In larger groups two siblings soon solve the task, and nothing is left to learn.
     "grpo_passk": {"scale_rewards": "batch", "n_samples_per_prompt": 2, "rollout_batch_size": 32},
     "gdpo": {"gdpo_weights": {"env": 1.0}},
+    "otb": {"entropy_control": "top_entropy", "top_entropy_quantile": 0.6},
+    "bnpo": {"loss_weighting": "prompt"},
     "gspo": {"eps_clip_c": 3.0},
     "gmpo": {"shaping_turn_penalty": 0.01},
     "sapo": {"sapo_tau_negative": 1.5},
+    "vespo": {"vespo_k_positive": 1.0},
     "dppo": {"dppo_divergence": "kl"},
-    "cispo": {"use_kl_loss": True, "kl_loss_coef": 0.01, "entropy_coef": 0.001},
+    "cispo": {
+        **{"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_target": 0.1, "kl_horizon": 1000.0},
+        **{"ref_update_interval": 5, "ref_mixup_alpha": 0.5, "entropy_target": 0.1},
+    },
+    "remax": {**SINGLE},
+    "rae": {**SINGLE},
     "reinforce_plus_plus": {"gamma": 0.99, "discount_per": "turn", **SINGLE},
     "reinforce_plus_plus_baseline": {"use_icepop": True, "loss_weighting": "rollout"},
 }
@@ -38,11 +46,14 @@ OWN_METRICS = {
     "ppo": {"value_loss", "value_explained_variance", "critic_lr", "ref_kl", "tis", "train_rollout_ess"},
     "grpo": {"train_rollout_kl", "train_rollout_max_ratio"},
     "dr_grpo": {"opsm_masked"},
-    "maxrl": {"mis", "mis_masked", "mis_veto"},
+    "maxrl": {"mis", "mis_masked", "mis_veto", "clip_cov_fraction"},
+    "gpg": {"kl_cov_loss", "kl_cov_fraction"},
+    "otb": {"top_entropy_fraction", "top_entropy_threshold"},
     "opo": {"gate_statistic", "gate_masked", "correction_norm", "tis_factor"},
     "gmpo": {"reward_shaping"},
     "gspo": {"pg_dual_clipfrac"},
-    "cispo": {"kl_loss"},
+    "cispo": {"kl_loss", "kl_coef", "entropy_coef"},
+    "rae": {"baseline/agent"},
     "reinforce_plus_plus_baseline": {"icepop_clipfrac"},
 }
 

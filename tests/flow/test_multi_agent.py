@@ -7,7 +7,7 @@ import pytest
 
 import agentrl
 from agentrl import ScriptedAgent, check_env, play
-from agentrl.algorithms.estimators import GroupRelative
+from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.algorithms.samples import samples_of
 from agentrl.algorithms.tokens import Tokens
 from agentrl.errors import UserError

@@ -60,6 +60,7 @@ FOR_AUTHORS = {"agentrl", "agentrl.graders", "agentrl.tools"}
 FOR_LOOPS = FOR_AUTHORS | {
     "agentrl.algorithms.baselines",
     "agentrl.algorithms.estimators",
+    "agentrl.algorithms.group_relative",
     "agentrl.algorithms.samples",
     "agentrl.algorithms.tokens",
     "agentrl.algorithms.weights",

@@ -22,6 +22,7 @@ class Token(NamedTuple):
     advantage: float
     weight: float
     entropy: float = 0.5
+    held: float = 0.0
 
 
 class Options(NamedTuple):
@@ -35,6 +36,7 @@ class Options(NamedTuple):
     kl: tuple[str, float, bool] | None = None
     delta: float | None = None
     tau: tuple[float, float] = (1.0, 1.05)
+    kernels: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
 
 
 def mean_over_sequence(tokens: Sequence[Token], values: Sequence[float], sequence: int) -> float:
@@ -89,6 +91,13 @@ def sapo(token: Token, frozen: Sequence[Token], index: int, options: Options):
     return -token.advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1))), False, False
 
 
+def vespo(token: Token, frozen: Sequence[Token], index: int, options: Options):
+    """https://arxiv.org/abs/2602.10693: a gamma density of the ratio of the whole sequence, 1 at 1."""
+    k, lam = options.kernels[0 if token.advantage >= 0 else 1]
+    w = math.prod(math.exp(t.logp) / math.exp(t.old) for t in frozen if t.sequence == token.sequence)
+    return -(w**k) * math.exp(lam - lam * w) * token.advantage * token.logp, False, False
+
+
 def dppo(token: Token, frozen: Sequence[Token], index: int, options: Options):
     ratio = math.exp(frozen[index].logp) / math.exp(token.old)
     weight = min(ratio, options.ceiling or 20.0)
@@ -100,7 +109,14 @@ def reinforce(token: Token, frozen: Sequence[Token], index: int, options: Option
     return -token.advantage * token.logp, False, False
 
 
-NEWER = {"gmpo": gmpo, "sapo": sapo, "dppo_tv": dppo, "dppo_kl": dppo, "reinforce": reinforce}
+NEWER = {
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "vespo": vespo,
+    "dppo_tv": dppo,
+    "dppo_kl": dppo,
+    "reinforce": reinforce,
+}
 
 
 def policy_of(tokens: Sequence[Token], frozen: Sequence[Token], index: int, options: Options):
@@ -129,7 +145,9 @@ def policy_of(tokens: Sequence[Token], frozen: Sequence[Token], index: int, opti
 def evaluate(tokens: Sequence[Token], options: Options, frozen: Sequence[Token] | None = None):
     """Sums by name. frozen: where everything under a stop-gradient is read off."""
     frozen = tokens if frozen is None else frozen
-    sums = dict.fromkeys(("loss", "pg", "clipped", "dual", "kl", "dropped", "old_kl", "gap", "entropy"), 0.0)
+    sums = dict.fromkeys(
+        ("loss", "pg", "clipped", "dual", "kl", "dropped", "old_kl", "gap", "entropy", "held"), 0.0
+    )
     gaps = [token.engine - token.logp for token in frozen]
     for index, token in enumerate(tokens):
         term, clipped, dual = policy_of(tokens, frozen, index, options)
@@ -138,7 +156,10 @@ def evaluate(tokens: Sequence[Token], options: Options, frozen: Sequence[Token] 
         policy = 0.0 if dropped else term
         kl = 0.0 if options.kl is None else kl_of(options.kl[0], token, options.kl[2])
         coef = 0.0 if options.kl is None else options.kl[1]
-        sums["loss"] += token.weight * (policy - options.bonus * token.entropy + coef * kl)
+        # https://arxiv.org/abs/2505.22617, KL-Cov.
+        held = token.held * abs(token.logp - token.old)
+        sums["loss"] += token.weight * (policy - options.bonus * token.entropy + coef * kl + held)
+        sums["held"] += held
         sums["pg"] += policy
         sums["clipped"] += clipped
         sums["dual"] += dual
@@ -175,5 +196,6 @@ def tensors(tokens: Sequence[Token], dtype: torch.dtype = torch.float64) -> tupl
         weights_N=column("weight"),
         sequence_N=torch.tensor([token.sequence for token in tokens], dtype=torch.int64),
         ref_logp_N=column("ref"),
+        kl_cov_N=column("held") if any(token.held for token in tokens) else None,
     )
     return outputs, inputs

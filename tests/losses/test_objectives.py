@@ -9,7 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.losses import OBJECTIVES, KlTerm, LossInputs, PolicyLoss, TokenOutputs, check_loss
+from agentrl.losses import (
+    OBJECTIVES,
+    Kernel,
+    KlTerm,
+    LossInputs,
+    PolicyLoss,
+    TokenOutputs,
+    check_loss,
+    needs_entropy_gradient,
+)
+from agentrl.types import Coefficients
 from tests.losses.oracle import Options, Token, evaluate, slopes, tensors
 
 VARIANTS: dict[str, tuple[PolicyLoss, Options]] = {
@@ -29,6 +39,11 @@ VARIANTS: dict[str, tuple[PolicyLoss, Options]] = {
     "sapo, sharper": (
         PolicyLoss(objective="sapo", sapo_tau=(2.0, 3.0)),
         Options("sapo", tau=(2.0, 3.0)),
+    ),
+    "vespo": (PolicyLoss(objective="vespo"), Options("vespo")),
+    "vespo, other kernels": (
+        PolicyLoss(objective="vespo", vespo=(Kernel(1.0, 0.5), Kernel(0.5, 2.0))),
+        Options("vespo", kernels=((1.0, 0.5), (0.5, 2.0))),
     ),
     "dppo_tv": (PolicyLoss(0.15, 0.15, objective="dppo_tv"), Options("dppo_tv", 0.15, 0.15)),
     "dppo_tv, wider above": (PolicyLoss(0.15, 0.5, objective="dppo_tv"), Options("dppo_tv", 0.15, 0.5)),
@@ -64,6 +79,7 @@ METRICS = {
     "pg_dual_clipfrac": "dual",
     "opsm_masked": "dropped",
     "kl_loss": "kl",
+    "kl_cov_loss": "held",
 }
 
 
@@ -99,6 +115,33 @@ def random_tokens(seed: int) -> list[Token]:
             logprobs = (logp, logp + gaps[0], logp + gaps[1], logp + gaps[2])
             tokens.append(Token(sequence, *logprobs, rng.normal(), rng.uniform(0, 0.2), rng.uniform(0, 3)))
     return tokens
+
+
+def test_coefficients_of_the_step_stand_in_for_those_of_the_loss():
+    outputs, inputs = tensors(random_tokens(2))
+    adapted = inputs._replace(coefficients=Coefficients(entropy=0.2, kl=0.5))
+    loss = PolicyLoss(entropy_coef=0.01, kl=KlTerm(0.1), adapts_entropy=True)
+    expected = PolicyLoss(entropy_coef=0.2, kl=KlTerm(0.5))(outputs, inputs).sum
+    assert float(loss(outputs, adapted).sum) == pytest.approx(float(expected))
+    only_entropy = inputs._replace(coefficients=Coefficients(entropy=0.0))
+    expected = PolicyLoss(kl=KlTerm(0.1))(outputs, inputs).sum
+    assert float(loss(outputs, only_entropy).sum) == pytest.approx(float(expected))
+    assert [needs_entropy_gradient(loss) for loss in (PolicyLoss(), PolicyLoss(adapts_entropy=True))] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("name", ["clip", "gspo", "vespo", "everything"])
+def test_some_tokens_are_held_near_the_policy_before_the_update(name):
+    loss, options = VARIANTS[name]
+    tokens = [token._replace(held=0.7 * (i % 3 == 0)) for i, token in enumerate(random_tokens(1))]
+    expected = evaluate(tokens, options)
+    total, outputs, metrics = result(loss, tokens)
+    assert total == pytest.approx(expected["loss"], rel=1e-9)
+    assert outputs.logp_N.grad.tolist() == pytest.approx(slopes(tokens, options), rel=1e-5, abs=1e-8)
+    assert float(metrics["kl_cov_loss"]) == pytest.approx(expected["held"])
+    assert expected["held"] > 0
 
 
 def result(loss: PolicyLoss, tokens):
@@ -381,6 +424,7 @@ def test_every_variant_keeps_the_contract(name):
         ({"eps_clip_c": 3.0, "objective": "cispo"}, "cispo has no dual clip; leave out eps_clip_c"),
         ({"eps_clip_c": 3.0, "objective": "sapo"}, "sapo has no dual clip"),
         ({"sapo_tau": (1.0, 0.0), "objective": "sapo"}, "sapo_tau must be above 0"),
+        ({"vespo": (Kernel(1.0, 1.0), Kernel(0.0, 1.0))}, "vespo must be above 0"),
         ({"entropy_coef": math.inf}, "entropy_coef must be finite"),
         ({"opsm_delta": math.nan}, "opsm_delta must be finite"),
     ],

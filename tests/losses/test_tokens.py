@@ -58,6 +58,21 @@ class Counting(nn.Module):
         return logits
 
 
+@given(number=st.integers(1, 9), vocab=st.integers(1, 7), max_logits=st.integers(1, 70))
+def test_without_a_gradient_there_is_the_sum_of_squared_probabilities_too(number, vocab, max_logits):
+    generator = torch.Generator().manual_seed(number)
+    states = torch.randn(number, 3, generator=generator, dtype=torch.float64)
+    targets, temperature = torch.zeros(number, dtype=torch.int64), torch.full((number,), 0.7).double()
+    layer = head(3, vocab)
+    with torch.no_grad():
+        outputs = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
+        pi = np.exp(layer(states).numpy() / 0.7)
+    pi /= pi.sum(1, keepdims=True)
+    np.testing.assert_allclose(outputs.sum_pi_squared_N, (pi**2).sum(1), atol=1e-12)
+    learning = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
+    assert learning.sum_pi_squared_N is None
+
+
 def test_logits_are_never_all_there_at_once():
     layer = Counting(head(3, 11))
     states = torch.randn(100, 3, dtype=torch.float64, requires_grad=True)

@@ -63,6 +63,22 @@ async def test_siblings_share_task_and_world_and_sample_apart():
     assert len({agent.sessions[0].id for agent in setting.agents}) == 4
 
 
+async def test_one_more_sibling_takes_the_likeliest_tokens():
+    greedy = []
+
+    def make_greedy():
+        greedy.append(Speaker(say("x")))
+        return greedy[-1]
+
+    setting = Setting(2, make_greedy_agent=make_greedy)
+    outcome = await setting.play()
+    assert [e.id for e in outcome.group.episodes] == ["g7-0", "g7-1", "g7-2"]
+    assert (len(setting.agents), len(greedy)) == (2, 1)
+    assert greedy[0].sessions[0].id == "g7-2"
+    broken = Setting(1, make_greedy_agent=make_greedy, failing=[1], retries=0)
+    assert (await broken.play()).group is None, "a group without its baseline is lost"
+
+
 async def test_a_complete_group_has_its_version_and_its_prompt():
     outcome = await Setting(2).play(version=5)
     group = outcome.group

@@ -71,7 +71,7 @@ class TableTrainer:
     versions: list[int] = field(default_factory=list)
     served: list[int] = field(default_factory=list)
 
-    async def score(self, samples, roles=("old",)):
+    async def score(self, samples, roles=("old",), *, statistics=False):
         self.scored += [sample.rollout_id for sample in samples]
         tables = {"old": self.table, "ref": REFERENCE}
 

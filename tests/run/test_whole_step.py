@@ -20,7 +20,7 @@ from agentrl.assembly.algorithm import build_algorithm
 from agentrl.errors import UserError
 from agentrl.run.journal_entries import iteration_entries
 from agentrl.run.loop import Loop
-from agentrl.types import RolloutId
+from agentrl.types import Ending, RolloutId
 from tests.run.tables import POLICY, STEP_SIZE, VALUES, VOCABULARY, TableTrainer, episodes_of, producer_of
 
 MAX_LENGTH = 20
@@ -67,6 +67,12 @@ def episodes(groups):
             yield group.id, totals, total, pairs_of([turn.tokens for turn in played.turns])
 
 
+def cut_off(group):
+    """Its first episode was truncated."""
+    first, *others = group.episodes
+    return replace(group, episodes=(replace(first, ending=Ending.TRUNCATED), *others))
+
+
 def pairs_of(turns):
     pairs, before = [], None
     for turn in turns:
@@ -86,9 +92,12 @@ def outcome(name, total, totals):
 
 def advantages(name, groups, gamma, lambd, whitened):
     advantages = []
-    for _, totals, total, pairs in episodes(groups):
+    endings = [played.ending for group in groups for played in group.episodes]
+    for (_, totals, total, pairs), ending in zip(episodes(groups), endings, strict=True):
         rewards = [0.0] * len(pairs)
         rewards[-1] = total
+        if ending is Ending.TRUNCATED:
+            rewards[-1] += gamma * VALUES[pairs[-1][1]]
         if name in ("ppo", "reinforce_plus_plus"):
             values = [VALUES[before] if name == "ppo" else 0.0 for before, _ in pairs] + [0.0]
             later, backwards = 0.0, []
@@ -186,6 +195,22 @@ async def test_every_gradient_of_an_iteration_is_the_oracles(case, num_steps):
     assert len(gradients) == len(expected)
     for actual, desired in zip(gradients, expected, strict=True):
         assert np.linalg.norm(actual - desired) <= 2e-6 * np.linalg.norm(desired)
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+async def test_an_episode_that_was_cut_off_is_credited_with_what_the_critic_expects_to_follow(bootstrap):
+    groups = [cut_off(group) for group in GROUPS]
+    config = AlgorithmConfig(advantage_estimator="ppo", gamma=0.9, lambd=0.8, bootstrap_truncated=bootstrap)
+    loop = run_of(config, 1, (groups,))
+    iteration = await loop.iterate(0)
+    expected = advantages("ppo", groups if bootstrap else GROUPS, 0.9, 0.8, True)
+    other = advantages("ppo", GROUPS if bootstrap else groups, 0.9, 0.8, True)
+    ids = [verdict.rollout_id for group in groups for verdict in group.verdicts]
+    actual = [
+        np.broadcast_to(iteration.advantages[id], len(row)) for id, row in zip(ids, expected, strict=True)
+    ]
+    assert np.concatenate(actual) == pytest.approx(np.concatenate(expected), abs=1e-5)
+    assert not np.allclose(np.concatenate(expected), np.concatenate(other), atol=1e-2)
 
 
 async def test_the_oracle_clips_and_tells_the_cases_apart():
@@ -312,7 +337,7 @@ async def test_a_step_without_a_gradient_is_left_out_and_the_others_are_taken():
 
 async def test_groups_with_signal_and_without_advantages_are_accounted_for():
     algorithm = build_algorithm(AlgorithmConfig(), max_length=MAX_LENGTH)
-    nothing = algorithm._replace(estimator=lambda g, t, s: Advantages(np.zeros(len(t))))
+    nothing = replace(algorithm, estimator=lambda g, t, s: Advantages(np.zeros(len(t))))
     loop = replace(run_of(AlgorithmConfig(), 1, batches=(APART,)), algorithm=nothing)
     iteration = await loop.iterate(0)
     assert loop.trainer.gradients == []

@@ -146,6 +146,38 @@ async def test_each_role_is_scored_by_its_own_network_and_those_that_are_frozen_
     assert not all(np.allclose(a, b) for a, b in zip(first.proximal, second.proximal, strict=True))
 
 
+@pytest.mark.parametrize("share", [1.0, 0.25])
+async def test_a_reference_moves_towards_the_policy_and_is_a_part_of_the_saved_state(tmp_path, share):
+    def fresh():
+        ref = qwen3()
+        with torch.no_grad():
+            for parameter in ref.parameters():
+                parameter.mul_(1.5)
+        return trainer(qwen3(), lr=1e-2, auxiliary=AuxiliaryModels(ref=ref, moves_reference=True)), ref
+
+    (torch_trainer, ref), train_batch = fresh(), batch()
+    policy, before = qwen3(), [p.clone() for p in ref.parameters()]
+    await torch_trainer.move_reference(share)
+    for moved, old, new in zip(ref.parameters(), before, policy.parameters(), strict=True):
+        torch.testing.assert_close(moved, share * new + (1 - share) * old)
+    await torch_trainer.update(train_batch)
+    await torch_trainer.move_reference(share)
+    expected = await torch_trainer.score(train_batch.samples, ("ref",))
+    await (await torch_trainer.save_state(str(tmp_path / "state")))
+    await torch_trainer.close()
+
+    again, _ = fresh()
+    await again.load_state(str(tmp_path / "state"))
+    scores = await again.score(train_batch.samples, ("ref",))
+    assert [s.tolist() for s in scores.ref] == [s.tolist() for s in expected.ref]
+    await again.close()
+
+
+async def test_a_reference_that_stays_is_not_moved():
+    with pytest.raises(ValueError, match="does not move"):
+        await trainer(qwen3(), auxiliary=AuxiliaryModels(ref=qwen3())).move_reference(0.5)
+
+
 @pytest.mark.parametrize("role", ["ref", "teacher", "values"])
 async def test_a_role_that_nobody_has_is_refused(role):
     with pytest.raises(ValueError, match=f"no network in the role `{role}`"):

@@ -74,6 +74,24 @@ async def test_scores_are_the_logprobs_of_every_token_at_its_samples_temperature
         assert logprobs.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 1000])
+async def test_statistics_of_the_policy_are_those_of_its_distributions(max_tokens):
+    model, train_batch = qwen3(), batch()
+    scored = trainer(model, max_tokens_per_gpu=max_tokens)
+    scores = await scored.score(train_batch.samples, statistics=True)
+    plain = await scored.score(train_batch.samples)
+    assert (plain.entropy, plain.sum_pi_squared) == (None, None)
+    for i, sample in enumerate(train_batch.samples):
+        ids = torch.tensor(sample.token_ids.tolist())
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], use_cache=False).logits[0] / divisor(sample)
+        pi = logits[:-1].double().softmax(-1)
+        assert scores.proximal[i].tolist() == plain.proximal[i].tolist()
+        assert scores.entropy[i][1:].tolist() == pytest.approx((-pi * pi.log()).sum(-1).tolist(), abs=1e-5)
+        assert scores.sum_pi_squared[i][1:].tolist() == pytest.approx((pi**2).sum(-1).tolist(), abs=1e-5)
+        assert scores.entropy[i][0] == scores.sum_pi_squared[i][0] == 0
+
+
 async def test_scoring_leaves_no_gradient():
     model = qwen3()
     await trainer(model).score(batch().samples)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 
+from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled
@@ -29,7 +30,7 @@ from agentrl.trainer.megatron.passes import Passes
 from agentrl.trainer.megatron.plan import MegatronPlan
 from agentrl.trainer.megatron.sharing import shares_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, offloaded_bytes
-from agentrl.trainer.plan import Done, StepSums, scored_tokens
+from agentrl.trainer.plan import Done, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
 from agentrl.types import BoolArray, FloatArray, Sample, ScoreRole, TrainBatch
@@ -48,7 +49,7 @@ class MegatronWorker(Recorder):
         self._passes: dict[ScoreRole, Passes] = {}
         self._learners: dict[ScoreRole, MegatronLearner] = {}
         self._memory: dict[ScoreRole, NetworkMemory] = {}
-        bonus = bool(getattr(plan.policy.loss, "entropy_coef", 0.0))
+        bonus = needs_entropy_gradient(plan.policy.loss)
         self._learn(
             "old", MegatronLearner(_network(plan), partial(logprobs_of, entropy_gradient=bonus), plan.policy)
         )
@@ -66,8 +67,10 @@ class MegatronWorker(Recorder):
         with CheckpointReader(self._plan.models["old"]) as checkpoint:
             return tuple(checkpoint.specs("bfloat16" if self._plan.config.bf16 else "float32"))
 
-    def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
-        """Logprobs, or values, of the tokens that the role scores, by sample.
+    def score(
+        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
+    ) -> dict[int, FloatArray]:
+        """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`.
 
         Returns:
             those that this rank reports.
@@ -77,23 +80,31 @@ class MegatronWorker(Recorder):
             outputs_by_row = self._passes[role].forward(rows)
         scores: dict[int, FloatArray] = {}
         for row, outputs in outputs_by_row if is_reporting_rank() else []:
-            scores_N = outputs.logp_N if outputs.values_N is None else outputs.values_N
             ends = np.cumsum([len(at) for at in row.positions])
-            parts = np.split(scores_N.float().cpu().numpy(), ends[:-1])
-            scores |= {m: part for m, part in zip(row.members, parts, strict=True) if len(part)}
+            parts = np.split(reported(outputs, statistics=statistics), ends[:-1], axis=-1)
+            scores |= {m: part for m, part in zip(row.members, parts, strict=True) if part.size}
         return scores
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step over the batch, of every network that learns in this step."""
         rows = self._rows(batch.samples, [sample.loss_mask for sample in batch.samples])
         is_warmup = self._plan.critic is not None and self._step < self._plan.critic_warmup
+        is_warmup = is_warmup or batch.critic_only
         done: dict[ScoreRole, StepSums] = {}
         for role, learner in self._learners.items():
             if role == "values" or not is_warmup:
                 with self._memory[role].onloaded():
                     done[role] = learner.learn(rows, batch)
-        self._step += 1
+        self._step += not batch.critic_only
         return done
+
+    @torch.no_grad()
+    def move_reference(self, share: float) -> None:
+        """Move this rank's shards of the reference: share x policy + (1 - share) x reference."""
+        with self._memory["old"].parameters_onloaded(), self._memory["ref"].onloaded():
+            networks = (self._passes[role].network for role in ("ref", "old"))
+            for (_, own), (_, policys) in zip(*(network.pieces() for network in networks), strict=True):
+                own.lerp_(policys.to(own.dtype), share)
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights, in buckets; only rank 0 yields them, and all ranks must call it."""
@@ -133,6 +144,10 @@ class MegatronWorker(Recorder):
         for role, learner in self._learners.items():
             with self._memory[role].onloaded():
                 files += saving.copies(folder / FOLDERS[role], learner, self._writer.copy_of(role))
+        if self._plan.moves_reference:
+            with self._memory["ref"].onloaded():
+                network = self._passes["ref"].network
+                files += saving.shard_copies(folder / FOLDERS["ref"], network, self._writer.copy_of("ref"))
 
         def write() -> None:
             for file in files:
@@ -151,6 +166,9 @@ class MegatronWorker(Recorder):
         for role, learner in self._learners.items():
             with self._memory[role].onloaded():
                 saving.read(folder / FOLDERS[role], learner, done[role])
+        if self._plan.moves_reference:
+            with self._memory["ref"].onloaded():
+                saving.read_shards(folder / FOLDERS["ref"], self._passes["ref"].network)
 
     def _learn(self, role: ScoreRole, learner: MegatronLearner) -> None:
         self._learners[role] = learner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,18 +28,11 @@ class Critic:
         self.network = network
         self.learning = learning
         self.warmup = warmup
-        self._bf16 = learning.config.bf16
-        self.learner = Learner(network, self._outputs, learning)
+        self.learner = Learner(network, partial(value_outputs, bf16=learning.config.bf16), learning)
 
     def learn(self, batch: TrainBatch) -> StepSums:
         """One optimizer step; see `Learner.learn`."""
         return self.learner.learn(batch)
-
-    def _outputs(self, network: PreTrainedModel, row: MicroBatch) -> TokenOutputs:
-        values_N = values_of(network, row, bf16=self._bf16)
-        # A critic has no logprobs and no entropies.
-        zeros_N = torch.zeros_like(values_N)
-        return TokenOutputs(zeros_N, zeros_N, values_N)
 
 
 def critic_over(model: PreTrainedModel) -> PreTrainedModel:
@@ -57,8 +51,13 @@ def critic_over(model: PreTrainedModel) -> PreTrainedModel:
     return critic
 
 
-def values_of(critic: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> Tensor:
-    """[N]: the return expected before each of the row's predicted tokens. Call it in `segment_attention`."""
+def value_outputs(critic: PreTrainedModel, row: MicroBatch, *, bf16: bool) -> TokenOutputs:
+    """The return expected before each of the row's N predicted tokens; logprobs and entropies are 0.
+
+    Call it in `segment_attention`.
+    """
     with torch.autocast(critic.device.type, torch.bfloat16, enabled=bf16):
         values_N1: Tensor = head_of(critic)(predicting_states(critic, row))
-    return values_N1[:, 0].to(torch.promote_types(values_N1.dtype, torch.float32))
+    values_N = values_N1[:, 0].to(torch.promote_types(values_N1.dtype, torch.float32))
+    zeros_N = torch.zeros_like(values_N)
+    return TokenOutputs(zeros_N, zeros_N, values_N)

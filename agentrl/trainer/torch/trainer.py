@@ -56,6 +56,7 @@ class TorchTrainer(RankTrainer):
             # The models are loaded already: no directory is opened.
             models={role: "" for role, network in networks.items() if network is not None},
             critic=None if critic is None else critic.learning,
+            moves_reference=auxiliary.moves_reference,
         )
         super().__init__(InlineRank(worker), plan)
         self._worker, self._tokenizer = worker, tokenizer

@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.checkpoints.loading import open_directory
 from agentrl.errors import ModelLoadError
+from agentrl.losses import needs_entropy_gradient
 from agentrl.protocols import TensorSpec
-from agentrl.trainer.batch import MicroBatch, micro_batches
+from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.launch.shared_buffers import Filled, bucket_of
 from agentrl.trainer.offload import NetworkMemory, free_bytes, has_own_memory, offloaded_bytes
-from agentrl.trainer.plan import Done, Learning, StepSums, scored_tokens
+from agentrl.trainer.plan import Done, Learning, StepSums, reported, scored_tokens
 from agentrl.trainer.recording import Recorder
 from agentrl.trainer.saved import FOLDERS, StateWriter
-from agentrl.trainer.torch.critic import Critic, critic_over, values_of
+from agentrl.trainer.torch.critic import Critic, critic_over, value_outputs
 from agentrl.trainer.torch.forward import check_trainable, token_outputs
 from agentrl.trainer.torch.learner import Learner, LearnerState, copied, tensors_of
 from agentrl.trainer.torch.plan import TorchPlan
@@ -37,11 +37,15 @@ _STATE = "state.pt"
 
 
 class AuxiliaryModels(NamedTuple):
-    """The networks besides the policy: one that learns values, and two that are frozen."""
+    """The networks besides the policy: one that learns values, and two that do not learn.
+
+    moves_reference: whether `TorchWorker.move_reference` may move the reference.
+    """
 
     critic: Critic | None = None
     ref: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
+    moves_reference: bool = False
 
 
 class TorchWorker(Recorder):
@@ -60,7 +64,7 @@ class TorchWorker(Recorder):
         self.model = model
         self._config = policy.config
         # Only a bonus on the entropy needs its gradient, which costs memory.
-        bonus = bool(getattr(policy.loss, "entropy_coef", 0.0))
+        bonus = needs_entropy_gradient(policy.loss)
         forward = partial(token_outputs, bf16=policy.config.bf16, entropy_gradient=bonus)
         self._policy = Learner(model, forward, policy)
         self._auxiliary = auxiliary
@@ -73,8 +77,10 @@ class TorchWorker(Recorder):
         """The policy's tensors, each piece of memory once."""
         return manifest_of(named_weights(self.model))
 
-    def score(self, samples: Sequence[Sample], role: ScoreRole) -> dict[int, FloatArray]:
-        """Logprobs, or values, of the tokens that the role scores, by sample."""
+    def score(
+        self, samples: Sequence[Sample], role: ScoreRole, statistics: bool = False
+    ) -> dict[int, FloatArray]:
+        """Logprobs, or values, of the tokens that the role scores, by sample; statistics: see `Worker`."""
         critic = self._auxiliary.critic
         networks = {
             "old": self.model,
@@ -85,7 +91,7 @@ class TorchWorker(Recorder):
         network = networks[role]
         assert network is not None, "the driver scores the plan's roles only"
         with self._memory[role].onloaded():
-            return self._scores(network, samples, role, self._values if role == "values" else self._logprobs)
+            return self._scores(network, samples, role, statistics=statistics)
 
     def update(self, batch: TrainBatch) -> dict[ScoreRole, StepSums]:
         """One optimizer step of the critic, where there is one, and one of the policy after the warm-up."""
@@ -94,11 +100,22 @@ class TorchWorker(Recorder):
         if critic is not None:
             with self._memory["values"].onloaded():
                 done["values"] = critic.learn(batch)
+        if batch.critic_only:
+            return done
         if critic is None or self._step >= critic.warmup:
             with self._memory["old"].onloaded():
                 done["old"] = self._policy.learn(batch)
         self._step += 1
         return done
+
+    @torch.no_grad()
+    def move_reference(self, share: float) -> None:
+        """Move the reference towards the policy: share x policy + (1 - share) x reference."""
+        ref = self._auxiliary.ref
+        assert ref is not None, "the driver moves the reference of a plan that has one"
+        with self.onloaded(), self._memory["ref"].onloaded():
+            for own, policys in zip(ref.parameters(), self.model.parameters(), strict=True):
+                own.lerp_(policys, share)
 
     def weights(self, manifest: Sequence[TensorSpec], bucket_bytes: int) -> Generator[Filled, None, int]:
         """The policy's weights in shared buffers; returns their checksum."""
@@ -151,6 +168,10 @@ class TorchWorker(Recorder):
         for role, learner in self._learners().items():
             with self._memory[role].onloaded():
                 copies[FOLDERS[role]] = copied(learner.state(), self._writer.copy_of(role))
+        if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
+            with self._memory["ref"].onloaded():
+                state: LearnerState = {"network": ref.state_dict(), "optimizers": []}
+                copies[FOLDERS["ref"]] = copied(state, self._writer.copy_of("ref"))
 
         def write() -> None:
             for name, state in copies.items():
@@ -174,14 +195,20 @@ class TorchWorker(Recorder):
         Raises:
             ModelLoadError: a file is missing, damaged, or of another model.
         """
-        for role, learner in self._learners().items():
+
+        def restore(role: ScoreRole, resume: Callable[[LearnerState], object]) -> None:
             path = folder / FOLDERS[role] / _STATE
             try:
                 with self._memory[role].onloaded():
-                    learner.resume(torch.load(path, weights_only=True), done[role])
+                    resume(torch.load(path, weights_only=True))
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise ModelLoadError(f"{path} is not what this trainer saves: {reason}") from error
+
+        for role, learner in self._learners().items():
+            restore(role, partial(learner.resume, done=done[role]))
+        if self._auxiliary.moves_reference and (ref := self._auxiliary.ref) is not None:
+            restore("ref", lambda state: ref.load_state_dict(state["network"]))
         self._step = step
 
     def _learners(self) -> dict[ScoreRole, Learner]:
@@ -214,23 +241,20 @@ class TorchWorker(Recorder):
         network: PreTrainedModel,
         samples: Sequence[Sample],
         role: ScoreRole,
-        forward: Callable[[PreTrainedModel, MicroBatch], Tensor],
+        *,
+        statistics: bool,
     ) -> dict[int, FloatArray]:
-        """The outputs of `forward` at the tokens that the role scores, by sample."""
+        """What is reported of the tokens that the role scores, by sample."""
         scores: dict[int, FloatArray] = {}
+        forward = value_outputs if role == "values" else token_outputs
         masks = [scored_tokens(sample, role) for sample in samples]
         with torch.no_grad(), segment_attention(network):
             for row in micro_batches(samples, masks, self._config.max_tokens_per_gpu):
-                scores_N = forward(network, row).float().cpu().numpy()
-                parts = np.split(scores_N, np.cumsum([len(at) for at in row.positions])[:-1])
+                outputs = forward(network, row, bf16=self._config.bf16)
+                ends = np.cumsum([len(at) for at in row.positions])
+                parts = np.split(reported(outputs, statistics=statistics), ends[:-1], axis=-1)
                 scores |= dict(zip(row.members, parts, strict=True))
         return scores
-
-    def _logprobs(self, network: PreTrainedModel, row: MicroBatch) -> Tensor:
-        return token_outputs(network, row, bf16=self._config.bf16).logp_N
-
-    def _values(self, network: PreTrainedModel, row: MicroBatch) -> Tensor:
-        return values_of(network, row, bf16=self._config.bf16)
 
 
 def load_worker(plan: TorchPlan) -> TorchWorker:
@@ -246,7 +270,7 @@ def load_worker(plan: TorchPlan) -> TorchWorker:
     judges: dict[ScoreRole, PreTrainedModel] = {
         role: open_directory(plan.models[role], torch.float32) for role in plan.models.keys() - {"old"}
     }
-    auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"))
+    auxiliary = AuxiliaryModels(critic, judges.get("ref"), judges.get("teacher"), plan.moves_reference)
     return TorchWorker(model, plan.policy, auxiliary)
 
 

@@ -36,6 +36,7 @@ LOSSES = {
     "gspo": PolicyLoss(objective="gspo", eps_clip=3e-4, eps_clip_high=4e-4),
     "gmpo": PolicyLoss(objective="gmpo", eps_clip=0.05, eps_clip_high=0.05),
     "sapo": PolicyLoss(objective="sapo"),
+    "vespo": PolicyLoss(objective="vespo"),
     "dppo": PolicyLoss(objective="dppo_kl", eps_clip=1e-3, eps_clip_high=1e-3),
     "ppo": PolicyLoss(entropy_coef=0.01),
 }

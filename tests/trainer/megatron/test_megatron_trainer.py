@@ -85,6 +85,7 @@ def trainer_on(
         models={"old": str(model), **({"ref": str(model)} if ref else {}), **dict(models)},
         critic=Learning(CRITIC, learns(bf16=bf16, lr=3e-2), 6) if critic else None,
         critic_warmup=1,
+        moves_reference=ref,
     )
     trainer = megatron_trainer(plan, folder / "ranks")
     try:
@@ -136,16 +137,19 @@ async def both(folder, kind, loss, **sizes):
         learns(),
         tokenizer=tokenizer(),
         total_steps=6,
-        auxiliary=AuxiliaryModels(critic if sizes.get("critic") else None, ref=model_of(kind)),
+        auxiliary=AuxiliaryModels(
+            critic if sizes.get("critic") else None, ref=model_of(kind), moves_reference=True
+        ),
     )
     results = []
     with trainer_on(folder, kind, loss, **sizes) as spread:
         for trainer in (plain, spread):
             reports, scores = [], []
             for _ in range(3):
-                scores.append(await trainer.score(train_batch.samples, roles))
+                scores.append(await trainer.score(train_batch.samples, roles, statistics=True))
                 scores_ = replace(train_batch.scores, ref=scores[-1].ref, values=scores[-1].values)
                 reports.append(await trainer.update(replace(train_batch, scores=scores_)))
+                await trainer.move_reference(0.5)
             sink = RecordingSink()
             published = await trainer.publish(sink, version=3)
             assert published.num_bytes == sum(t.nbytes for t in sink.tensors.values())
@@ -160,7 +164,7 @@ def assert_same(plain, spread):
         for name, value in theirs.metrics.items():
             assert ours.metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
     for ours, theirs in zip(spread[1], plain[1], strict=True):
-        for role in ("proximal", "ref", "values"):
+        for role in ("proximal", "ref", "values", "entropy", "sum_pi_squared"):
             assert (getattr(ours, role) is None) == (getattr(theirs, role) is None)
             for a, b in zip(getattr(ours, role) or (), getattr(theirs, role) or (), strict=True):
                 np.testing.assert_allclose(a, b, atol=2e-4)

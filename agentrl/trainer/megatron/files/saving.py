@@ -56,9 +56,8 @@ class FileCopy(NamedTuple):
 def copies(folder: Path, learner: MegatronLearner, copy: Callable[[Tensor], Tensor]) -> list[FileCopy]:
     """Copies of what this rank's files hold, except those that another replica writes."""
     network = learner.passes.network
-    first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    files = [*_shard_copies(_rank_folder(folder), network, copy)] if first_replica else []
-    if first_replica or network.layout.shares_the_optimizer:
+    files = shard_copies(folder, network, copy)
+    if files or network.layout.shares_the_optimizer:
         named = [item for part in learner.optimizer.parts() for item in _named_tensors(part)]
         copied = [(name, copy(tensor)) for name, tensor in named]
         files.append(FileCopy(_path(folder, dist.get_rank()), copied))
@@ -73,11 +72,7 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
         ModelLoadError: a file is missing, cut short, or of another model.
     """
     network = learner.passes.network
-    for name, group in groupby(network.pieces(), lambda piece: _file_of(piece.placed)):
-        path = _rank_folder(folder) / name
-        with open_tensors(path) as opened:
-            for placed, parameter in group:
-                _fill(parameter, opened.get_tensor(placed.megatron), path)
+    read_shards(folder, network)
     path = _path(folder, _owner(network))
     with open_tensors(path) as opened:
         for part in learner.optimizer.resume(done):
@@ -85,9 +80,29 @@ def read(folder: Path, learner: MegatronLearner, done: Done) -> None:
                 _fill(tensor, opened.get_tensor(name), path)
 
 
-def _shard_copies(folder: Path, network: Network, copy: Callable[[Tensor], Tensor]) -> Iterator[FileCopy]:
-    for name, group in groupby(_shards(network), lambda shard: _file_of(shard[0])):
-        yield FileCopy(folder / name, [(placed.megatron, copy(tensor)) for placed, tensor in group])
+@torch.no_grad()
+def shard_copies(folder: Path, network: Network, copy: Callable[[Tensor], Tensor]) -> list[FileCopy]:
+    """Copies of this rank's shards of a network; none where another replica writes the same."""
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
+        return []
+    return [
+        FileCopy(_rank_folder(folder) / name, [(placed.megatron, copy(tensor)) for placed, tensor in group])
+        for name, group in groupby(_shards(network), lambda shard: _file_of(shard[0]))
+    ]
+
+
+@torch.no_grad()
+def read_shards(folder: Path, network: Network) -> None:
+    """Restore the parameters of a network.
+
+    Raises:
+        ModelLoadError: a file is missing, cut short, or of another model.
+    """
+    for name, group in groupby(network.pieces(), lambda piece: _file_of(piece.placed)):
+        path = _rank_folder(folder) / name
+        with open_tensors(path) as opened:
+            for placed, parameter in group:
+                _fill(parameter, opened.get_tensor(placed.megatron), path)
 
 
 def _rank_folder(folder: Path) -> Path:

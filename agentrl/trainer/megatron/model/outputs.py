@@ -45,7 +45,7 @@ def logprobs_of(
         entropy_gradient=entropy_gradient,
     )
     return TokenOutputs(
-        _of_all_ranks(outputs.logp_N, network, row), _of_all_ranks(outputs.entropy_N, network, row)
+        *(None if values_n is None else _of_all_ranks(values_n, network, row) for values_n in outputs)
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.losses import TokenOutputs
+from agentrl.losses import TokenOutputs, joined
 
 _MAX_LOGITS = 2**24
 """Logits held at once on a rank (64 MB in fp32)."""
@@ -54,7 +54,7 @@ def parallel_logprobs(
             hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
     ]
-    return TokenOutputs(torch.cat([p.logp_N for p in parts]), torch.cat([p.entropy_N for p in parts]))
+    return joined(parts)
 
 
 def _checkpointed(score: Callable[..., TokenOutputs], *part: Tensor) -> TokenOutputs:
@@ -88,7 +88,10 @@ def _score(
         bounded_NV = shifted_NV.clamp(min=torch.finfo(precise).min)
         mean_N = reduce_from_tensor_model_parallel_region((exp_NV * bounded_NV).sum(-1)) / total_N
         entropy_N = total_N.log() - mean_N
-    return TokenOutputs(target_N - total_N.log(), entropy_N)
+    squares_N = None
+    if not torch.is_grad_enabled():
+        squares_N = reduce_from_tensor_model_parallel_region(exp_NV.square().sum(-1)) / total_N.square()
+    return TokenOutputs(target_N - total_N.log(), entropy_N, sum_pi_squared_N=squares_N)
 
 
 @torch.no_grad()

@@ -1,0 +1,61 @@
+"""The interfaces between the parts of the package. A class with these methods is such a part, without a base.
+
+A tool is a typed callable (`agentrl.tools.Tool`) and needs no protocol. Two interfaces are next to their
+types: `agentrl.algorithms.advantages.AdvantageEstimator` and `agentrl.losses.Loss`.
+"""
+
+from agentrl.protocols.engine import (
+    Bucket,
+    Engine,
+    MemoryTag,
+    Policy,
+    RunningPolicy,
+    Sampling,
+    TensorSpec,
+    WeightSink,
+    WeightTransaction,
+)
+from agentrl.protocols.environment import (
+    Act,
+    Agent,
+    Environment,
+    EpisodeRenderer,
+    MultiAgentEnvironment,
+    Renderer,
+    Seen,
+    Session,
+    SingleAgentEnvironment,
+    Stops,
+    ToolSchema,
+)
+from agentrl.protocols.trainer import (
+    PublishReport,
+    StepReport,
+    Trainer,
+)
+
+__all__ = [
+    "Act",
+    "Agent",
+    "Bucket",
+    "Engine",
+    "Environment",
+    "EpisodeRenderer",
+    "MemoryTag",
+    "MultiAgentEnvironment",
+    "Policy",
+    "PublishReport",
+    "Renderer",
+    "RunningPolicy",
+    "Sampling",
+    "Seen",
+    "Session",
+    "SingleAgentEnvironment",
+    "StepReport",
+    "Stops",
+    "TensorSpec",
+    "ToolSchema",
+    "Trainer",
+    "WeightSink",
+    "WeightTransaction",
+]
