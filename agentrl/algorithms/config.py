@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -131,7 +131,7 @@ class AlgorithmConfig(Section):
     entropy_coef: NotNegative = 0.0
     """Bonus for the policy's entropy."""
     entropy_target: Positive | None = None
-    """Entropy below which the bonus grows, from entropy_coef on (nats per token); left out, it is constant."""
+    """Entropy below which the bonus grows, from entropy_coef on (nats per token); left out, it stays."""
     entropy_coef_step: Positive = 1e-3
     """How much the bonus grows or shrinks in an iteration (entropy_target)."""
     entropy_control: Literal["none", "clip_cov", "kl_cov", "top_entropy"] = "none"
@@ -173,7 +173,8 @@ class AlgorithmConfig(Section):
     use_rollout_logprobs: bool | None = None
     """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
     computes these. Left out, on, unless a correction or a gate compares the two, otb or top_entropy needs
-    that pass, or max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of the loss itself corrects for older weights."""
+    that pass, or max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of
+    the loss itself corrects for older weights."""
     correction: CorrectionName = "none"
     """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
     trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that

@@ -63,7 +63,7 @@ class AdaptiveEntropy:
     def __post_init__(self) -> None:
         if not (self.coef >= 0.0 and self.target > 0.0 and self.step > 0.0):
             raise ValueError(
-                "an adaptive bonus needs a target and a step above 0, and a coefficient of 0 or more"
+                "an adaptive bonus needs a target and a step above 0, and 0 or more to begin with"
             )
 
     @property

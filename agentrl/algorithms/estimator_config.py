@@ -1,4 +1,4 @@
-"""Settings of single estimators, of the rewards that they compare, and of entropy: tables of `[algorithm]`."""
+"""Settings of single estimators, of shaped rewards and of entropy control: tables of `[algorithm]`."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ class Gae:
     """Generalised advantages of a critic, and the returns that it learns from: PPO.
 
     The value after the last token of a rollout is 0, or, where the scores have one (`Scores.ends`), the
-    critic's: then an episode that was cut off is credited with what would have followed (F. Pardo et al., Time
-    limits in reinforcement learning, https://arxiv.org/abs/1712.00378).
+    critic's: then an episode that was cut off is credited with what would have followed (F. Pardo et al.,
+    Time limits in reinforcement learning, https://arxiv.org/abs/1712.00378).
 
     Source: https://arxiv.org/abs/1506.02438; see `agentrl.algorithms.returns.gae`.
     """

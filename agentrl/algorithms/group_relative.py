@@ -80,8 +80,8 @@ class GroupRelative:
 class GreedyBaseline:
     """Rollouts against the sibling that the policy played greedily.
 
-    advantage = reward - reward of the greedy sibling, in the same role (the mean of several). It depends on no
-    sampled token, so the gradient is unbiased, and a group may have a single sampled rollout.
+    advantage = reward - reward of the greedy sibling, in the same role (the mean of several). It depends on
+    no sampled token, so the gradient is unbiased, and a group may have a single sampled rollout.
     Source: https://arxiv.org/abs/2310.10505 (ReMax).
     """
 
@@ -91,14 +91,15 @@ class GreedyBaseline:
         """Advantages of `tokens`, whose rollouts are all in `groups`.
 
         Raises:
-            ValueError: a group has no greedy sibling, a sample's episode is in no group, or scores are missing.
+            ValueError: a group has no greedy sibling, a sample's episode is in no group, or scores are
+                missing.
         """
         outcomes: dict[RolloutId, float] = {}
         for group in groups:
             greedy = {episode.id for episode in group.greedy}
             for agent in group.trained_agents:
                 totals = {verdict.rollout_id: verdict.total for _, verdict in group.siblings(agent)}
-                baseline = [total for id, total in totals.items() if id.episode_id in greedy]
+                baseline = [total for id, total in totals.items() if id.episode in greedy]
                 if not baseline:
                     raise ValueError(
                         f"remax compares with a sibling that was played greedily, and group {group.id} has "
@@ -298,7 +299,7 @@ class OptimalToken:
 
     Where a single sibling is that long, b_t is its own G_t and the advantage 0; where no W_t is above 0,
     b_t is the G_t of the longest, since no gradient has reached the tokens.
-    Source: https://arxiv.org/abs/2602.07078 (optimal token baseline), without its correction for older weights.
+    Source: https://arxiv.org/abs/2602.07078 (optimal token baseline), without its factor for older weights.
     """
 
     kl: KlPenalty | None = None

@@ -127,6 +127,6 @@ def penalties(
 
 
 def penalised(advantages_N: Floats, kl: KlPenalty | None, tokens: Tokens, scores: TokenScores) -> Advantages:
-    """Advantages of `tokens`, [N], less the penalties from each token to the end of its rollout; no critic."""
+    """Advantages of `tokens`, [N], less the penalties from each token to the end of its rollout."""
     penalty_N, metrics = penalties(kl, tokens, scores)
     return Advantages(advantages_N - discounted_returns(penalty_N, tokens), metrics=metrics)

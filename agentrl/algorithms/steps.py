@@ -44,10 +44,11 @@ class RolloutBatch:
     A group that was played and is not replaced counts in the denominators of the weights, and where
     advantages are whitened. It costs a forward pass only where it can have a gradient.
 
-    samples: of each group, by its id, without those of `Group.greedy`, which are a baseline only. idle: ids of the groups that cannot have a gradient, whatever their
-    scores. tokens: of all other groups, in their order. removed: rollouts that a filter takes out of the
-    loss: they have scores and advantages and count as any other, and no term of the loss is computed on them.
-    masks_older: the same for single tokens: those that are older than the newest version of their rollout.
+    samples: of each group, by its id, without those of `Group.greedy`, which are a baseline only. idle: ids
+    of the groups that cannot have a gradient, whatever their scores. tokens: of all other groups, in their
+    order. removed: rollouts that a filter takes out of the loss: they have scores and advantages and count as
+    any other, and no term of the loss is computed on them. masks_older: the same for single tokens: those
+    that are older than the newest version of their rollout.
     played: the samples of all episodes, in their order.
     """
 
@@ -83,14 +84,14 @@ class RolloutBatch:
         return cls(tuple(groups), samples, idle, tokens, frozenset(removed), masks_older, played)
 
     def cut_off(self) -> dict[RolloutId, Sample]:
-        """For each rollout of `tokens` whose episode was truncated: all of its last sample, and a token after it.
+        """For each rollout of `tokens` whose episode was truncated: its last sample, and a token after it.
 
         That token alone is under the loss mask, so that a critic's value there is its estimate of what would
         have followed. Its id and its logprob mean nothing.
         """
         truncated = {e.id for g in self.groups for e in g.episodes if e.ending is Ending.TRUNCATED}
         last = {self.tokens.samples[i].rollout_id: self.tokens.samples[i] for i in self.tokens.order}
-        return {id: followed(sample) for id, sample in last.items() if id.episode_id in truncated}
+        return {id: followed(sample) for id, sample in last.items() if id.episode in truncated}
 
     def steps(
         self,

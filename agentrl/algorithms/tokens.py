@@ -25,9 +25,9 @@ class TokenScores(NamedTuple):
     proximal_N: logprobs of the policy before the first update of the batch, which the loss's ratios are
     relative to. behaviour_N: those of the engine, when it sampled. The current ones, inside the loss, change
     from one optimizer step to the next. ref_N, teacher_N: logprobs of two other models. values_N: the
-    critic's prediction before each token. entropy_N, sum_pi_squared_N: of the proximal policy's distribution,
-    see `Scores`. None: not computed. ends_E: of each rollout, the critic's estimate of what would have followed
-    its last token, 0 where it was not cut off.
+    critic's prediction before each token. entropy_N, sum_pi_squared_N: of the proximal policy's
+    distribution, see `Scores`. ends_E: of each rollout, the critic's estimate of what would have followed
+    its last token, 0 where it was not cut off. None: not computed.
     """
 
     proximal_N: Floats

@@ -43,7 +43,14 @@ _OF_OUR_LOSS = (
 
 def without_effect(config: AlgorithmConfig) -> Mapping[str, str]:
     """Keys of an estimator, a correction or a loss that was not chosen, each with what to do."""
-    return dict([*_of_other_estimators(config), *_of_other_terms(config), *_of_other_corrections(config)])
+    return dict(
+        [
+            *_of_other_estimators(config),
+            *_of_other_terms(config),
+            *_without_their_switch(config),
+            *_of_other_corrections(config),
+        ]
+    )
 
 
 def _of_other_estimators(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
@@ -69,24 +76,29 @@ def _of_other_terms(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     if not config.has_reference:
         for name in ("ref_load", "kl_target", "ref_update_interval"):
             yield name, "without use_kl_loss or kl_coef; add one"
-    if config.kl_target is None:
-        yield "kl_horizon", "without kl_target; add it"
-    if config.critic_data is None:
-        yield "critic_data_epochs", "without critic_data; add it"
-    if config.ref_update_interval is None:
-        yield "ref_mixup_alpha", "without ref_update_interval; add it"
-    if config.entropy_target is None:
-        yield "entropy_coef_step", "without entropy_target; add it"
-    if config.shaping.overlong_len is None:
-        for name in ("shaping_overlong_buffer_len", "shaping_overlong_penalty"):
-            yield name, "without shaping_overlong_len; add it"
-    if not config.use_opd:
-        yield "opd_kl_coef", "without use_opd; add it"
     for name in ("clip_cov", "kl_cov", "top_entropy"):
         if config.entropy_control != name:
             yield name, f"without entropy_control = {name}; choose it"
     if config.custom_loss_function_path is not None:
         yield from dict.fromkeys(_OF_OUR_LOSS, "with custom_loss_function_path; drop that").items()
+
+
+def _without_their_switch(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
+    """Keys of something that is not switched on."""
+    switches = {
+        "critic_data": (config.critic_data, ("critic_data_epochs",)),
+        "kl_target": (config.kl_target, ("kl_horizon",)),
+        "ref_update_interval": (config.ref_update_interval, ("ref_mixup_alpha",)),
+        "entropy_target": (config.entropy_target, ("entropy_coef_step",)),
+        "shaping_overlong_len": (
+            config.shaping.overlong_len,
+            ("shaping_overlong_buffer_len", "shaping_overlong_penalty"),
+        ),
+        "use_opd": (config.use_opd or None, ("opd_kl_coef",)),
+    }
+    for switch, (value, names) in switches.items():
+        if value is None:
+            yield from dict.fromkeys(names, f"without {switch}; add it").items()
 
 
 def _of_other_corrections(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:

@@ -12,10 +12,12 @@ from agentrl.algorithms.advantages import AdvantageEstimator
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo, grpo_passk, maxrl, rloo
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
-from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, RoleBaselines
+from agentrl.algorithms.corrections import Correction, IcePop, Mis, Tis
 from agentrl.algorithms.entropy import ClipCov, EntropyControl, KlCov, TopEntropy
 from agentrl.algorithms.estimators import Adjusted, Gae, ReinforcePlusPlus, RoleConditioned
+from agentrl.algorithms.filters import has_signal
+from agentrl.algorithms.gates import Gate, InStages
 from agentrl.algorithms.group_relative import (
     BetaNormalized,
     GreedyBaseline,
@@ -25,8 +27,6 @@ from agentrl.algorithms.group_relative import (
     RewardDecoupled,
     TurnRelative,
 )
-from agentrl.algorithms.filters import has_signal
-from agentrl.algorithms.gates import Gate, InStages
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.shaping import Shaped, Shaping
 from agentrl.algorithms.weights import (
@@ -183,7 +183,7 @@ def policy_term_only(config: AlgorithmConfig) -> bool:
 def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
     """Whether a group has no gradient: if only siblings are compared, and their rewards are equal.
 
-    With whitening, a critic, a teacher, several rewards, rewards of turns, shaping or a penalty in the reward,
+    With whitening, a critic, a teacher, several rewards, those of turns, shaping or a penalty in the reward,
     advantages differ from 0 at equal rewards.
     """
     only_compares = (
@@ -224,28 +224,27 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
 
 def _builtin_estimator(config: AlgorithmConfig, controls: Controls) -> AdvantageEstimator:
     kl = KlPenalty(config.kl_coef, controls.kl) if config.kl_coef else None
-    by_group = config.scale_rewards == "group"
-    normalized = partial(grpo, std_normalization=by_group)
-    match config.advantage_estimator:
-        case "ppo":
-            return Gae(gamma=config.gamma, lambd=config.lambd, discount=config.discount_per, kl=kl)
-        case "rae":
-            assert controls.baselines is not None, "a run with rae has the baselines of its roles"
-            return RoleConditioned(controls.baselines, kl=kl)
-        case "reinforce_plus_plus":
-            return ReinforcePlusPlus(gamma=config.gamma, discount=config.discount_per, kl=kl)
-        case "opo":
-            return LengthWeighted(kl=kl)
-        case "bnpo":
-            return BetaNormalized(kl=kl)
-        case "otb":
-            return OptimalToken(kl=kl)
-        case "remax":
-            return GreedyBaseline(kl=kl)
-        case "gdpo":
-            return RewardDecoupled(config.gdpo.weights or None, kl=kl)
+    along_tokens = {"gamma": config.gamma, "discount": config.discount_per, "kl": kl}
+    with_own_class: dict[str, Callable[[], AdvantageEstimator]] = {
+        "ppo": partial(Gae, lambd=config.lambd, **along_tokens),
+        "reinforce_plus_plus": partial(ReinforcePlusPlus, **along_tokens),
+        "rae": partial(RoleConditioned, controls.baselines or RoleBaselines(), kl=kl),
+        "opo": partial(LengthWeighted, kl=kl),
+        "bnpo": partial(BetaNormalized, kl=kl),
+        "otb": partial(OptimalToken, kl=kl),
+        "remax": partial(GreedyBaseline, kl=kl),
+        "gdpo": partial(RewardDecoupled, config.gdpo.weights or None, kl=kl),
+    }
+    if config.advantage_estimator in with_own_class:
+        return with_own_class[config.advantage_estimator]()
     if config.credit_level == "turn":
         return TurnRelative(gamma=config.gamma, kl=kl)
+    return _against_siblings(config, kl)
+
+
+def _against_siblings(config: AlgorithmConfig, kl: KlPenalty | None) -> GroupRelative:
+    by_group = config.scale_rewards == "group"
+    normalized = partial(grpo, std_normalization=by_group)
     baselines: dict[str, Baseline] = {
         **dict.fromkeys(("grpo", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo"), normalized),
         "grpo_passk": partial(grpo_passk, std_normalization=by_group),

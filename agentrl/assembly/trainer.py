@@ -242,7 +242,7 @@ def _check_same_network(directory: str, source: ModelSource) -> None:
     sizes = [_sizes(source.config), _sizes(open_source(directory).config)]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"ref_update_interval moves the reference towards the policy, and {directory} is another network; "
+            f"ref_update_interval moves the reference to the policy, and {directory} is another network; "
             "leave out ref_update_interval, or choose a reference of the policy's sizes."
         )
 

@@ -32,10 +32,10 @@ class PolicyLoss:
     |logp - proximal_logp| is added: it holds these tokens near the policy before the update.
 
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (clip, gspo: tokens whose clipped branch is
-    chosen and differs; others: whose ratio was bounded, or that were masked; sapo, vespo: 0), ppo_kl (proximal -
-    current, the k1 estimate of KL(old, new)), entropy_loss (nats), train_rollout_logprob_abs_diff (trainer
-    now against engine then), and where they apply pg_dual_clipfrac, opsm_masked (tokens dropped), kl_loss
-    (nats), kl_cov_loss (nats).
+    chosen and differs; others: whose ratio was bounded, or that were masked; sapo, vespo: 0), ppo_kl
+    (proximal - current, the k1 estimate of KL(old, new)), entropy_loss (nats), train_rollout_logprob_abs_diff
+    (trainer now against engine then), and where they apply pg_dual_clipfrac, opsm_masked (tokens dropped),
+    kl_loss (nats), kl_cov_loss (nats).
 
     Raises:
         ValueError: a bound or a coefficient is out of range, or a combination is invalid.

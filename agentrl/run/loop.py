@@ -156,8 +156,8 @@ class Loop:
     takes rollouts out of the loss; None = there is none.
     sink: None = nothing serves the policy, and no weights are published. publishing: when they are.
     overlaps: groups are played meanwhile, so their tokens are of the whole iteration. colocation: the turns
-    of engine and trainer, where they share devices. moving: the reference; None = it does not move. critic_only: only the critic
-    learns.
+    of engine and trainer, where they share devices. moving: the reference; None = it does not move.
+    critic_only: only the critic learns.
     """
 
     producer: Rollouts

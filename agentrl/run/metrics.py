@@ -33,8 +33,8 @@ def rollout_metrics(
     mean verdict of trained agents over complete groups (raw_reward/AGENT of each, where there are several),
     raw_reward_std their standard deviation, truncated_reward the mean over truncated episodes, greedy_reward
     that over episodes which are a greedy baseline (and in no other mean of rewards), response_len/mean the
-    policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per episode;
-    tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
+    policy's tokens per episode, reward/NAME/mean that of a part of the verdicts. Counts are means per
+    episode; tool/NAME/latency_ms is the mean of a call, took/BIN the calls of such a duration,
     failed/KIND those that failed their episode. restarts/REASON counts trajectories that start a new prefix,
     reasoning_ratio is the share of turns with reasoning, cached_ratio that of prompt tokens which the engine
     had computed for the turn before.

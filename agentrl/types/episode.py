@@ -227,9 +227,7 @@ class Episode:
     @property
     def is_greedy(self) -> bool:
         """Whether the trained policy took the likeliest token throughout; judged by its first turn."""
-        turns = (
-            turn for trajectory in self.trajectories if trajectory.trainable for turn in trajectory.turns
-        )
+        turns = (turn for own in self.trajectories if own.trainable for turn in own.turns)
         tokens = next((turn.tokens for turn in turns if turn.tokens is not None), None)
         return tokens is not None and tokens.completion.temperature == 0.0
 

@@ -82,8 +82,8 @@ SPEEDUP: Final = Comparison(
 )
 """The quickstart's task, and a model of 8 million parameters: playing and training take about equal time.
 
-In small batches either side waits for the other now and then, as the work of an iteration varies; and a larger
-share of the prefixes is computed again after each update.
+In small batches either side waits for the other now and then, as the work of an iteration varies, and a
+larger share of the prefixes is computed again after each update.
 """
 CHEAP: Final = Comparison(
     None,

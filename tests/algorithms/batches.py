@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     @property
     def samples_by_group(self) -> list[list[Sample]]:
         by_id = {e.id: g.id for g in self.groups for e in g.episodes}
-        return [[s for s in self.samples if by_id[s.rollout_id.episode_id] == g.id] for g in self.groups]
+        return [[s for s in self.samples if by_id[s.rollout_id.episode] == g.id] for g in self.groups]
 
     @property
     def tokens(self) -> Tokens:

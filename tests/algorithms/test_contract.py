@@ -11,8 +11,8 @@ from agentrl.algorithms.contract import (
     check_rollout_filter,
 )
 from agentrl.algorithms.estimators import Gae
-from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.algorithms.filters import has_signal, highest_std, truncated, zero_std
+from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.types import RolloutId
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -14,9 +15,9 @@ from agentrl.algorithms.controls import AdaptiveEntropy, AdaptiveKl, Controls, R
 from agentrl.algorithms.estimators import RoleConditioned
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.tokens import Tokens
-from agentrl.types import RolloutId, Scores, Verdict
+from agentrl.types import Group, RolloutId, Scores, Verdict
 from tests.algorithms.batches import EpisodeSpec, batch, batches
-from tests.algorithms.episodes import group, sample
+from tests.algorithms.episodes import TASK, group, sample
 
 KLS = st.lists(st.floats(0, 5), min_size=1, max_size=20)
 
@@ -61,17 +62,22 @@ def test_a_baseline_is_a_moving_average_that_no_order_changes():
 
 def test_each_role_is_compared_with_its_own_baseline():
     samples = [
-        sample(RolloutId("e0", "critic"), [0, 1, 1]),
-        sample(RolloutId("e0", "solver"), [0, 1]),
-        sample(RolloutId("e1", "solver"), [0, 1]),
+        replace(sample("g.0", [0, 1, 1]), rollout_id=RolloutId("g.0", "critic")),
+        replace(sample("g.0", [0, 1]), rollout_id=RolloutId("g.0", "solver")),
+        replace(sample("g.1", [0, 1]), rollout_id=RolloutId("g.1", "solver")),
     ]
     verdicts = (
-        Verdict("e0", "s", 1.0, agent="critic"),
-        Verdict("e0", "s", 0.0, agent="solver"),
-        Verdict("e1", "s", 0.5, agent="solver"),
+        Verdict("g.0", "s", 1.0, agent="critic"),
+        Verdict("g.0", "s", 0.0, agent="solver"),
+        Verdict("g.1", "s", 0.5, agent="solver"),
     )
-    played = group("g", [0.0])
-    played = type(played)("g", played.task, 0, played.episodes, verdicts)
+    episodes = tuple(
+        replace(e, agents=agents, trajectories=())
+        for e, agents in zip(
+            group("g", [0.0, 0.0]).episodes, (("critic", "solver"), ("solver",)), strict=True
+        )
+    )
+    played = Group("g", TASK, 0, episodes, verdicts)
     tokens = Tokens.of(samples)
     scores = tokens.scores(Scores(tuple(s.logprobs for s in samples)))
     estimator = RoleConditioned(RoleBaselines(means={"critic": 0.75, "solver": -0.5}))

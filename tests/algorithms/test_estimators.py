@@ -128,7 +128,7 @@ def against_others(returns, i, k):
 
 
 def against_energy(drawn: Batch, group, i, written):
-    """arXiv 2602.07078: each token's return less the mean of its siblings' there, weighted by energy so far."""
+    """arXiv 2602.07078: returns less the mean of the siblings' there, weighted by the energy so far."""
     returns, energies = [], []
     for episode, verdict in zip(group.episodes, group.verdicts, strict=True):
         tokens = written.get((episode.id, "agent"), [])
@@ -144,6 +144,19 @@ def against_energy(drawn: Batch, group, i, written):
         total = sum(w for w, _ in reached)
         longest = max(returns, key=len)[t]
         advantages.append(own - (sum(w * g for w, g in reached) / total if total else longest))
+    return advantages
+
+
+def rescaled(plain_name, drawn: Batch, advantages, gone):
+    """What some names multiply the advantages of a whole batch by; gone: penalties, which stay."""
+    if plain_name == "batch":
+        everyone = [v.total for g in drawn.groups for v in g.verdicts]
+        spread = stdev(everyone) + 1e-6 if len(set(everyone)) > 1 else 1.0
+        advantages = [(a + k) / spread - k for a, k in zip(advantages, gone, strict=True)]
+    if plain_name == "gpg":
+        different = [g for g in drawn.groups if len({v.total for v in g.verdicts}) > 1]
+        scale = sum(len(g.verdicts) for g in drawn.groups) / max(sum(len(g.verdicts) for g in different), 1)
+        advantages = [(a + k) * scale - k for a, k in zip(advantages, gone, strict=True)]
     return advantages
 
 
@@ -184,14 +197,7 @@ def naive_advantages(name, drawn: Batch):
             advantages += [(0.0 if is_alike else totals[i] - weighted) - k for k in penalties]
         else:
             advantages += [outcome(plain_name, totals[i], totals) - k for k in penalties]
-    if plain_name == "batch":
-        everyone = [v.total for g in drawn.groups for v in g.verdicts]
-        spread = stdev(everyone) + 1e-6 if len(set(everyone)) > 1 else 1.0
-        advantages = [(a + k) / spread - k for a, k in zip(advantages, gone, strict=True)]
-    if plain_name == "gpg":
-        different = [g for g in drawn.groups if len({v.total for v in g.verdicts}) > 1]
-        scale = sum(len(g.verdicts) for g in drawn.groups) / max(sum(len(g.verdicts) for g in different), 1)
-        advantages = [(a + k) * scale - k for a, k in zip(advantages, gone, strict=True)]
+    advantages = rescaled(plain_name, drawn, advantages, gone)
     if "whitened" in name:
         advantages = whitened(advantages)
     return by_sample(
@@ -257,7 +263,7 @@ def test_every_estimator_keeps_the_contract(name):
 def test_with_everything_on_top_the_contract_holds(correction):
     for name in ("grpo", "turns", "reinforce_plus_plus", "ppo"):
         estimator = replace(ESTIMATORS[name], kl=KL)
-        check_estimator(Adjusted(estimator, 0.5, True, correction))
+        check_estimator(Adjusted(estimator, 0.5, True, correction=correction))
 
 
 @given(drawn=batches(gap=1e4))
@@ -291,7 +297,8 @@ def test_splitting_an_episode_changes_no_advantage(name):
     per_token = []
     for split in (0, 1):
         drawn = batch([EpisodeSpec([2, 1, 1], 1.0, [0.5], split), EpisodeSpec([1, 2], 3.0)])
-        scores = Scores(*(numbered(drawn, k) for k in (1, 2, 3, 4)))
+        squares = tuple(np.full(len(s), 0.9, np.float32) for s in drawn.samples)
+        scores = Scores(*(numbered(drawn, k) for k in (1, 2, 3, 4)), sum_pi_squared=squares)
         credit = drawn._replace(scores=scores).credit((ESTIMATORS | WITH_KL)[name])
         masks = np.concatenate([s.loss_mask for s in drawn.samples])
         per_token.append(np.concatenate(credit.advantages)[masks].tolist())
@@ -321,7 +328,8 @@ def test_standard_deviation_divides_only_where_configured():
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_sample_from_nowhere_is_refused(name):
     stranger = sample("x", [0, 1])
-    scores = replace(of_engine([stranger]), values=(np.zeros(2, np.float32),))
+    zeros = (np.zeros(2, np.float32),)
+    scores = replace(of_engine([stranger]), values=zeros, sum_pi_squared=zeros)
     with pytest.raises(ValueError, match=r"no group: .*'x'"):
         arrays_of(ESTIMATORS[name], [group("a", [1, 0])], [stranger], scores)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Mis, Tis
 from agentrl.algorithms.estimators import Adjusted
-from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.algorithms.gates import Gate, InStages
+from agentrl.algorithms.group_relative import GroupRelative
 from tests.algorithms.batches import Batch, EpisodeSpec, batch, batches, walk
 from tests.algorithms.test_corrections import with_gaps
 

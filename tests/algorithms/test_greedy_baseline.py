@@ -39,7 +39,7 @@ def credited(groups, estimator=None):
 def test_rewards_are_compared_with_that_of_the_greedy_sibling():
     batch, _, advantages = credited(GROUPS)
     by_rollout = batch.tokens.by_rollout(advantages.advantages_N)
-    assert {id.episode_id: values.tolist() for id, values in by_rollout.items()} == {
+    assert {id.episode: values.tolist() for id, values in by_rollout.items()} == {
         "a.0": [0.75],
         "a.1": [-0.25],
         "b.1": [0.25],
@@ -49,10 +49,10 @@ def test_rewards_are_compared_with_that_of_the_greedy_sibling():
 def test_the_greedy_sibling_counts_in_no_weight_and_no_forward_pass():
     batch, scores, advantages = credited(GROUPS)
     (step,) = batch.steps(scores, advantages, ungrouped(token_mean), num_steps=1, policy_term_only=True)
-    assert [sample.rollout_id.episode_id for sample in step.batch.samples] == ["a.0", "a.1", "b.1"]
+    assert [sample.rollout_id.episode for sample in step.batch.samples] == ["a.0", "a.1", "b.1"]
     weights = np.concatenate(step.batch.credit.weights)
     assert weights[weights > 0].tolist() == pytest.approx([1 / 6] * 6)
-    assert [sample.rollout_id.episode_id for sample in batch.played] == ["a.0", "a.1", "a.2", "b.0", "b.1"]
+    assert [sample.rollout_id.episode for sample in batch.played] == ["a.0", "a.1", "a.2", "b.0", "b.1"]
 
 
 def test_where_all_are_greedy_none_is_a_baseline():

@@ -25,7 +25,7 @@ FUNCTIONS = {
 def naive_weights(name, drawn):
     samples, episodes = drawn.samples, walk(drawn.samples)
     prompts = {e.id: g.id for g in drawn.groups for e in g.episodes}
-    per_prompt = Counter(prompts[id.episode_id] for id, tokens in episodes.items() for _ in tokens)
+    per_prompt = Counter(prompts[id.episode] for id, tokens in episodes.items() for _ in tokens)
     everything = sum(len(tokens) for tokens in episodes.values())
     weights = {}
     for id, tokens in episodes.items():
@@ -35,7 +35,7 @@ def naive_weights(name, drawn):
                 "token_mean": 1 / everything,
                 "sample_mean": 1 / len(samples) / in_sample,
                 "rollout_mean": 1 / len(episodes) / len(tokens),
-                "prompt_mean": 1 / len(drawn.groups) / per_prompt[prompts[id.episode_id]],
+                "prompt_mean": 1 / len(drawn.groups) / per_prompt[prompts[id.episode]],
                 "constant": 1 / len(episodes) / MAX_LENGTH,
             }[name]
     return by_sample(samples, weights)

@@ -192,9 +192,8 @@ def test_opo_counts_a_sibling_as_often_as_it_has_tokens():
 
 
 def test_sapo_vespo_and_dppo_bring_settings_of_their_own():
-    loss = build_loss(
-        AlgorithmConfig(advantage_estimator="vespo", vespo_k_positive=1.0, vespo_lambda_negative=4.0)
-    )
+    kernels = {"vespo_k_positive": 1.0, "vespo_lambda_negative": 4.0}
+    loss = build_loss(AlgorithmConfig(advantage_estimator="vespo", **kernels))
     assert (loss.objective, loss.vespo) == ("vespo", ((1.0, 3.0), (3.0, 4.0)))
     loss = build_loss(AlgorithmConfig(advantage_estimator="sapo", sapo_tau_positive=2.0))
     assert (loss.objective, loss.sapo_tau) == ("sapo", (2.0, 1.05))

@@ -145,9 +145,8 @@ def policy_of(tokens: Sequence[Token], frozen: Sequence[Token], index: int, opti
 def evaluate(tokens: Sequence[Token], options: Options, frozen: Sequence[Token] | None = None):
     """Sums by name. frozen: where everything under a stop-gradient is read off."""
     frozen = tokens if frozen is None else frozen
-    sums = dict.fromkeys(
-        ("loss", "pg", "clipped", "dual", "kl", "dropped", "old_kl", "gap", "entropy", "held"), 0.0
-    )
+    names = ("loss", "pg", "clipped", "dual", "kl", "dropped", "old_kl", "gap", "entropy", "held")
+    sums = dict.fromkeys(names, 0.0)
     gaps = [token.engine - token.logp for token in frozen]
     for index, token in enumerate(tokens):
         term, clipped, dual = policy_of(tokens, frozen, index, options)

@@ -206,9 +206,8 @@ async def test_an_episode_that_was_cut_off_is_credited_with_what_the_critic_expe
     expected = advantages("ppo", groups if bootstrap else GROUPS, 0.9, 0.8, True)
     other = advantages("ppo", GROUPS if bootstrap else groups, 0.9, 0.8, True)
     ids = [verdict.rollout_id for group in groups for verdict in group.verdicts]
-    actual = [
-        np.broadcast_to(iteration.advantages[id], len(row)) for id, row in zip(ids, expected, strict=True)
-    ]
+    rows = [iteration.advantages[id] for id in ids]
+    actual = [np.broadcast_to(own, len(row)) for own, row in zip(rows, expected, strict=True)]
     assert np.concatenate(actual) == pytest.approx(np.concatenate(expected), abs=1e-5)
     assert not np.allclose(np.concatenate(expected), np.concatenate(other), atol=1e-2)
 
