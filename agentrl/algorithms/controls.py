@@ -105,9 +105,9 @@ class RoleBaselines:
             for agent in group.trained_agents:
                 totals = (verdict.total for _, verdict in group.siblings(agent))
                 rewards.setdefault(agent, []).extend(totals)
-        for agent, totals in rewards.items():
-            kept = self.decay ** len(totals)
-            mean = math.fsum(totals) / len(totals)
+        for agent, own in rewards.items():
+            kept = self.decay ** len(own)
+            mean = math.fsum(own) / len(own)
             self.means[agent] = kept * self.means.get(agent, 0.0) + (1.0 - kept) * mean
 
 

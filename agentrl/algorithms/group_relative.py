@@ -192,7 +192,8 @@ def _beta_of(means: Floats) -> tuple[float, float]:
 def _beta_density(p: float, alpha: float, beta: float) -> float:
     """The density of Beta(alpha, beta) at p, both at least 1; at least 1e-6."""
     log_norm = math.lgamma(alpha + beta) - math.lgamma(alpha) - math.lgamma(beta)
-    return max(math.exp(log_norm) * p ** (alpha - 1.0) * (1.0 - p) ** (beta - 1.0), 1e-6)
+    density = math.exp(log_norm) * math.pow(p, alpha - 1.0) * math.pow(1.0 - p, beta - 1.0)
+    return max(density, 1e-6)
 
 
 @dataclass(frozen=True, slots=True)

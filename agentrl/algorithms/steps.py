@@ -20,6 +20,7 @@ from agentrl.types import (
     Coefficients,
     Credit,
     Ending,
+    FloatArray,
     Group,
     RolloutId,
     Sample,
@@ -115,10 +116,10 @@ class RolloutBatch:
         all_samples, loss_samples = self._masked_samples, self._loss_samples
         values = self.tokens.scatter(advantages.advantages_N)
         values = tuple(array * s.loss_mask for array, s in zip(values, all_samples, strict=True))
-        returns, kl_cov = (
+        optional = [
             None if array_N is None else self.tokens.scatter(array_N)
             for array_N in (advantages.returns_N, advantages.kl_cov_N)
-        )
+        ]
         steps = []
 
         def has_gradient(group: Group) -> bool:
@@ -126,32 +127,32 @@ class RolloutBatch:
             return any(values[i].any() for i in indices) if policy_term_only else bool(indices)
 
         for groups in balanced(self.groups, num_steps):
-            shares = iter(weights([self.samples[group.id] for group in groups]))
-            own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
-            trained = [group for group in groups if has_gradient(group)]
+            own_weights = self._weights(groups, weights)
+            trained = tuple(group for group in groups if has_gradient(group))
             indices = [i for group in trained for _, i in loss_samples[group.id]]
             samples = _at(all_samples, indices)
             if not any(sample.loss_mask.any() for sample in samples):
                 continue
             credit = Credit(
                 _at(values, indices),
-                tuple(
-                    own[group.id][place] * all_samples[i].loss_mask
-                    for group in trained
-                    for place, i in loss_samples[group.id]
-                ),
-                None if returns is None else _at(returns, indices),
-                None if kl_cov is None else _at(kl_cov, indices),
+                tuple(own_weights[i] for i in indices),
+                *(None if arrays is None else _at(arrays, indices) for arrays in optional),
             )
-            batch = TrainBatch(
-                samples,
-                scores.map(partial(_at, indices=indices)),
-                credit,
-                self.tokens.version,
-                coefficients,
-            )
-            steps.append(OptimizerStep(tuple(trained), batch))
+            own_scores = scores.map(partial(_at, indices=indices))
+            batch = TrainBatch(samples, own_scores, credit, self.tokens.version, coefficients)
+            steps.append(OptimizerStep(trained, batch))
         return steps
+
+    def _weights(self, groups: Sequence[Group], weights: WeightFunction) -> dict[int, FloatArray]:
+        """The weights of a step with these groups, for the samples of the loss, by index in `tokens`."""
+        shares = iter(weights([self.samples[group.id] for group in groups]))
+        own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
+        masked, loss_samples = self._masked_samples, self._loss_samples
+        return {
+            i: own[group.id][place] * masked[i].loss_mask
+            for group in groups
+            for place, i in loss_samples.get(group.id, ())
+        }
 
     @property
     def _masked_samples(self) -> tuple[Sample, ...]:

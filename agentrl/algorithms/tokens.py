@@ -103,15 +103,15 @@ class Tokens:
             ValueError: a value is not finite, or the scores are of other samples.
         """
         names = ("reference", "teacher", "values", "entropy", "sum of squares")
-        return TokenScores(
-            self.gather(scores.proximal, "proximal logprobs"),
-            self.gather([sample.logprobs for sample in self.samples], "behaviour logprobs"),
-            *(
-                None if arrays is None else self.gather(arrays, name)
-                for name, arrays in zip(names, scores.optional, strict=True)
-            ),
-            np.array([scores.ends.get(id, 0.0) for id in self.rollout_ids]) if scores.ends else None,
+        ref_N, teacher_N, values_N, entropy_N, squares_N = (
+            None if arrays is None else self.gather(arrays, name)
+            for name, arrays in zip(names, scores.optional, strict=True)
         )
+        ends_E = np.array([scores.ends.get(id, 0.0) for id in self.rollout_ids]) if scores.ends else None
+        behaviour_N = self.gather([sample.logprobs for sample in self.samples], "behaviour logprobs")
+        proximal_N = self.gather(scores.proximal, "proximal logprobs")
+        optional = (ref_N, teacher_N, values_N, entropy_N, squares_N, ends_E)
+        return TokenScores(proximal_N, behaviour_N, *optional)
 
     def spread(self, by_rollout: Mapping[RolloutId, float]) -> Floats:
         """One number of each rollout, repeated for all its tokens, [N].

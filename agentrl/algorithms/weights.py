@@ -9,6 +9,7 @@ term.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +22,11 @@ WeightFunction = Callable[[Sequence[Sequence[Sample]]], tuple[FloatArray, ...]]
 
 def ungrouped(weights: SampleWeights) -> WeightFunction:
     """Weights that do not depend on the groups of the samples."""
-    return lambda groups: weights([sample for group in groups for sample in group])
+    return partial(_of_all, weights)
+
+
+def _of_all(weights: SampleWeights, groups: Sequence[Sequence[Sample]]) -> tuple[FloatArray, ...]:
+    return weights([sample for group in groups for sample in group])
 
 
 def token_mean(samples: Sequence[Sample]) -> tuple[FloatArray, ...]:

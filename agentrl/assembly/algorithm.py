@@ -224,10 +224,10 @@ def _shaping(config: AlgorithmConfig) -> Shaping:
 
 def _builtin_estimator(config: AlgorithmConfig, controls: Controls) -> AdvantageEstimator:
     kl = KlPenalty(config.kl_coef, controls.kl) if config.kl_coef else None
-    along_tokens = {"gamma": config.gamma, "discount": config.discount_per, "kl": kl}
+    gamma, lambd, discount = config.gamma, config.lambd, config.discount_per
     with_own_class: dict[str, Callable[[], AdvantageEstimator]] = {
-        "ppo": partial(Gae, lambd=config.lambd, **along_tokens),
-        "reinforce_plus_plus": partial(ReinforcePlusPlus, **along_tokens),
+        "ppo": partial(Gae, gamma, lambd, discount, kl),
+        "reinforce_plus_plus": partial(ReinforcePlusPlus, gamma, discount, kl),
         "rae": partial(RoleConditioned, controls.baselines or RoleBaselines(), kl=kl),
         "opo": partial(LengthWeighted, kl=kl),
         "bnpo": partial(BetaNormalized, kl=kl),

@@ -101,8 +101,7 @@ class TrainingRun:
         console, origin = records.console, records.origin
         with records.watch.stage(BUILD), console.stage(BUILD, 1):
             make_env = run_env_factory(config, addresses)
-            env = make_env()
-            check_opponents(env, config.env.opponents)
+            check_opponents(env := make_env(), config.env.opponents)
             records.diagnoses.facts = facts_of(config, env)
             dialect = dialect_of(env, config.rendering)
             algorithm = algorithm_of(config, env)
@@ -113,13 +112,13 @@ class TrainingRun:
             replay = Replay.of(config, vocab_size=source.vocab_size, on_event=console.line)
             if origin is not None and (prompts := replay or data.source) is not None:
                 prompts.check(origin.state.source)
+            critic_data = CriticData.of(config, source)
             if not config.rollout.debug_rollout_only:
                 processes.trainers.prepare(source)
             engines = await engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
         renderer = build_renderer(source, dialect, config.rendering)
         world = World(make_env, scorer, renderer, play_episode=play)
-        progress = Progress(replace(source, seed=None))
-        engine, eval_engine = engines
+        progress, (engine, eval_engine) = Progress(replace(source, seed=None)), engines
         held_out = HeldOut.of(data, config, world, eval_engine or engine)
         run = cls(
             config=config,
@@ -134,7 +133,7 @@ class TrainingRun:
             records=records,
             progress=progress,
             replay=replay,
-            critic_data=CriticData.of(config, source),
+            critic_data=critic_data,
         )
         if origin is not None:
             run._restore(origin.state)

@@ -28,13 +28,8 @@ R = TypeVar("R")
 
 BUCKET_BYTES = 64 << 20
 _POLL_S = 0.1
-_FIELDS: Mapping[ScoreRole, Sequence[str]] = {
-    "old": ("proximal", "entropy", "sum_pi_squared"),
-    "ref": ("ref",),
-    "teacher": ("teacher",),
-    "values": ("values",),
-}
-"""The fields of `Scores` that a role gives; the first one always, the others as statistics."""
+_NUM_STATISTICS = 2
+"""Entropy, and the sum of squared probabilities."""
 
 
 class Ranks(Protocol):
@@ -109,10 +104,13 @@ class RankTrainer:
         check_sampled(samples)
         with working(SCORE):
             scored = {role: await self._scored(samples, role, statistics and role == "old") for role in roles}
-        fields: dict[str, tuple[FloatArray, ...]] = {"proximal": tuple(sample.logprobs for sample in samples)}
-        for role, rows in scored.items():
-            fields |= zip(_FIELDS[role], rows, strict=False)
-        return Scores(**fields)
+        engine = tuple(sample.logprobs for sample in samples)
+        proximal, *statistics_of_old = scored.get("old", [engine])
+        entropy, squares = statistics_of_old or (None, None)
+        ref, teacher, values = (
+            scored[role][0] if role in scored else None for role in ("ref", "teacher", "values")
+        )
+        return Scores(proximal, ref, teacher, values, entropy, squares)
 
     async def update(self, batch: TrainBatch) -> StepReport:
         """One optimizer step of the critic, where there is one, and one of the policy.
@@ -298,9 +296,9 @@ class RankTrainer:
     async def _scored(
         self, samples: Sequence[Sample], role: ScoreRole, statistics: bool
     ) -> list[tuple[FloatArray, ...]]:
-        """The fields of `Scores` that the role gives, in the order of `_FIELDS`."""
+        """Logprobs or values of the role; with `statistics` also entropies and sums of squares."""
         replies = await self.ranks.run(self.ranks.call, "score", samples, role, statistics)
-        num_fields = len(_FIELDS["old"]) if statistics else 1
+        num_fields = 1 + _NUM_STATISTICS * statistics
         scored = [np.zeros((num_fields, len(sample)), dtype=np.float32) for sample in samples]
         for reply in cast(list[dict[int, FloatArray]], replies):
             for index, values in reply.items():

@@ -112,8 +112,10 @@ class Scores:
 
     def map(self, function: Callable[[tuple[FloatArray, ...]], tuple[FloatArray, ...]]) -> Scores:
         """The result of a function on the arrays of each field that was computed."""
-        others = (None if arrays is None else function(arrays) for arrays in self.optional)
-        return Scores(function(self.proximal), *others, ends=self.ends)
+        ref, teacher, values, entropy, squares = (
+            None if arrays is None else function(arrays) for arrays in self.optional
+        )
+        return Scores(function(self.proximal), ref, teacher, values, entropy, squares, self.ends)
 
     def __post_init__(self) -> None:
         for other in self.optional:

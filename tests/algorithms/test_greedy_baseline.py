@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.group_relative import GreedyBaseline
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.steps import RolloutBatch
 from agentrl.algorithms.tokens import Tokens
 from agentrl.algorithms.weights import token_mean, ungrouped
+from agentrl.assembly.algorithm import build_estimator
 from agentrl.types import AGENT, Group, Scores, Verdict
 from tests.algorithms.episodes import TASK, episode, turn
 
@@ -36,8 +38,11 @@ def credited(groups, estimator=None):
     return batch, scores, estimator(batch.groups, batch.tokens, batch.tokens.scores(scores))
 
 
-def test_rewards_are_compared_with_that_of_the_greedy_sibling():
-    batch, _, advantages = credited(GROUPS)
+@pytest.mark.parametrize(
+    "estimator", [GreedyBaseline(), build_estimator(AlgorithmConfig(advantage_estimator="remax"))]
+)
+def test_rewards_are_compared_with_that_of_the_greedy_sibling(estimator):
+    batch, _, advantages = credited(GROUPS, estimator)
     by_rollout = batch.tokens.by_rollout(advantages.advantages_N)
     assert {id.episode: values.tolist() for id, values in by_rollout.items()} == {
         "a.0": [0.75],

@@ -86,8 +86,10 @@ def test_a_name_that_compares_episodes_is_its_formula(name):
 
 
 def test_no_two_names_are_the_same_algorithm():
-    by_name = {name: built(advantage_estimator=name) for name in RECIPES}
-    for name, other in combinations(RECIPES, 2):
+    # remax needs a sibling that was played greedily: tests/algorithms/test_greedy_baseline.py.
+    names = [name for name in RECIPES if name != "remax"]
+    by_name = {name: built(advantage_estimator=name) for name in names}
+    for name, other in combinations(names, 2):
         (a, w, loss), (b, v, another) = by_name[name], by_name[other]
         assert not (np.allclose(a, b) and np.allclose(w, v) and loss == another), (name, other)
 

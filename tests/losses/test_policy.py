@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.losses import LossInputs, LossOutput, PolicyLoss, TokenOutputs, logprobs_and_entropy
+from agentrl.losses import Kernel, LossInputs, LossOutput, PolicyLoss, TokenOutputs, logprobs_and_entropy
 
 logp = st.floats(-12, 0)
 tokens = st.lists(st.tuples(logp, logp, logp, st.floats(-3, 3), st.floats(0, 1)), min_size=1, max_size=12)
@@ -135,3 +135,23 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
             nudge[state, word] = 1e-6
             slope = (loss_at(table + nudge) - loss_at(table - nudge)) / 2e-6
             assert float(leaf.grad[state, word]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"objective": "ppo"}, "objective must be one of clip, .*, got 'ppo'"),
+        ({"eps_clip": 0.0}, "eps_clip must be above 0"),
+        ({"eps_clip_high": math.nan}, "eps_clip_high must be above 0"),
+        ({"eps_clip_c": 1.0}, "eps_clip_c must be above 1"),
+        ({"eps_clip_c": 3.0, "objective": "cispo"}, "cispo has no dual clip; leave out eps_clip_c"),
+        ({"eps_clip_c": 3.0, "objective": "sapo"}, "sapo has no dual clip"),
+        ({"sapo_tau": (1.0, 0.0), "objective": "sapo"}, "sapo_tau must be above 0"),
+        ({"vespo": (Kernel(1.0, 1.0), Kernel(0.0, 1.0))}, "vespo must be above 0"),
+        ({"entropy_coef": math.inf}, "entropy_coef must be finite"),
+        ({"opsm_delta": math.nan}, "opsm_delta must be finite"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PolicyLoss(**settings)

@@ -44,8 +44,11 @@ def logprobs_of(
         on_device(micro.temperature_N[row.chosen_n]),
         entropy_gradient=entropy_gradient,
     )
+    squares_n = outputs.sum_pi_squared_N
     return TokenOutputs(
-        *(None if values_n is None else _of_all_ranks(values_n, network, row) for values_n in outputs)
+        _of_all_ranks(outputs.logp_N, network, row),
+        _of_all_ranks(outputs.entropy_N, network, row),
+        sum_pi_squared_N=None if squares_n is None else _of_all_ranks(squares_n, network, row),
     )
 
 
