@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -78,7 +78,7 @@ class TokenLaws:
         _check_prefixes(turns)
         sampled = _Sampled.of(turns)
         self._check_ids(turns, sampled)
-        _check_values(sampled)
+        _check_values(sampled, greedy={episode.id for group in groups for episode in group.greedy})
         _check_versions(sampled, version)
 
     def check_samples(self, groups: Sequence[Group], samples: Sequence[Sample]) -> None:
@@ -202,11 +202,13 @@ def _bytes_of(ids: IntArray) -> bytes:
     return ids.astype(np.int32, copy=False).tobytes()
 
 
-def _check_values(sampled: _Sampled) -> None:
+def _check_values(sampled: _Sampled, *, greedy: Collection[str]) -> None:
+    """greedy: the episodes whose tokens may have a temperature of 0."""
     logprobs_N, temperatures_N = sampled.logprobs_N, sampled.temperatures_N
     is_fine_N = np.isfinite(logprobs_N) & (logprobs_N <= MAX_LOGPROB)
     sampled.refuse_first(~is_fine_N, "logprobs", logprobs_N, "the logprob {}")
-    is_fine_N = np.isfinite(temperatures_N) & (temperatures_N > 0)
+    is_baseline_N = np.array([turn.episode.id in greedy for turn in sampled.turns])[sampled.turn_N]
+    is_fine_N = np.isfinite(temperatures_N) & ((temperatures_N > 0) | is_baseline_N)
     sampled.refuse_first(~is_fine_N, "temperature", temperatures_N, "the temperature {}")
 
 
