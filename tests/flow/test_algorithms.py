@@ -53,7 +53,6 @@ OWN_METRICS = {
     "gmpo": {"reward_shaping"},
     "gspo": {"pg_dual_clipfrac"},
     "cispo": {"kl_loss", "kl_coef", "entropy_coef"},
-    "rae": {"baseline/agent"},
     "reinforce_plus_plus_baseline": {"icepop_clipfrac"},
 }
 

@@ -129,6 +129,22 @@ async def test_the_critic_may_learn_alone_at_first():
         assert "train/value_loss" in report.metrics
 
 
+async def test_a_batch_for_the_critic_alone_moves_nothing_else_and_counts_for_no_warm_up():
+    model, train_batch = qwen3(), with_returns(batch())
+    critic = critic_of(model, warmup=1, lr=1e-2)
+    torch_trainer = trainer(model, auxiliary=AuxiliaryModels(critic=critic))
+    before = [p.clone() for p in model.parameters()]
+    values = [p.clone() for p in critic.network.parameters()]
+    for _ in range(3):
+        report = await torch_trainer.update(dataclasses.replace(train_batch, critic_only=True))
+        assert "train/pg_loss" not in report.metrics
+        assert "train/value_loss" in report.metrics
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(values, critic.network.parameters(), strict=True))
+    reports = [await torch_trainer.update(train_batch) for _ in range(2)]
+    assert ["train/pg_loss" in report.metrics for report in reports] == [False, True]
+
+
 async def test_each_role_is_scored_by_its_own_network_and_those_that_are_frozen_stay():
     model, train_batch = qwen3(), batch()
     ref, teacher = qwen3(), llama()

@@ -81,6 +81,35 @@ async def test_it_goes_on_as_if_nothing_had_been_between(tmp_path, case):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("layout", ["TP2", "PP2, virtual"])
+async def test_a_reference_that_moves_is_a_part_of_the_state(tmp_path, layout):
+    samples = batch().samples
+    with trainer_on(tmp_path, **LAYOUTS[layout]) as trainer:
+        before = (await trainer.score(samples, ("ref",))).ref
+        await trainer.update(replace(steps(0), scores=replace(steps(0).scores, ref=before)))
+        await trainer.move_reference(0.5)
+        moved = (await trainer.score(samples, ("ref",))).ref
+        await (await trainer.save_state(str(tmp_path / "state")))
+    with trainer_on(tmp_path, **LAYOUTS[layout]) as another:
+        await another.load_state(str(tmp_path / "state"))
+        again = (await another.score(samples, ("ref",))).ref
+    assert [a.tobytes() for a in again] == [a.tobytes() for a in moved]
+    assert not any(np.allclose(a, b) for a, b in zip(before, moved, strict=True) if a.any())
+
+
+@pytest.mark.full
+async def test_a_batch_for_the_critic_alone_moves_no_policy(tmp_path):
+    with trainer_on(tmp_path, ref=False, critic=True, **LAYOUTS["DP2"]) as trainer:
+        weights = await published(trainer)
+        first = await trainer.update(replace(steps(0), critic_only=True))
+        assert await published(trainer) == weights
+        # It counts for no warm-up, which is one step here.
+        second, third = [await trainer.update(steps(0)) for _ in range(2)]
+    assert ["train/pg_loss" in report.metrics for report in (first, second, third)] == [False, False, True]
+    assert second.metrics["train/value_loss"] < first.metrics["train/value_loss"]
+
+
+@pytest.mark.full
 async def test_a_state_from_before_the_first_step(tmp_path):
     with trainer_on(tmp_path, ref=False, ranks=1) as trainer:
         await (await trainer.save_state(str(tmp_path / "state")))
