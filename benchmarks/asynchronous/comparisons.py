@@ -104,7 +104,7 @@ CHEAP: Final = Comparison(
     16,
 )
 """An adverse case: one short turn an episode, so there is little to overlap."""
-_LATE: Final[Mapping[str, JSON]] = {**_CORRECTED, "max_staleness": 2, "staleness_window": 24}
+_LATE: Final[Mapping[str, JSON]] = {**_CORRECTED, "max_staleness": 2, "staleness_window": 48}
 LONG_TAIL: Final = Comparison(
     None,
     {
