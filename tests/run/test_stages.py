@@ -11,8 +11,8 @@ from agentrl.envs.check.traces import Trace, present
 from agentrl.run.recording import memory_table
 from agentrl.run.stages import StageTime, Stopwatch, cpu_time, tree_cpu_time
 
-NAMED = "open('/proc/self/comm', 'wb').write(b'\\xff) 1'); print(flush=True); input()"
 BUSY = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+NAMED = "open('/proc/self/comm', 'wb').write(b'\\xff) 1')\n" + BUSY
 
 
 def test_the_time_of_a_stage_counts_processes_that_run_and_that_ended():
