@@ -22,7 +22,7 @@ class AdaptiveKl:
 
         coef x= 1 + clip(kl / target - 1, -0.2, 0.2) x n / horizon
 
-    Source: https://arxiv.org/abs/1909.08593, section 2.2.
+    Source: https://arxiv.org/abs/1909.08593.
 
     Raises:
         ValueError: target or horizon is not above 0, or coef is not.
@@ -49,7 +49,7 @@ class AdaptiveEntropy:
     After an iteration coef grows by step where the entropy was below the target, and shrinks by it elsewhere,
     down to 0. Where the entropy was above the target, there is no bonus in the next iteration.
 
-    Source: https://arxiv.org/abs/2505.22312, section 3.2.3 (adaptive entropy control of Skywork-OR1).
+    Source: https://arxiv.org/abs/2505.22312 (adaptive entropy control of Skywork-OR1).
 
     Raises:
         ValueError: target or step is not above 0, or coef is negative.
@@ -85,7 +85,7 @@ class RoleBaselines:
     x m. One by one, as in the paper, the result would depend on their order.
 
     decay: how much of it is left after another rollout. means: by role; 0 for one that never played.
-    Source: https://arxiv.org/abs/2506.24119, equation 6 (SPIRAL).
+    Source: https://arxiv.org/abs/2506.24119 (SPIRAL).
 
     Raises:
         ValueError: decay is not between 0 and 1.

@@ -41,7 +41,7 @@ class ClipCov:
     whose cov is above low and below high, ratio x N are drawn, at least one. The draw depends on the ids of
     the rollouts only.
 
-    Source: https://arxiv.org/abs/2505.22617, equations 10 and 11 (Clip-Cov). There cov is of the current
+    Source: https://arxiv.org/abs/2505.22617 (Clip-Cov). There cov is of the current
     policy, which in the first optimizer step of a batch is the proximal one.
 
     Metrics: clip_cov_fraction (tokens that lost their gradient, as a share).
@@ -78,7 +78,7 @@ class KlCov:
     coef x |logp - proximal logp|. It has no gradient where the two are equal: in the first optimizer step of
     a batch whose proximal logprobs the trainer computes.
 
-    Source: https://arxiv.org/abs/2505.22617, equation 12 (KL-Cov).
+    Source: https://arxiv.org/abs/2505.22617 (KL-Cov).
 
     Metrics: kl_cov_fraction (tokens under the penalty, as a share).
 
@@ -110,7 +110,7 @@ class TopEntropy:
     quantile: the share of tokens that keep theirs, those with the highest entropy (nats) of the policy before
     the update; others get the factor 0. Ties with the lowest of these keep theirs, too.
 
-    Source: https://arxiv.org/abs/2506.01939, equation 5: the top 20% over the batch.
+    Source: https://arxiv.org/abs/2506.01939, which keeps the top 20%.
 
     Metrics: top_entropy_threshold (the lowest entropy that is kept, nats), top_entropy_fraction (tokens kept,
     as a share).

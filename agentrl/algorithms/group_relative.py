@@ -150,6 +150,7 @@ class BetaNormalized:
     So groups with an unusual mean count for more. Where fewer than two groups have siblings, or all means are
     equal, the density is 1.
     Source: https://arxiv.org/abs/2506.02864 (BNPO), whose rewards are 0 and 1; numbers between serve as well.
+    The bounds 1 and 1e-6 are those of its authors' code.
     """
 
     kl: KlPenalty | None = None

@@ -127,7 +127,7 @@ class RolloutBatch:
             return any(values[i].any() for i in indices) if policy_term_only else bool(indices)
 
         for groups in balanced(self.groups, num_steps):
-            own_weights = self._weights(groups, weights)
+            own_weights = self._weights(groups, weights, loss_samples)
             trained = tuple(group for group in groups if has_gradient(group))
             indices = [i for group in trained for _, i in loss_samples[group.id]]
             samples = _at(all_samples, indices)
@@ -135,7 +135,7 @@ class RolloutBatch:
                 continue
             credit = Credit(
                 _at(values, indices),
-                tuple(own_weights[i] for i in indices),
+                tuple(own_weights[i] * all_samples[i].loss_mask for i in indices),
                 *(None if arrays is None else _at(arrays, indices) for arrays in optional),
             )
             own_scores = scores.map(partial(_at, indices=indices))
@@ -143,16 +143,16 @@ class RolloutBatch:
             steps.append(OptimizerStep(trained, batch))
         return steps
 
-    def _weights(self, groups: Sequence[Group], weights: WeightFunction) -> dict[int, FloatArray]:
-        """The weights of a step with these groups, for the samples of the loss, by index in `tokens`."""
+    def _weights(
+        self,
+        groups: Sequence[Group],
+        weights: WeightFunction,
+        loss_samples: Mapping[str, Sequence[tuple[int, int]]],
+    ) -> dict[int, FloatArray]:
+        """The weights of a step with these groups, by index in `tokens`. loss_samples: `_loss_samples`."""
         shares = iter(weights([self.samples[group.id] for group in groups]))
         own = {group.id: tuple(islice(shares, len(self.samples[group.id]))) for group in groups}
-        masked, loss_samples = self._masked_samples, self._loss_samples
-        return {
-            i: own[group.id][place] * masked[i].loss_mask
-            for group in groups
-            for place, i in loss_samples.get(group.id, ())
-        }
+        return {i: own[group.id][place] for group in groups for place, i in loss_samples.get(group.id, ())}
 
     @property
     def _masked_samples(self) -> tuple[Sample, ...]:

@@ -15,7 +15,7 @@ from agentrl.losses.objectives import OBJECTIVES, Kernel, Objective
 from agentrl.losses.policy import PolicyLoss
 from agentrl.losses.sequences import sequence_mean, sequence_sum
 from agentrl.losses.sft import sft_loss
-from agentrl.losses.tokens import joined, logprobs_and_entropy
+from agentrl.losses.tokens import joined_outputs, logprobs_and_entropy
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "check_loss",
     "explained_variance",
     "extras_used",
-    "joined",
+    "joined_outputs",
     "k1",
     "k2",
     "k3",

@@ -24,7 +24,7 @@ minimise are
 - cispo: https://arxiv.org/abs/2506.13585. Usual are low = 1 (no bound below) and a high bound of several.
 - sapo: https://arxiv.org/abs/2511.20347. tau is `tau[0]` where A > 0, else `tau[1]`: 1 and 1.05 in the paper.
 - vespo: https://arxiv.org/abs/2602.10693. k and lam are those of `kernels[0]` where A >= 0, else of
-  `kernels[1]`: 2, 3 and 3, 2 in the paper. The factor is 1 at w = 1. log w is kept between -20 and 20.
+  `kernels[1]`: 2, 3 and 3, 2 in its authors' code. The factor is 1 at w = 1. log w is kept in -20 .. 20.
 - dppo_tv, dppo_kl: https://arxiv.org/abs/2602.04879. M is 0 where the update would move a token further
   from the behaviour policy and their divergence is above `high` (A > 0) or `low` (A < 0), else 1. Its two
   outcomes are this token and any other: with p = exp(logp) and q = exp(behaviour_logp), total variation is

@@ -28,7 +28,7 @@ class PolicyLoss:
     above opsm_delta. As in the paper the engine's own logprobs are used, and entropy and KL do not change.
     Nor do the weights: those of other tokens do not grow.
 
-    Where the inputs have kl_cov_N (KL-Cov, https://arxiv.org/abs/2505.22617, equation 12), kl_cov_N x
+    Where the inputs have kl_cov_N (KL-Cov, https://arxiv.org/abs/2505.22617), kl_cov_N x
     |logp - proximal_logp| is added: it holds these tokens near the policy before the update.
 
     Metrics, as token means: pg_loss (policy term), pg_clipfrac (clip, gspo: tokens whose clipped branch is

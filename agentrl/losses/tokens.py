@@ -41,10 +41,10 @@ def logprobs_and_entropy(
             hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
     ]
-    return joined(parts)
+    return joined_outputs(parts)
 
 
-def joined(parts: Sequence[TokenOutputs]) -> TokenOutputs:
+def joined_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
     """The outputs of chunks of tokens, one after the other."""
     squares = [part.sum_pi_squared_N for part in parts if part.sum_pi_squared_N is not None]
     return TokenOutputs(

@@ -28,7 +28,7 @@ def scaled(drawn: Batch) -> Batch:
 
 
 def naive(drawn: Batch) -> dict[str, float]:
-    """The advantage of each episode: arXiv 2506.02864, equations 9 to 13."""
+    """The advantage of each episode: arXiv 2506.02864, and the bounds of its authors' code."""
     means = [fmean(v.total for v in g.verdicts) for g in drawn.groups if len(g.verdicts) > 1]
     a = b = 0.0
     if len(set(means)) > 1:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.losses import TokenOutputs, joined
+from agentrl.losses import TokenOutputs, joined_outputs
 
 _MAX_LOGITS = 2**24
 """Logits held at once on a rank (64 MB in fp32)."""
@@ -54,7 +54,7 @@ def parallel_logprobs(
             hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
     ]
-    return joined(parts)
+    return joined_outputs(parts)
 
 
 def _checkpointed(score: Callable[..., TokenOutputs], *part: Tensor) -> TokenOutputs:
