@@ -14,7 +14,7 @@ from pathlib import Path
 from agentrl.observe import EpisodeOutcome, Outcome, Reconciliation, read_metrics, read_outcomes, reconcile
 from agentrl.observe.history import JOURNAL, METRICS, ROLLED_BACK
 from agentrl.run.checkpoints import Checkpoints
-from agentrl.run.journal_entries import BROKEN_GROUP, REMOVED, ordinal_of
+from agentrl.run.journal_entries import BROKEN_GROUP, GREEDY_BASELINE, REMOVED, ordinal_of
 from agentrl.types import JSON
 
 _SHOWN = 5
@@ -113,15 +113,15 @@ def _fate(group: Sequence[EpisodeOutcome]) -> tuple[Outcome, str]:
     for outcome in _USED:
         if any(episode.outcome == outcome for episode in group):
             return outcome, ""
-    reasons = [episode.reason for episode in group]
+    reasons = [e.reason for e in group if e.reason != GREEDY_BASELINE] or [GREEDY_BASELINE]
     return Outcome.DROPPED, BROKEN_GROUP if BROKEN_GROUP in reasons else reasons[-1]
 
 
 def _is_complete(group: Sequence[EpisodeOutcome], outcome: Outcome) -> bool:
-    """Whether each sibling has this outcome once, or was taken out of the loss; failed attempts do not
-    count."""
+    """Whether each sibling has this outcome once, was taken out of the loss, or is a greedy baseline; failed
+    attempts do not count."""
     siblings = {episode.id.partition("-retry")[0] for episode in group}
-    ended = [e for e in group if e.outcome == outcome or e.reason.startswith(REMOVED)]
+    ended = [e for e in group if e.outcome == outcome or e.reason.startswith((REMOVED, GREEDY_BASELINE))]
     return len(ended) == len(siblings)
 
 

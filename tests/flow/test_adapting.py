@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.observe import read_journal, reconcile
+from agentrl.run.audit import audit
 from agentrl.run.pretraining import CRITIC
 from tests.flow.runs import WARM, metrics_of, train
 
@@ -70,6 +71,10 @@ def test_a_greedy_sibling_is_played_and_journalled_and_not_trained_on(tmp_path, 
     assert books.problems == ()
     assert books.played == 2 * 8 * 4
     assert books.dropped["greedy_baseline"] == 2 * 8
+    accounts = audit(run.folder)
+    assert accounts.problems == ()
+    assert set(accounts.dropped) <= {"zero_std", "zero_advantage"}
+    assert accounts.trained > 0
     files = sorted((run.folder / "trajectories").glob("step_*"))
     for entry in (entry for path in files for entry in read_journal(path)):
         is_last = entry.episode.id.partition("-")[2].startswith("3")
