@@ -16,7 +16,7 @@ from agentrl.errors import UserError, did_you_mean
 from agentrl.types import JSON
 from agentrl.view.console import RunConsole
 from benchmarks.algorithms.run import Job, mean_of, run_job
-from benchmarks.algorithms.settings import WARM_START, AlgorithmArm, control, estimators, lags
+from benchmarks.algorithms.settings import WARM_START, AlgorithmArm, controls, estimators, lags, variants
 from benchmarks.config import AlgorithmsBench
 from benchmarks.machine import machine
 
@@ -76,9 +76,10 @@ def bench_algorithms(bench: AlgorithmsBench, console: RunConsole) -> dict[str, J
         )
         for arm in arms
     }
+    learning = [*estimators(), *variants()]
     return {
         "benchmark": "algorithms",
-        "summary": {arm.name: _line(comparisons[arm.name], arm in estimators()) for arm in arms},
+        "summary": {arm.name: _line(comparisons[arm.name], arm in learning) for arm in arms},
         "arms": {name: comparison.as_json() for name, comparison in comparisons.items()},
         "settings": {**bench.model_dump(mode="json"), "target": TARGET},
         "machine": machine(),
@@ -101,7 +102,7 @@ def gain(differences: npt.NDArray[np.float64]) -> Gain:
 
 
 def _selected_arms(only: Sequence[str]) -> Sequence[AlgorithmArm]:
-    arms = [*estimators(), control(), *lags()]
+    arms = [*estimators(), *variants(), *controls(), *lags()]
     names = [arm.name for arm in arms]
     if unknown := [name for name in only if name not in names]:
         raise UserError(

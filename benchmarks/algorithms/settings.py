@@ -21,7 +21,12 @@ CORRECTIONS: Mapping[str, dict[str, JSON]] = {
     "MIS": {"use_mis": True, "mis_lower": 0.5, "mis_upper": 2.0},
     "icepop": {"use_icepop": True},
     "OPSM": {**_RECOMPUTED, "use_opsm": True},
+    "TIS with gate": {"use_tis": True, "gate_statistic": "k3", "gate_over": "mean", "gate_upper": 0.05},
+    "TIS normalized": {"use_tis": True, "self_normalize_correction": True},
     "engine's logprobs": {"use_rollout_logprobs": True},
+    "cispo to engine": {"advantage_estimator": "cispo", "use_rollout_logprobs": True},
+    "dppo": {"advantage_estimator": "dppo"},
+    "vespo": {"advantage_estimator": "vespo"},
 }
 
 _OWN: Mapping[str, dict[str, JSON]] = {
@@ -45,13 +50,45 @@ def estimators() -> Sequence[AlgorithmArm]:
     ]
 
 
-def control() -> AlgorithmArm:
-    """A control that must not learn: every episode gets the reward of a random sibling."""
-    return AlgorithmArm("grpo shuffled", {**_STEPS, "shuffle_rewards": True})
+# Terms of the loss, filters and controls, each added to an estimator.
+_VARIANTS: Mapping[str, dict[str, JSON]] = {
+    "dapo": {
+        "dynamic_sampling_filter_path": "agentrl.algorithms.filters:zero_std",
+        "rollout_sample_filter_path": "agentrl.algorithms.filters:truncated",
+        "shaping_overlong_len": 40,
+        "shaping_overlong_buffer_len": 8,
+    },
+    "luspo": {"advantage_estimator": "gspo", "loss_weighting": "constant"},
+    "dppo kl": {"advantage_estimator": "dppo", "dppo_divergence": "kl"},
+    "grpo 2 epochs": {"ppo_epochs": 2},
+    "grpo prompt": {"loss_weighting": "prompt"},
+    "grpo batch scale": {"scale_rewards": "batch"},
+    "rloo turns": {"advantage_estimator": "rloo", "credit_level": "turn"},
+    "ppo bootstrap": {"advantage_estimator": "ppo", **_OWN["ppo"], "bootstrap_truncated": True},
+    "grpo clip_cov": {"entropy_control": "clip_cov"},
+    "grpo kl_cov": {"entropy_control": "kl_cov"},
+    "grpo top_entropy": {"entropy_control": "top_entropy"},
+    "grpo entropy target": {"entropy_target": 0.3},
+    "grpo kl target": {"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_target": 0.05, "kl_horizon": 1000.0},
+    "grpo moving reference": {"use_kl_loss": True, "kl_loss_coef": 0.01, "ref_update_interval": 5},
+}
+
+
+def variants() -> Sequence[AlgorithmArm]:
+    """Settings that change an estimator, each with all others at their defaults."""
+    return [AlgorithmArm(name, {**_STEPS, **settings}) for name, settings in _VARIANTS.items()]
+
+
+def controls() -> Sequence[AlgorithmArm]:
+    """Controls that must not learn: every episode gets the reward of a random sibling, or weights stay."""
+    return [
+        AlgorithmArm("grpo shuffled", {**_STEPS, "shuffle_rewards": True}),
+        AlgorithmArm("grpo still", {**_STEPS, "lr": 1e-12}),
+    ]
 
 
 def lags() -> Sequence[AlgorithmArm]:
-    """grpo with delayed weights under every correction, one update an iteration."""
+    """Delayed weights under every correction, and estimators that correct, one update an iteration."""
     return [
         AlgorithmArm(f"lag {lag} {name}", settings, lag)
         for lag in LAGS

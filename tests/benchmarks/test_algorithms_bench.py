@@ -22,7 +22,7 @@ from agentrl.view.console import RunConsole
 from benchmarks.algorithms.delayed import DelayedSink
 from benchmarks.algorithms.everything import bench_algorithms, compare, gain
 from benchmarks.algorithms.run import Job, run_job
-from benchmarks.algorithms.settings import LAGS, AlgorithmArm, control, estimators, lags
+from benchmarks.algorithms.settings import LAGS, AlgorithmArm, controls, estimators, lags, variants
 from benchmarks.cache import cached_result
 from benchmarks.config import AlgorithmsBench
 from tests.flow.runs import TINY, WARM, journal_of
@@ -112,24 +112,38 @@ def test_an_arm_is_compared_with_the_warm_start_of_the_same_seed():
     }
 
 
-def test_the_arms_are_all_estimators_a_control_and_every_correction_at_every_lag():
-    configs = {
-        arm.name: load_config("examples/hop_search/run.toml", arm.settings).algorithm for arm in estimators()
-    }
-    assert {name: config.advantage_estimator for name, config in configs.items()} == {n: n for n in RECIPES}
-    assert load_config("examples/hop_search/run.toml", control().settings).rollout.shuffle_rewards
+def config_of(arm):
+    return load_config("examples/hop_search/run.toml", arm.settings)
+
+
+def test_the_arms_are_all_estimators_controls_and_every_correction_at_every_lag():
+    by_name = {arm.name: config_of(arm).algorithm.advantage_estimator for arm in estimators()}
+    assert by_name == {name: name for name in RECIPES}
+    shuffled, still = (config_of(arm) for arm in controls())
+    assert shuffled.rollout.shuffle_rewards
+    assert still.trainer.lr < 1e-9
     lagged = {(arm.lag, arm.name.split(" ", 2)[2]): AlgorithmConfig(**arm.settings) for arm in lags()}
     assert {lag for lag, _ in lagged} == {0, 1, 4} == set(LAGS)
+    to_engine = {"engine's logprobs", "cispo to engine", "dppo", "vespo"}
     for lag in (1, 4):
-        corrections = {name: config.correction for (at, name), config in lagged.items() if at == lag}
-        assert corrections == {
+        configs = {name: config for (at, name), config in lagged.items() if at == lag}
+        assert {name: config.correction for name, config in configs.items()} == {
             **{"none": "none", "TIS": "tis", "MIS": "mis", "icepop": "icepop", "OPSM": "opsm"},
-            "engine's logprobs": "none",
+            **{"TIS with gate": "tis", "TIS normalized": "tis"},
+            **dict.fromkeys(to_engine, "none"),
         }
-        assert [
-            name for (at, name), config in lagged.items() if at == lag and not config.rescores(is_async=False)
-        ] == ["engine's logprobs"]
-    assert len({arm.name for arm in (*estimators(), control(), *lags())}) == len(RECIPES) + 1 + 1 + 12
+        assert {name for name, config in configs.items() if not config.rescores(is_async=False)} == to_engine
+        assert configs["TIS with gate"].gate.statistic == "k3"
+
+
+def test_every_variant_differs_from_its_estimator():
+    plain = {arm.name: config_of(arm) for arm in estimators()}
+    configs = {arm.name: config_of(arm) for arm in variants()}
+    for config in configs.values():
+        assert config != plain[config.algorithm.advantage_estimator]
+    assert len({config.model_dump_json() for config in configs.values()}) == len(configs)
+    names = [arm.name for arm in (*estimators(), *variants(), *controls(), *lags())]
+    assert len(set(names)) == len(names)
 
 
 @pytest.fixture
