@@ -257,6 +257,18 @@ class AlgorithmConfig(Section):
         if off_policy_by and not self._is_corrected and not self.accept_bias:
             raise ValueError(_needs_correction(off_policy_by))
 
+    def check_steps(self, num_steps: int) -> None:
+        """Check that the algorithm can be applied with so many optimizer steps for each rollout batch.
+
+        Raises:
+            ValueError: a penalty compares with the policy before the only step, which is the current one.
+        """
+        if self.entropy_control == "kl_cov" and num_steps == 1 and self.use_rollout_logprobs is not True:
+            raise ValueError(
+                "entropy_control = kl_cov holds tokens where they were before the first optimizer step of a "
+                "batch, and there is only one; set num_steps_per_rollout or ppo_epochs to 2 or more."
+            )
+
     @property
     def watched_correction(self) -> str:
         """The name by which a `CorrectionWatch` knows the correction, or without one the gate."""

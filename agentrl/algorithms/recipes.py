@@ -77,3 +77,5 @@ UNBOUNDED: tuple[Objective, ...] = ("sapo", "vespo", "reinforce")
 """Objectives without bounds of the ratio."""
 TO_ENGINE: tuple[Estimator, ...] = ("vespo", "dppo")
 """Estimators whose ratio is that of the current policy to the engine: it corrects for older weights."""
+WITH_GREEDY_SIBLING: tuple[Estimator, ...] = ("remax",)
+"""Estimators that compare with one more sibling, which takes the likeliest token throughout."""

@@ -107,6 +107,8 @@ def _of_other_corrections(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             yield name, f"without use_{name} (correction = {name}); add it"
     if config.correction != "none":
         yield "accept_bias", f"with correction = {config.correction}, which corrects the bias; drop that"
+    elif config.gate.statistic != "none":
+        yield "accept_bias", "with a gate, which masks what is biased; drop that"
     if config.correction not in COMPARING:
         yield "self_normalize_correction", "without correction = tis, mis or icepop; choose one"
     if config.gate.statistic == "none":

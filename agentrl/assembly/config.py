@@ -315,6 +315,8 @@ class RunConfig(Section):
         # A journal is checked when it is opened.
         if rollout.num_rollout > 0 and rollout.replay is None and not rollout.debug_rollout_only:
             self.algorithm.check_rollouts(rollout.n_samples_per_prompt, off_policy_by=rollout.off_policy_by)
+        if rollout.num_rollout > 0 and not rollout.debug_rollout_only:
+            self.algorithm.check_steps(self.rollout.num_steps_per_rollout * self.algorithm.ppo_epochs)
         return self
 
 

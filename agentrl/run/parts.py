@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.activity import Activities
+from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
 from agentrl.assembly.algorithm import Algorithm, build_algorithm
 from agentrl.assembly.config import RunConfig, SftConfig
@@ -245,7 +246,7 @@ def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters)
         agent_factory(engine, world.renderer, sampling_of(rollout, temperature))
         for temperature in (rollout.rollout_temperature, 0.0)
     )
-    has_baseline = config.algorithm.advantage_estimator == "remax"
+    has_baseline = config.algorithm.advantage_estimator in WITH_GREEDY_SIBLING
     return GroupPlayer(
         make_env=world.make_env,
         make_agent=make_agent,

@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
 
-from agentrl.algorithms.recipes import RECIPES
+from agentrl.algorithms.recipes import RECIPES, WITH_GREEDY_SIBLING
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.config import effective_values
@@ -34,6 +34,7 @@ class Replay:
 
     folder, config: of the run. vocab_size: tokens of the model that is trained. num_steps: complete steps
     (count). next_ordinal: the first prompt that no taken batch holds. version: of the next batch.
+    needs_greedy: the estimator compares with a greedy sibling; for others these episodes are left out.
 
     consumes: files of the journal, one for each `take`. waits for: the disk. on shutdown: nothing is open.
     """
@@ -45,6 +46,7 @@ class Replay:
     num_steps: int = 0
     next_ordinal: int = 0
     version: int = 0
+    needs_greedy: bool = False
     _num_done: int = 0
     _skipped: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
@@ -61,6 +63,7 @@ class Replay:
         replay = cls.opened(Path(config.rollout.replay), vocab_size=vocab_size)
         for warning in replay._warnings(config):
             on_event(f"Warning: {warning}")
+        replay.needs_greedy = config.algorithm.advantage_estimator in WITH_GREEDY_SIBLING
         return replay
 
     @classmethod
@@ -113,6 +116,11 @@ class Replay:
                 f"advantage_estimator `{estimator}` compares siblings, and groups in {self.folder} are of "
                 "one episode; choose one that does not, such as reinforce_plus_plus."
             )
+        if estimator in WITH_GREEDY_SIBLING and played.algorithm.advantage_estimator != estimator:
+            raise ConfigError(
+                f"advantage_estimator `{estimator}` compares with a greedy episode of each prompt, and "
+                f"{self.folder} was played without; choose another, such as rloo."
+            )
         if off_policy_by := played.rollout.off_policy_by:
             replayed = f"replay = {self.folder}, played with {off_policy_by},"
             try:
@@ -142,6 +150,8 @@ class Replay:
             ConfigError: a file of the journal is damaged or incomplete, or a token is beyond the vocabulary.
         """
         outcomes = await asyncio.to_thread(self._take, self._num_done + 1)
+        if not self.needs_greedy:
+            outcomes = [_without_greedy(outcome) for outcome in outcomes]
         # Another algorithm may update less often than the run that played.
         versions = (tokens.completion.versions for tokens in _tokens_of(outcomes))
         self.version = max(self.version, _highest(versions))
@@ -210,8 +220,16 @@ class Replay:
 
     def _is_complete(self, outcomes: list[GroupOutcome]) -> bool:
         rollout = self.config.rollout
-        sizes = [len(outcome.kept.episodes) for outcome in outcomes if outcome.kept is not None]
+        groups = (outcome.kept for outcome in outcomes)
+        sizes = [len(group.episodes) - len(group.greedy) for group in groups if group is not None]
         return sizes == [rollout.n_samples_per_prompt] * rollout.prompts
+
+
+def _without_greedy(outcome: GroupOutcome) -> GroupOutcome:
+    if outcome.group is None or not outcome.group.greedy:
+        return outcome
+    group = outcome.group.without_greedy
+    return replace(outcome, group=group, finished=group.episodes)
 
 
 def _skipped_in(row: Mapping[str, float | None]) -> dict[str, int]:

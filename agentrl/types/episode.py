@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, NamedTuple
@@ -359,6 +359,14 @@ class Group:
         """Episodes that the policy played greedily where it sampled in others: a baseline, not trained on."""
         greedy = tuple(episode for episode in self.episodes if episode.is_greedy)
         return () if len(greedy) == len(self.episodes) else greedy
+
+    @property
+    def without_greedy(self) -> Group:
+        """The group without the episodes of its greedy baseline."""
+        baseline = {episode.id for episode in self.greedy}
+        episodes = tuple(episode for episode in self.episodes if episode.id not in baseline)
+        verdicts = tuple(verdict for verdict in self.verdicts if verdict.episode_id not in baseline)
+        return replace(self, episodes=episodes, verdicts=verdicts)
 
     def siblings(self, agent: str) -> tuple[Rollout, ...]:
         """The rollouts of one agent in each episode: they have the same role and can be compared."""

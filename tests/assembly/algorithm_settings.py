@@ -27,7 +27,9 @@ def of_correction(name, value, **under):
 
 
 def of_control(name, value):
-    return Setting(value, {"entropy_control": name}, ({}, f"without entropy_control = {name}; choose it"))
+    # kl_cov needs a second optimizer step.
+    under = {"entropy_control": name, "ppo_epochs": 2}
+    return Setting(value, under, ({}, f"without entropy_control = {name}; choose it"))
 
 
 OURS = "with custom_loss_function_path; drop that"

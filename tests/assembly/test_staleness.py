@@ -62,3 +62,13 @@ def test_a_loss_without_a_ratio_to_the_engine_corrects_nothing(settings):
 def test_a_bias_that_is_corrected_cannot_be_accepted():
     with pytest.raises(ConfigError, match="accept_bias has no effect with correction = tis, which corrects"):
         config_of({"max_staleness": 1, "correction": "tis", "accept_bias": True})
+    with pytest.raises(ConfigError, match="accept_bias has no effect with a gate, which masks"):
+        config_of({"max_staleness": 1, "gate_statistic": "k3", "accept_bias": True})
+
+
+def test_a_penalty_for_leaving_the_first_steps_policy_needs_a_second_step():
+    control = {"entropy_control": "kl_cov"}
+    with pytest.raises(ConfigError, match="there is only one; set num_steps_per_rollout or ppo_epochs"):
+        config_of(control)
+    for more in ({"num_steps_per_rollout": 2}, {"ppo_epochs": 2}, {"use_rollout_logprobs": True}):
+        config_of({**control, **more})

@@ -9,6 +9,7 @@ import pytest
 
 import agentrl
 from agentrl.cli import main
+from agentrl.errors import ConfigError
 from agentrl.observe import reconcile
 from agentrl.run.audit import audit
 from tests.flow.runs import TINY, WARM, journal_of, metrics_of, tokens_of, train
@@ -112,6 +113,35 @@ def test_another_algorithm_learns_from_the_same_journal(original, replayed, tmp_
     folder = replay_of(original, "Patchy", tmp_path, "rloo", PATCHY, advantage_estimator="rloo")
     assert learned(folder)[0]["rollout/raw_reward"] == learned(original)[0]["rollout/raw_reward"]
     assert weights_of(folder) != weights_of(replayed)
+
+
+GREEDY = {**SMALL, "num_rollout": 2, "advantage_estimator": "remax"}
+
+
+@pytest.fixture(scope="module")
+def with_greedy(tmp_path_factory):
+    """A run whose groups have a greedy sibling each."""
+    return train("Bandit", tmp_path_factory.mktemp("greedy"), "remax", **GREEDY).folder
+
+
+def test_greedy_siblings_are_replayed_with_the_estimator_that_needs_them(with_greedy, tmp_path):
+    folder = replay_of(with_greedy, "Bandit", tmp_path, "again", GREEDY)
+    assert weights_of(folder) == weights_of(with_greedy)
+    assert journal_of(folder, "step_*") == journal_of(with_greedy, "step_*")
+
+
+def test_other_estimators_do_without_greedy_siblings(with_greedy, tmp_path):
+    folder = replay_of(with_greedy, "Bandit", tmp_path, "rloo", GREEDY, advantage_estimator="rloo")
+    entries = journal_of(folder)
+    assert len(entries) == len(journal_of(with_greedy, "step_*")) - 2 * 4 == 2 * 4 * 4
+    assert not any(entry["reason"] == "greedy_baseline" for entry in entries)
+    assert not any("rollout/greedy_reward" in row for row in metrics_of(folder))
+
+
+def test_an_estimator_that_needs_greedy_siblings_refuses_a_journal_without(original, tmp_path):
+    with pytest.raises(ConfigError, match=r"`remax` compares with a greedy episode.*played without"):
+        replay_of(original, "Patchy", tmp_path, "refused", PATCHY, advantage_estimator="remax")
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
 
 
 @pytest.fixture(scope="module")
