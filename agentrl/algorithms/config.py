@@ -228,6 +228,18 @@ class AlgorithmConfig(Section):
         return self.advantage_estimator == "otb" or self.entropy_control == "top_entropy"
 
     @property
+    def needs_proximal_first(self) -> bool:
+        """Whether something uses the proximal logprobs before the first optimizer step of a batch.
+
+        Corrections do not, unless they divide by a mean over the batch: the step computes their factors.
+        Where tokens are masked, or the policy does not learn yet, the step has not the logprobs of them all.
+        """
+        in_advantages = self.kl_coef or self.use_opd or self.custom_advantage_function_path is not None
+        in_statistics = self.needs_statistics or self.entropy_control != "none"
+        is_partial = self.mask_offpolicy_in_partial_rollout or self.num_critic_only_steps
+        return bool(in_advantages or in_statistics or self.self_normalize_correction or is_partial)
+
+    @property
     def _compares(self) -> bool:
         """Whether a correction compares the engine's logprobs with the trainer's."""
         return self.correction in COMPARING or self.gate.statistic != "none"

@@ -16,14 +16,15 @@ Log-ratios are clipped to -20 .. 20 before they are exponentiated, so that nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
+from agentrl.types import FloatArray, Sample, Scores
 
 MAX_LOG_RATIO = 20.0
 
@@ -39,7 +40,36 @@ class Corrected(NamedTuple):
     clipped_N: npt.NDArray[np.bool_]
 
 
-Correction = Callable[[Tokens, TokenScores], Corrected]
+class Correction(Protocol):
+    """From tokens and their scores to factors."""
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the factor of a token depends on this token only, and not on others of its sequence."""
+
+    def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
+        """Factors for `tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactorsInStep:
+    """A correction as a trainer calls it, for the samples of one micro-batch and their logprobs.
+
+    The factors are those that it has for the rollout batch, as long as each sequence is one of these samples
+    or `by_token` is true.
+    """
+
+    correction: Correction
+
+    def __call__(self, samples: Sequence[Sample], proximal: Sequence[FloatArray]) -> tuple[FloatArray, ...]:
+        """Factors, one float32 [T] array for each sample, 0 off its loss mask.
+
+        Raises:
+            ValueError: a logprob is not finite.
+        """
+        tokens = Tokens.of(samples)
+        scores = tokens.scores(Scores(tuple(proximal)))
+        return tokens.scatter(self.correction(tokens, scores).factors_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +86,7 @@ class Tis:
         ValueError: the bounds are not 0 <= tis_clip_low < tis_clip.
     """
 
+    by_token: ClassVar[bool] = True
     tis_clip: float = 2.0
     tis_clip_low: float = 0.0
 
@@ -82,6 +113,7 @@ class IcePop:
         ValueError: the bounds are not 0 <= low < high.
     """
 
+    by_token: ClassVar[bool] = True
     low: float = 0.5
     high: float = 5.0
 
@@ -125,6 +157,11 @@ class Mis:
         _check_bounds(self.lower, self.upper)
         if self.veto is not None and not 0.0 < self.veto < 1.0:
             raise ValueError(f"veto is a ratio between 0 and 1, such as 1e-4, got {self.veto}")
+
+    @property
+    def by_token(self) -> bool:
+        """Whether neither the ratio nor a veto is that of a sequence."""
+        return self.level == "token" and self.veto is None
 
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""

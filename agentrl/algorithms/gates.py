@@ -112,6 +112,12 @@ class InStages:
     gate: Gate | None = None
     self_normalized: Literal["token", "sequence"] | None = None
 
+    @property
+    def by_token(self) -> bool:
+        """Whether weight, mean and gate are those of tokens."""
+        is_by_token = (self.weight is None or self.weight.by_token) and self.self_normalized is None
+        return is_by_token and (self.gate is None or self.gate.over == "token")
+
     def __call__(self, tokens: Tokens, scores: TokenScores) -> Corrected:
         """Factors for `tokens`."""
         ones_N, closed_N = np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool)

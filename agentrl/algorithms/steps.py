@@ -32,10 +32,14 @@ T = TypeVar("T")
 
 
 class OptimizerStep(NamedTuple):
-    """The data of one optimizer step: the groups that have a gradient, and their tokens."""
+    """The data of one optimizer step: the groups that have a gradient, and their tokens.
+
+    indices: of the batch's samples in `RolloutBatch.tokens`.
+    """
 
     groups: tuple[Group, ...]
     batch: TrainBatch
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +98,12 @@ class RolloutBatch:
         last = {self.tokens.samples[i].rollout_id: self.tokens.samples[i] for i in self.tokens.order}
         return {id: followed(sample) for id, sample in last.items() if id.episode in truncated}
 
+    @property
+    def splits_rollouts(self) -> bool:
+        """Whether the trainable tokens of a rollout are in several samples."""
+        ids = [sample.rollout_id for sample in self.tokens.samples if sample.loss_mask.any()]
+        return len(set(ids)) < len(ids)
+
     def steps(
         self,
         scores: Scores,
@@ -140,7 +150,7 @@ class RolloutBatch:
             )
             own_scores = scores.map(partial(_at, indices=indices))
             batch = TrainBatch(samples, own_scores, credit, self.tokens.version, coefficients)
-            steps.append(OptimizerStep(trained, batch))
+            steps.append(OptimizerStep(trained, batch, tuple(indices)))
         return steps
 
     def _weights(

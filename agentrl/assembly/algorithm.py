@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
 
@@ -51,8 +51,11 @@ def _never(_: Group) -> bool:
 class Algorithm:
     """A run's algorithm.
 
-    estimator: advantages of a rollout batch. weights: of the tokens of an optimizer step. roles: those that
-    the trainer scores before advantages are estimated; without `old`, the proximal logprobs are the engine's.
+    estimator: advantages of a rollout batch. correction: of its advantages. uncorrected: the same estimator
+    without it, where nothing but the correction needs the proximal logprobs before an optimizer step; then a
+    batch that takes one step needs no pass for them. None: something else does, or they are the engine's.
+    weights: of the tokens of an optimizer step. roles: those that the trainer scores before advantages are
+    estimated; without `old`, the proximal logprobs are the engine's.
     policy_term_only: whether a token whose advantage is 0 has no gradient.
     is_idle: whether all advantages of a group are 0, whatever its scores, and no other term of the loss
     applies to it.
@@ -73,6 +76,8 @@ class Algorithm:
     statistics: bool = False
     controls: Controls = field(default_factory=Controls)
     bootstraps: bool = False
+    correction: Correction | None = None
+    uncorrected: AdvantageEstimator | None = None
 
 
 def build_algorithm(
@@ -87,11 +92,13 @@ def build_algorithm(
         ConfigError: a custom estimator or loss cannot be imported, or violates its contract.
     """
     controls = build_controls(config)
+    estimator, roles = build_estimator(config, controls), roles_of(config, is_async=max_staleness is not None)
+    in_step = "old" in roles and not config.needs_proximal_first
     return Algorithm(
-        estimator=build_estimator(config, controls),
+        estimator=estimator,
         weights=build_weights(config, max_length),
         loss=build_loss(config),
-        roles=roles_of(config, is_async=max_staleness is not None),
+        roles=roles,
         policy_term_only=policy_term_only(config),
         is_idle=build_is_idle(config),
         max_staleness=max_staleness,
@@ -99,6 +106,8 @@ def build_algorithm(
         statistics=config.needs_statistics,
         controls=controls,
         bootstraps=config.bootstrap_truncated,
+        correction=estimator.correction,
+        uncorrected=replace(estimator, correction=None) if in_step else None,
     )
 
 
@@ -114,7 +123,7 @@ def build_controls(config: AlgorithmConfig) -> Controls:
     return Controls(kl, entropy, baselines, "kl_loss" if config.use_kl_loss else "ref_kl")
 
 
-def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -> AdvantageEstimator:
+def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -> Adjusted:
     """The estimator that the configuration names, with the adjustments of its advantages.
 
     controls: those that it follows; None = they are as they begin.

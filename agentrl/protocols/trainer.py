@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from agentrl.protocols.engine import WeightSink
 from agentrl.types import (
+    FloatArray,
     Sample,
     ScoreRole,
     Scores,
@@ -15,10 +16,16 @@ from agentrl.types import (
 
 
 class StepReport(NamedTuple):
-    """The report of one optimizer step: metrics by name (train/...), and its tokens (count)."""
+    """The report of one optimizer step: metrics by name (train/...), and its tokens (count).
+
+    logprobs: where the batch has them taken `in_step`, those of the policy before the update, one float32 [T]
+    array for each sample, 0 off its loss mask; otherwise None. is_left_out: see `ProximalInStep`.
+    """
 
     metrics: Mapping[str, float]
     num_tokens: int
+    logprobs: tuple[FloatArray, ...] | None = None
+    is_left_out: bool = False
 
 
 class PublishReport(NamedTuple):

@@ -16,14 +16,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from agentrl.activity import TAKE, working
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
-from agentrl.algorithms.off_policy import mismatch_by_staleness, mismatch_metrics
 from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import StageError, TokenLawError, UserError, stage
@@ -31,9 +28,10 @@ from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
+from agentrl.run.credit import Crediting
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
 from agentrl.trainer.recording import Phase
-from agentrl.types import FloatArray, Group, RolloutId, Scores
+from agentrl.types import FloatArray, Group, RolloutId
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +78,6 @@ class BatchInProgress:
         self.outcomes, self.removed, self.advantages = (), {}, {}
         self.trained.clear()
         self.is_training = False
-
-
-class _Credited(NamedTuple):
-    """A batch split into optimizer steps, the metrics of its credit, and the advantages by rollout."""
-
-    steps: Sequence[OptimizerStep]
-    metrics: dict[str, float]
-    advantages: Mapping[RolloutId, FloatArray]
 
 
 class _Times(NamedTuple):
@@ -200,12 +190,15 @@ class Loop:
         async with self._drained(self.colocation.offload_rollout):
             async with self.colocation.training():
                 # The complete batch before any of its updates: the proximal policy is that of all its steps.
-                scores = await self._scores(batch)
+                credited = await self._crediting.before(batch)
                 scored = self.clock()
-                credited = self._credited(batch, scores)
-                advantages = self.in_progress.advantages = credited.advantages
+                self.in_progress.advantages = credited.advantages
                 epochs = [credited.steps] * self.num_epochs
                 reports = [await self._update(one) for steps in epochs for one in steps]
+                credited = self._crediting.after(batch, credited, reports)
+                self.in_progress.trained &= credited.trained
+                advantages = self.in_progress.advantages = credited.advantages
+                reports = [report for report in reports if not report.is_left_out]
                 if self.moving is not None and self.moving.is_due(step):
                     await self.trainer.move_reference(self.moving.share)
                 updated = self.clock()
@@ -231,6 +224,11 @@ class Loop:
         return Iteration(
             step, outcomes, trained, dropped, metrics, warnings, times.phases, removed, advantages=advantages
         )
+
+    @property
+    def _crediting(self) -> Crediting:
+        is_one_step = self.num_steps * self.num_epochs == 1 and not self.critic_only
+        return Crediting(self.trainer, self.algorithm, self.num_steps, is_one_step)
 
     def _staleness(self, groups: Sequence[Group]) -> dict[str, float]:
         """Of a batch that was played beside the training of others; before its own updates."""
@@ -264,42 +262,13 @@ class Loop:
         except StageError as error:
             raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
 
-    def _credited(self, batch: RolloutBatch, scores: Scores) -> _Credited:
-        if not batch.tokens.samples:
-            return _Credited((), {}, {})
-        algorithm, tokens = self.algorithm, batch.tokens
-        try:
-            token_scores = tokens.scores(scores)
-            advantages = algorithm.estimator(batch.groups, tokens, token_scores)
-            steps = batch.steps(
-                scores,
-                advantages,
-                algorithm.weights,
-                num_steps=self.num_steps,
-                policy_term_only=algorithm.policy_term_only,
-                coefficients=algorithm.controls.coefficients,
-            )
-        except ValueError as error:
-            raise UserError(f"no credit can be given: {error}.") from error
-        metrics = {**advantages.metrics, **algorithm.controls.metrics}
-        if "old" in algorithm.roles:
-            metrics |= mismatch_metrics(tokens, token_scores)
-        if algorithm.max_staleness is not None:
-            proximal = token_scores if "old" in algorithm.roles else None
-            metrics |= mismatch_by_staleness(
-                tokens, proximal, advantages.clipped_N, max_staleness=algorithm.max_staleness
-            )
-        if algorithm.masks_older:
-            metrics["mask_offpolicy_fraction"] = 1.0 - tokens.mean(tokens.is_newest().astype(np.float64))
-        logged = {f"train/{name}": value for name, value in metrics.items()}
-        return _Credited(steps, logged, tokens.by_rollout(advantages.advantages_N))
-
     async def _update(self, step: OptimizerStep) -> StepReport:
         self.in_progress.is_training = True
         batch = replace(step.batch, critic_only=True) if self.critic_only else step.batch
         report = await self.trainer.update(batch)
-        self.in_progress.trained |= {group.id for group in step.groups}
-        self.in_progress.has_new_weights = True
+        if not report.is_left_out:
+            self.in_progress.trained |= {group.id for group in step.groups}
+            self.in_progress.has_new_weights = True
         return report
 
     async def _publish(self, step: int) -> PublishReport | None:
@@ -318,23 +287,6 @@ class Loop:
     def _drained(self, here: bool) -> AbstractAsyncContextManager[None]:
         """Where an update may meet no episode in flight, and this is the place: a block without any."""
         return self.producer.drained() if here and self.publishing.drains else nullcontext()
-
-    async def _scores(self, batch: RolloutBatch) -> Scores:
-        samples = batch.tokens.samples
-        if self.algorithm.roles and samples:
-            algorithm = self.algorithm
-            scores = await self.trainer.score(samples, algorithm.roles, statistics=algorithm.statistics)
-            return replace(scores, ends=await self._ends(batch)) if algorithm.bootstraps else scores
-        return Scores(proximal=tuple(sample.logprobs for sample in samples))
-
-    async def _ends(self, batch: RolloutBatch) -> dict[RolloutId, float]:
-        """What the critic expects after the last token of each rollout that was cut off."""
-        cut_off = batch.cut_off()
-        if not cut_off:
-            return {}
-        scores = await self.trainer.score([*cut_off.values()], ("values",))
-        assert scores.values is not None, "a trainer that bootstraps has a critic"
-        return {id: float(values[-1]) for id, values in zip(cut_off, scores.values, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class MicroBatch:
         """The values at this row's predicted tokens, [N]. arrays: one per sample of the batch."""
         return np.concatenate([arrays[m][at] for m, at in zip(self.members, self.positions, strict=True)])
 
+    def split(self, values: npt.NDArray[Number]) -> list[npt.NDArray[Number]]:
+        """Values of the predicted tokens, [..., N], as one array for each member."""
+        ends = np.cumsum([len(at) for at in self.positions])
+        return np.split(values, ends[:-1], axis=-1)
+
     def extras(self, samples: Sequence[Sample]) -> dict[str, Extra]:
         """The extras of the batch at this row's predicted tokens, by name; padded where a sample has none.
 

@@ -4,12 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.losses import LossInputs, TokenExtra
+from agentrl.losses import LossInputs, TokenExtra, TokenOutputs
 from agentrl.trainer.batch import MicroBatch
-from agentrl.types import FloatArray, TrainBatch, staleness_of
+from agentrl.types import FactorFunction, FloatArray, Sample, TrainBatch, staleness_of
+
+
+class StepInputs:
+    """The inputs of a loss in one optimizer step, row by row.
+
+    Where the batch has its proximal logprobs taken `in_step`, they are the current ones, without their
+    gradient, and the factors of its correction multiply the advantages.
+    """
+
+    def __init__(self, batch: TrainBatch) -> None:
+        self._batch = batch
+        self._current: list[tuple[MicroBatch, Tensor]] = []
+
+    def of(self, row: MicroBatch, outputs: TokenOutputs) -> LossInputs:
+        """The inputs for a row and the outputs of its forward pass."""
+        inputs = loss_inputs(row, self._batch, outputs.logp_N.device)
+        in_step = self._batch.in_step
+        # What has values is a critic, which has no logprobs.
+        if in_step is None or outputs.values_N is not None:
+            return inputs
+        logp_N = outputs.logp_N.detach()
+        self._current.append((row, logp_N))
+        inputs = inputs._replace(proximal_logp_N=logp_N)
+        if in_step.factors is None:
+            return inputs
+        factors_N = torch.from_numpy(_factors(row, self._batch.samples, in_step.factors, _array(logp_N)))
+        return inputs._replace(advantages_N=inputs.advantages_N * factors_N.to(logp_N.device))
+
+    def logprobs(self) -> dict[int, FloatArray]:
+        """The current logprobs that were taken as the proximal ones, by sample; none where others are."""
+        by_sample: dict[int, FloatArray] = {}
+        for row, logp_N in self._current:
+            values = row.split(_array(logp_N))
+            by_sample |= {m: part for m, part in zip(row.members, values, strict=True) if part.size}
+        return by_sample
+
+
+def _array(logp_N: Tensor) -> FloatArray:
+    array: FloatArray = logp_N.float().cpu().numpy()
+    return array
+
+
+def _factors(
+    row: MicroBatch, samples: Sequence[Sample], factors: FactorFunction, logp_N: FloatArray
+) -> FloatArray:
+    """The factors of the row's tokens, [N]. logp_N: their logprobs."""
+    # Then no gradient is finite, and the step is discarded; the driver says why.
+    if not np.all(np.isfinite(logp_N)):
+        return np.ones_like(logp_N)
+    members = [samples[member] for member in row.members]
+    arrays = [np.zeros(len(member), dtype=np.float32) for member in members]
+    for array, at, values in zip(arrays, row.positions, row.split(logp_N), strict=True):
+        array[at] = values
+    computed = factors(members, arrays)
+    return np.concatenate([array[at] for array, at in zip(computed, row.positions, strict=True)])
 
 
 def loss_inputs(row: MicroBatch, batch: TrainBatch, device: torch.device) -> LossInputs:

@@ -46,11 +46,15 @@ class StepSums(NamedTuple):
     """One optimizer step on one rank.
 
     sums: loss and metrics, summed over this rank's tokens; empty where another rank reports them.
-    step: grad_norm, lr, skipped_steps, which are the same on all ranks.
+    step: grad_norm, lr, skipped_steps, which are the same on all ranks. logprobs: those of the loss tokens
+    before the update, by sample, on the reporting ranks; only where the batch has them taken `in_step`.
+    is_left_out: see `ProximalInStep`.
     """
 
     sums: Mapping[str, float]
     step: Mapping[str, float]
+    logprobs: Mapping[int, FloatArray]
+    is_left_out: bool = False
 
 
 class Worker(Protocol):
@@ -159,6 +163,12 @@ def reported(outputs: TokenOutputs, *, statistics: bool) -> FloatArray:
         parts = [outputs.logp_N]
     rows: FloatArray = torch.stack(parts).float().cpu().numpy()
     return rows if statistics else rows[0]
+
+
+def is_without_gradient(batch: TrainBatch, grad_norm: float) -> bool:
+    """Whether a step of this gradient is left out, see `ProximalInStep`."""
+    in_step = batch.in_step
+    return in_step is not None and in_step.is_left_out_without_gradient and grad_norm == 0.0
 
 
 def step_metrics(ranks: Sequence[StepSums], batch: TrainBatch) -> dict[str, float]:

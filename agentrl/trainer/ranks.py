@@ -116,7 +116,8 @@ class RankTrainer:
         """One optimizer step of the critic, where there is one, and one of the policy.
 
         A gradient that is not finite is discarded: weights and optimizer stay as they were,
-        train/skipped_steps (in all so far) grows by one, and the schedule advances.
+        train/skipped_steps (in all so far) grows by one, and the schedule advances. One that is left out
+        (`ProximalInStep`) changes nothing.
 
         Raises:
             ValueError: no token of the batch is under a loss mask, or a sample was sampled greedily.
@@ -138,6 +139,8 @@ class RankTrainer:
         return StepReport(
             {f"train/{name}": value for name, value in metrics.items()},
             sum(len(sample) for sample in batch.samples),
+            None if batch.in_step is None else _logprobs(ranks, batch),
+            any(sums.is_left_out for rank in ranks for sums in rank.values()),
         )
 
     async def move_reference(self, share: float) -> None:
@@ -304,6 +307,15 @@ class RankTrainer:
             for index, values in reply.items():
                 scored[index][:, scored_tokens(samples[index], role)] = values
         return [tuple(rows[field] for rows in scored) for field in range(num_fields)]
+
+
+def _logprobs(ranks: Sequence[Mapping[ScoreRole, StepSums]], batch: TrainBatch) -> tuple[FloatArray, ...]:
+    """What the ranks report of the policy's logprobs, as one [T] array for each sample."""
+    arrays = [np.zeros(len(sample), dtype=np.float32) for sample in batch.samples]
+    for rank in ranks:
+        for index, values in rank["old"].logprobs.items():
+            arrays[index][batch.samples[index].loss_mask] = values
+    return tuple(arrays)
 
 
 def _next_finite(buckets: _Weights) -> Bucket | None:

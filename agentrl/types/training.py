@@ -161,13 +161,31 @@ class Coefficients(NamedTuple):
 UNCHANGED = Coefficients()
 """Those of the loss itself."""
 
+FactorFunction: TypeAlias = Callable[[Sequence[Sample], Sequence[FloatArray]], tuple[FloatArray, ...]]
+"""From samples and their proximal logprobs, [T] each, to factors of their advantages, float32 [T] each."""
+
+
+class ProximalInStep(NamedTuple):
+    """The current logprobs of a step stand for the proximal ones: it is the only one of its rollout batch.
+
+    Both are of the same weights then, so that no pass of its own has to compute the proximal ones.
+
+    factors: a correction, by which the trainer multiplies the advantages in the step; None = there is none.
+    It is called with the samples of a micro-batch, which hold whole sequences. is_left_out_without_gradient:
+    a step whose gradient is 0, since the correction masked all of its tokens, changes nothing.
+    """
+
+    factors: FactorFunction | None = None
+    is_left_out_without_gradient: bool = False
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
     """The input of one optimizer step: samples, and the scores and the credit of each.
 
     version: of the weights that are served meanwhile; None = that of the newest token. coefficients: of the
-    loss, in this step. critic_only: the policy does not learn from it.
+    loss, in this step. critic_only: the policy does not learn from it. in_step: None = the proximal logprobs
+    are those of `scores`; otherwise `scores.proximal` is not used.
 
     Raises:
         ValueError: they differ in number.
@@ -179,6 +197,7 @@ class TrainBatch:
     version: int | None = None
     coefficients: Coefficients = UNCHANGED
     critic_only: bool = False
+    in_step: ProximalInStep | None = None
 
     def __post_init__(self) -> None:
         counts = (len(self.samples), len(self.scores.proximal), len(self.credit.weights))

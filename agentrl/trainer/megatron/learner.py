@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from agentrl.losses import LossOutput, TokenOutputs
 from agentrl.trainer.batch import MicroBatch
-from agentrl.trainer.loss_inputs import loss_inputs
+from agentrl.trainer.loss_inputs import StepInputs
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.outputs import OutputFunction
 from agentrl.trainer.megatron.optimizer import MegatronOptimizer
 from agentrl.trainer.megatron.passes import Passes
-from agentrl.trainer.plan import Learning, StepSums
+from agentrl.trainer.plan import Learning, StepSums, is_without_gradient
 from agentrl.types import TrainBatch
 
 
@@ -31,13 +32,17 @@ class MegatronLearner:
 
     def learn(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> StepSums:
         """One optimizer step over the batch, of which `rows` are this replica's."""
-        return StepSums(self.backward(rows, batch), self.optimizer.step())
+        inputs = StepInputs(batch)
+        sums = self.backward(rows, inputs)
+        step, is_left_out = self.optimizer.step(partial(is_without_gradient, batch))
+        logprobs = inputs.logprobs() if is_reporting_rank() else {}
+        return StepSums(sums, step, logprobs, is_left_out)
 
-    def backward(self, rows: Sequence[MicroBatch], batch: TrainBatch) -> Mapping[str, float]:
+    def backward(self, rows: Sequence[MicroBatch], inputs: StepInputs) -> Mapping[str, float]:
         """Accumulate the gradient of the batch; sums of loss and metrics on the reporting ranks."""
 
         def loss(row: MicroBatch, outputs: TokenOutputs) -> LossOutput:
-            output = self._loss(outputs, loss_inputs(row, batch, outputs.logp_N.device))
+            output = self._loss(outputs, inputs.of(row, outputs))
             return LossOutput(output.sum, {"loss": output.sum.detach(), **output.metrics})
 
         reports = self.passes.learn(rows, loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -54,11 +54,13 @@ class MegatronOptimizer:
             # Megatron has no setting for it. The fused kernel takes a third of the time of the separate ones.
             group["fused"] = True
 
-    def step(self) -> dict[str, float]:
+    def step(self, leaves_out: Callable[[float], bool]) -> tuple[dict[str, float], bool]:
         """Apply the gradients; a gradient that is not finite is discarded, and the schedule advances.
 
+        leaves_out: whether a step of this norm changes nothing.
+
         Returns:
-            grad_norm (before clipping), lr, skipped_steps (in all so far).
+            grad_norm (before clipping), lr, skipped_steps (in all so far); and whether it was left out.
         """
         steps, skipped = self._done
         lr = learning_rate(self._config, steps, self._total_steps)
@@ -67,15 +69,16 @@ class MegatronOptimizer:
             group["weight_decay"] = self._config.weight_decay * group["wd_mult"]
         self._inner.prepare_grads()
         grad_norm = float(self._inner.get_grad_norm())
-        if math.isfinite(grad_norm):
+        is_left_out = leaves_out(grad_norm)
+        if math.isfinite(grad_norm) and not is_left_out:
             clip_grad_by_total_norm_fp32(self._inner.get_parameters(), self._config.clip_grad, grad_norm)
             self._inner.step_with_ready_grads()
-        else:
+        elif not is_left_out:
             skipped += 1
         # Megatron leaves its buffer in `grad`, and the next backward pass adds `grad` to it: counted twice.
         self._inner.zero_grad()
-        self._done = Done(steps + 1, skipped)
-        return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}
+        self._done = Done(steps + (not is_left_out), skipped)
+        return {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}, is_left_out
 
     @property
     def done(self) -> Done:

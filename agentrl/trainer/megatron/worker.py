@@ -7,7 +7,6 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from megatron.core import parallel_state
 
@@ -80,8 +79,7 @@ class MegatronWorker(Recorder):
             outputs_by_row = self._passes[role].forward(rows)
         scores: dict[int, FloatArray] = {}
         for row, outputs in outputs_by_row if is_reporting_rank() else []:
-            ends = np.cumsum([len(at) for at in row.positions])
-            parts = np.split(reported(outputs, statistics=statistics), ends[:-1], axis=-1)
+            parts = row.split(reported(outputs, statistics=statistics))
             scores |= {m: part for m, part in zip(row.members, parts, strict=True) if part.size}
         return scores
 
@@ -95,7 +93,8 @@ class MegatronWorker(Recorder):
             if role == "values" or not is_warmup:
                 with self._memory[role].onloaded():
                     done[role] = learner.learn(rows, batch)
-        self._step += not batch.critic_only
+        is_left_out = "old" in done and done["old"].is_left_out
+        self._step += not (batch.critic_only or is_left_out)
         return done
 
     @torch.no_grad()

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from agentrl.losses import TokenOutputs
 from agentrl.trainer.batch import MicroBatch, micro_batches
-from agentrl.trainer.loss_inputs import loss_inputs
-from agentrl.trainer.plan import Done, Learning, StepSums
+from agentrl.trainer.loss_inputs import StepInputs
+from agentrl.trainer.plan import Done, Learning, StepSums, is_without_gradient
 from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.torch.optimizers import Optimizer
 from agentrl.trainer.torch.segments import segment_attention
@@ -50,7 +50,8 @@ class Learner:
         """One optimizer step: gradients of every micro-batch add up, then clip, then step.
 
         A gradient that is not finite is discarded: weights and optimizer stay as they were,
-        skipped_steps (in all so far) grows by one, and the schedule advances.
+        skipped_steps (in all so far) grows by one, and the schedule advances. A step that is left out
+        (`ProximalInStep`) changes nothing.
 
         Returns:
             the loss and its metrics as sums over tokens; grad_norm, lr, skipped_steps.
@@ -58,16 +59,19 @@ class Learner:
         steps, skipped = self.done
         lr = learning_rate(self._config, steps, self._total_steps)
         self.network.zero_grad()
-        sums = self._backward(batch)
+        inputs = StepInputs(batch)
+        sums = self._backward(batch, inputs)
         parameters = self.network.parameters()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm=self._config.clip_grad))
-        if math.isfinite(grad_norm):
+        is_left_out = is_without_gradient(batch, grad_norm)
+        if math.isfinite(grad_norm) and not is_left_out:
             self._optimizer.step(lr)
-        else:
+        elif not is_left_out:
             skipped += 1
         self.network.zero_grad()
-        self.done = Done(steps + 1, skipped)
-        return StepSums(sums, {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)})
+        self.done = Done(steps + (not is_left_out), skipped)
+        step = {"grad_norm": grad_norm, "lr": lr, "skipped_steps": float(skipped)}
+        return StepSums(sums, step, inputs.logprobs(), is_left_out)
 
     def state(self) -> LearnerState:
         """Weights and optimizers, for `torch.save`."""
@@ -93,7 +97,7 @@ class Learner:
             part.load_state_dict(saved)
         self.done = done
 
-    def _backward(self, batch: TrainBatch) -> Mapping[str, float]:
+    def _backward(self, batch: TrainBatch, inputs: StepInputs) -> Mapping[str, float]:
         """Accumulate the gradient of the batch in the parameters; return loss and metrics as sums."""
         masks = [sample.loss_mask for sample in batch.samples]
         total: Tensor | None = None
@@ -101,7 +105,7 @@ class Learner:
         with segment_attention(self.network):
             for row in micro_batches(batch.samples, masks, self._config.max_tokens_per_gpu):
                 outputs = self._forward(self.network, row)
-                loss, metrics = self._loss(outputs, loss_inputs(row, batch, self.network.device))
+                loss, metrics = self._loss(outputs, inputs.of(row, outputs))
                 loss.backward()
                 names = ["loss", *metrics]
                 sums = torch.stack([loss.detach(), *metrics.values()]).double()

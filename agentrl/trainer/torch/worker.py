@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -105,7 +104,7 @@ class TorchWorker(Recorder):
         if critic is None or self._step >= critic.warmup:
             with self._memory["old"].onloaded():
                 done["old"] = self._policy.learn(batch)
-        self._step += 1
+        self._step += not ("old" in done and done["old"].is_left_out)
         return done
 
     @torch.no_grad()
@@ -251,8 +250,7 @@ class TorchWorker(Recorder):
         with torch.no_grad(), segment_attention(network):
             for row in micro_batches(samples, masks, self._config.max_tokens_per_gpu):
                 outputs = forward(network, row, bf16=self._config.bf16)
-                ends = np.cumsum([len(at) for at in row.positions])
-                parts = np.split(reported(outputs, statistics=statistics), ends[:-1], axis=-1)
+                parts = row.split(reported(outputs, statistics=statistics))
                 scores |= dict(zip(row.members, parts, strict=True))
         return scores
 

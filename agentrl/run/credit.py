@@ -1,0 +1,181 @@
+"""The credit of a rollout batch: its scores, its advantages, and its split into optimizer steps.
+
+Where a batch takes one optimizer step and nothing needs the proximal logprobs before it, they are those that
+this step computes. Then the credit is complete after the step: its metrics, and the advantages with their
+correction, are computed from what the step returns, by the same code as before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from agentrl.algorithms.advantages import AdvantageEstimator, Advantages
+from agentrl.algorithms.corrections import FactorsInStep
+from agentrl.algorithms.off_policy import mismatch_by_staleness, mismatch_metrics
+from agentrl.algorithms.steps import OptimizerStep, RolloutBatch
+from agentrl.algorithms.tokens import TokenScores
+from agentrl.assembly.algorithm import Algorithm
+from agentrl.errors import UserError
+from agentrl.protocols import StepReport, Trainer
+from agentrl.types import FloatArray, ProximalInStep, RolloutId, Scores
+
+
+class Credited(NamedTuple):
+    """A batch split into optimizer steps, the metrics of its credit, and the advantages by rollout.
+
+    scores: of the samples of its tokens. is_open: they lack the proximal logprobs, and the credit its
+    correction, its metrics and its advantages, until its one step is done.
+    """
+
+    steps: Sequence[OptimizerStep]
+    scores: Scores
+    metrics: dict[str, float]
+    advantages: Mapping[RolloutId, FloatArray]
+    is_open: bool = False
+
+    @property
+    def trained(self) -> set[str]:
+        """The ids of the groups that have a gradient."""
+        return {group.id for step in self.steps for group in step.groups}
+
+
+@dataclass(frozen=True, slots=True)
+class Crediting:
+    """What computes the credit. num_steps: most optimizer steps of a pass over a batch (count). is_one_step:
+    there is one pass of one step, in which the policy learns."""
+
+    trainer: Trainer
+    algorithm: Algorithm
+    num_steps: int
+    is_one_step: bool
+
+    async def before(self, batch: RolloutBatch) -> Credited:
+        """The credit before the first optimizer step.
+
+        Raises:
+            UserError: the estimator refuses the batch.
+        """
+        if not batch.tokens.samples:
+            return Credited((), Scores(()), {}, {})
+        estimator = self._estimator_in_step(batch)
+        scores = await self._scores(batch, in_step=estimator is not None)
+        if estimator is None:
+            return self._complete(batch, scores)
+        correction = self.algorithm.correction
+        factors = None if correction is None else FactorsInStep(correction)
+        leaves_out = correction is not None and self.algorithm.policy_term_only
+        _, advantages = self._advantages(batch, scores, estimator)
+        in_step = ProximalInStep(factors, leaves_out)
+        steps = [
+            step._replace(batch=replace(step.batch, in_step=in_step))
+            for step in self._steps(batch, scores, advantages)
+        ]
+        scores = await self._with_the_rest(batch, scores, steps)
+        return Credited(steps, scores, {}, {}, is_open=True) if steps else self._complete(batch, scores)
+
+    def after(self, batch: RolloutBatch, credited: Credited, reports: Sequence[StepReport]) -> Credited:
+        """The complete credit. reports: of all optimizer steps.
+
+        Raises:
+            UserError: the logprobs of a step are not finite.
+        """
+        if not credited.is_open:
+            return credited
+        proximal = list(credited.scores.proximal)
+        for step, report in zip(credited.steps, reports, strict=True):
+            assert report.logprobs is not None, "a trainer returns the logprobs that it took as proximal"
+            for index, logprobs in zip(step.indices, report.logprobs, strict=True):
+                proximal[index] = logprobs
+        return self._complete(batch, replace(credited.scores, proximal=tuple(proximal)))
+
+    def _estimator_in_step(self, batch: RolloutBatch) -> AdvantageEstimator | None:
+        """The estimator without its correction, where the one step of the batch computes that."""
+        correction = self.algorithm.correction
+        # The trainer may put the samples of a rollout into different micro-batches.
+        is_whole = correction is None or correction.by_token or not batch.splits_rollouts
+        return self.algorithm.uncorrected if self.is_one_step and is_whole else None
+
+    def _complete(self, batch: RolloutBatch, scores: Scores) -> Credited:
+        """The credit where all scores are there."""
+        algorithm, tokens = self.algorithm, batch.tokens
+        token_scores, advantages = self._advantages(batch, scores, algorithm.estimator)
+        steps = self._steps(batch, scores, advantages)
+        metrics = {**advantages.metrics, **algorithm.controls.metrics}
+        if "old" in algorithm.roles:
+            metrics |= mismatch_metrics(tokens, token_scores)
+        if algorithm.max_staleness is not None:
+            proximal = token_scores if "old" in algorithm.roles else None
+            metrics |= mismatch_by_staleness(
+                tokens, proximal, advantages.clipped_N, max_staleness=algorithm.max_staleness
+            )
+        if algorithm.masks_older:
+            metrics["mask_offpolicy_fraction"] = 1.0 - tokens.mean(tokens.is_newest().astype(float))
+        logged = {f"train/{name}": value for name, value in metrics.items()}
+        return Credited(steps, scores, logged, tokens.by_rollout(advantages.advantages_N))
+
+    def _advantages(
+        self, batch: RolloutBatch, scores: Scores, estimator: AdvantageEstimator
+    ) -> tuple[TokenScores, Advantages]:
+        try:
+            token_scores = batch.tokens.scores(scores)
+            return token_scores, estimator(batch.groups, batch.tokens, token_scores)
+        except ValueError as error:
+            raise _refused(error) from error
+
+    def _steps(
+        self,
+        batch: RolloutBatch,
+        scores: Scores,
+        advantages: Advantages,
+    ) -> list[OptimizerStep]:
+        algorithm = self.algorithm
+        try:
+            return batch.steps(
+                scores,
+                advantages,
+                algorithm.weights,
+                num_steps=self.num_steps,
+                policy_term_only=algorithm.policy_term_only,
+                coefficients=algorithm.controls.coefficients,
+            )
+        except ValueError as error:
+            raise _refused(error) from error
+
+    async def _scores(self, batch: RolloutBatch, *, in_step: bool) -> Scores:
+        """in_step: without the proximal logprobs, for which those of the engine stand."""
+        samples, algorithm = batch.tokens.samples, self.algorithm
+        roles = tuple(role for role in algorithm.roles if not (in_step and role == "old"))
+        if not roles:
+            return Scores(proximal=tuple(sample.logprobs for sample in samples))
+        scores = await self.trainer.score(samples, roles, statistics=algorithm.statistics)
+        return replace(scores, ends=await self._ends(batch)) if algorithm.bootstraps else scores
+
+    async def _with_the_rest(
+        self, batch: RolloutBatch, scores: Scores, steps: Sequence[OptimizerStep]
+    ) -> Scores:
+        """The scores with the proximal logprobs of the tokens that no step has, which count in metrics."""
+        samples = batch.tokens.samples
+        in_steps = {index for step in steps for index in step.indices}
+        rest = [i for i, s in enumerate(samples) if i not in in_steps and s.loss_mask.any()]
+        if not rest:
+            return scores
+        scored = await self.trainer.score([samples[i] for i in rest])
+        proximal = list(scores.proximal)
+        for index, logprobs in zip(rest, scored.proximal, strict=True):
+            proximal[index] = logprobs
+        return replace(scores, proximal=tuple(proximal))
+
+    async def _ends(self, batch: RolloutBatch) -> dict[RolloutId, float]:
+        """What the critic expects after the last token of each rollout that was cut off."""
+        cut_off = batch.cut_off()
+        if not cut_off:
+            return {}
+        scores = await self.trainer.score([*cut_off.values()], ("values",))
+        assert scores.values is not None, "a trainer that bootstraps has a critic"
+        return {id: float(values[-1]) for id, values in zip(cut_off, scores.values, strict=True)}
+
+
+def _refused(error: ValueError) -> UserError:
+    return UserError(f"no credit can be given: {error}.")
