@@ -12,6 +12,7 @@ from agentrl.losses import LossInputs, TokenOutputs
 from agentrl.protocols import PublishReport, StepReport
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Producer, ProducerSettings
+from agentrl.trainer.plan import is_without_gradient
 from agentrl.types import Group, Scores, Verdict
 from tests.algorithms.episodes import TASK, episode, turn
 
@@ -96,24 +97,34 @@ class TableTrainer:
             return torch.cat([torch.tensor(np.array(a))[m] for a, m in zip(arrays, masks, strict=True)])
 
         both = [_logp(table, sample) for sample in batch.samples]
+        proximal, advantages = scores.proximal, credit.advantages
+        if batch.in_step is not None:
+            proximal = tuple(logp.detach().numpy() for logp, _ in both)
+            if batch.in_step.factors is not None:
+                factors = batch.in_step.factors(batch.samples, proximal)
+                advantages = [a * f for a, f in zip(advantages, factors, strict=True)]
         logp_N, entropy_N = (
             torch.cat([gradients[k][m] for gradients, m in zip(both, masks, strict=True)]) for k in (0, 1)
         )
         inputs = LossInputs(
-            flat(scores.proximal).double(),
+            flat(proximal).double(),
             flat([s.logprobs for s in batch.samples]).double(),
-            flat(credit.advantages).double(),
+            flat(advantages).double(),
             flat(credit.weights).double(),
             torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([int(m.sum()) for m in masks])),
             None if scores.ref is None else flat(scores.ref).double(),
         )
         out = self.loss(TokenOutputs(logp_N, entropy_N), inputs)
         (gradient,) = torch.autograd.grad(out.sum, table)
+        is_left_out = is_without_gradient(batch, float(gradient.norm()))
+        told = (proximal if batch.in_step else None, is_left_out)
+        if is_left_out:
+            return StepReport({}, len(logp_N), *told)
         self.gradients.append(gradient.numpy())
         self.served.append(batch.served)
         self.updated.append(list(dict.fromkeys(sample.rollout_id for sample in batch.samples)))
         self.table = self.table - STEP_SIZE * gradient.numpy()
-        return StepReport({"train/loss": out.sum.item()}, len(logp_N))
+        return StepReport({"train/loss": out.sum.item()}, len(logp_N), *told)
 
     async def publish(self, target, *, version):
         self.versions.append(version)
