@@ -17,6 +17,7 @@ from agentrl.observe.status import read_status
 from agentrl.rollout.saved import SavedGroups
 from agentrl.run.audit import audit
 from agentrl.run.checkpoints import Checkpoints
+from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import WARM, metrics_of, train
 from tests.flow.test_replay import learned, replay_of
 from tests.flow.test_resume import SMALL, accounted, newest, started, weights_of
@@ -251,3 +252,37 @@ def test_killed_fifty_times_every_prompt_is_accounted_for(tmp_path):
     assert reconcile(folder).problems == ()
     found = accounted(folder)
     assert found.started == found.trained + sum(found.dropped.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_scored"),
+    [
+        ({}, False),
+        ({"use_kl_loss": True, "kl_loss_coef": 0.01}, False),
+        ({"num_steps_per_rollout": 2}, True),
+        ({"ppo_epochs": 2}, True),
+        ({"kl_coef": 0.01}, True),
+    ],
+)
+def test_a_batch_of_one_step_has_no_pass_for_its_proximal_logprobs(
+    tmp_path, monkeypatch, settings, is_scored
+):
+    scored = []
+    score = RankTrainer.score
+
+    async def noting(trainer, samples, roles=("old",), **options):
+        scored.extend(role for role in roles if role != "ref")
+        return await score(trainer, samples, roles, **options)
+
+    monkeypatch.setattr(RankTrainer, "score", noting)
+    folder = asynchronous(tmp_path, num_rollout=4, **settings)
+    steps = sum(row.get("train/optimizer_steps", 0) for row in metrics_of(folder))
+    assert steps > 0
+    assert scored == (["old"] * len(scored) if is_scored else [])
+    assert bool(scored) == is_scored
+    rows = [row for row in metrics_of(folder) if "train/tis" in row]
+    assert rows
+    assert all({"train/train_rollout_ess", "train/staleness_0/share"} & row.keys() for row in rows)
+    # Engine and trainer agree in fp32, but for the updates between them.
+    assert all(0.5 < row["train/tis"] < 2.0 for row in rows)
+    accounted(folder)

@@ -76,6 +76,7 @@ def head_weight() -> torch.Tensor:
 
 def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, train_batch: TrainBatch):
     """Runs in a rank: the gradients of policy and critic, and what they say."""
+    from agentrl.trainer.loss_inputs import StepInputs
     from agentrl.trainer.megatron.learner import MegatronLearner
     from agentrl.trainer.megatron.model.families import VALUE_HEAD
     from agentrl.trainer.megatron.model.network import Network
@@ -90,7 +91,7 @@ def part_of(layout: MegatronConfig, _rank: int, kind: str, loss: str, train_batc
         network.load(weights.__getitem__)
         used = LOSSES[loss] if name == "policy" else VALUE_LOSS
         learner = MegatronLearner(network, outputs, Learning(used, settings(), 10))
-        sums = learner.backward(equality.share_of(layout, train_batch.samples), train_batch)
+        sums = learner.backward(equality.share_of(layout, train_batch.samples), StepInputs(train_batch))
         gradients = equality.gradients_in(network)
         by_network[name] = equality.Part(equality.place(), [], gradients, sums.get("loss", 0.0), {}), sums
     return by_network
