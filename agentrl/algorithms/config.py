@@ -172,9 +172,10 @@ class AlgorithmConfig(Section):
 
     use_rollout_logprobs: bool | None = None
     """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
-    computes these. Left out, on, unless a correction or a gate compares the two, otb or top_entropy needs
-    that pass, or max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of
-    the loss itself corrects for older weights."""
+    computes these, in the optimizer step itself where a batch takes only one and nothing needs them before.
+    Left out, on, unless a correction or a gate compares the two, otb or top_entropy needs them, or
+    max_staleness is above 0 and the estimator is neither dppo nor vespo. Set on, the ratio of the loss itself
+    corrects for older weights."""
     correction: CorrectionName = "none"
     """The correction for the engine's probabilities: tis, mis and icepop multiply advantages by the ratio of
     trainer and engine, each with bounds of its own; opsm leaves out sequences with a negative advantage that

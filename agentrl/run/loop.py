@@ -28,7 +28,7 @@ from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
 from agentrl.run.colocation import Colocation
-from agentrl.run.credit import Crediting
+from agentrl.run.credit import Credited, Crediting
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
 from agentrl.trainer.recording import Phase
 from agentrl.types import FloatArray, Group, RolloutId
@@ -190,15 +190,9 @@ class Loop:
         async with self._drained(self.colocation.offload_rollout):
             async with self.colocation.training():
                 # The complete batch before any of its updates: the proximal policy is that of all its steps.
-                credited = await self._crediting.before(batch)
+                before = await self._crediting.before(batch)
                 scored = self.clock()
-                self.in_progress.advantages = credited.advantages
-                epochs = [credited.steps] * self.num_epochs
-                reports = [await self._update(one) for steps in epochs for one in steps]
-                credited = self._crediting.after(batch, credited, reports)
-                self.in_progress.trained &= credited.trained
-                advantages = self.in_progress.advantages = credited.advantages
-                reports = [report for report in reports if not report.is_left_out]
+                credited, reports = await self._trained(batch, before)
                 if self.moving is not None and self.moving.is_due(step):
                     await self.trainer.move_reference(self.moving.share)
                 updated = self.clock()
@@ -221,6 +215,7 @@ class Loop:
             self.algorithm.controls.observe(groups, metrics)
         warnings = self.watch.warnings(metrics, num_steps=len(reports))
         self.in_progress.end()
+        advantages = credited.advantages
         return Iteration(
             step, outcomes, trained, dropped, metrics, warnings, times.phases, removed, advantages=advantages
         )
@@ -261,6 +256,18 @@ class Loop:
                 return removed_rollouts(self.removed, groups)
         except StageError as error:
             raise UserError(f"the rollout sample filter failed ({error.detail}); mend it.") from error
+
+    async def _trained(
+        self, batch: RolloutBatch, credited: Credited
+    ) -> tuple[Credited, Sequence[StepReport]]:
+        """Take all optimizer steps; the complete credit, and the reports of those that were not left out."""
+        self.in_progress.advantages = credited.advantages
+        epochs = [credited.steps] * self.num_epochs
+        reports = [await self._update(one) for steps in epochs for one in steps]
+        credited = self._crediting.after(batch, credited, reports)
+        self.in_progress.trained &= credited.trained
+        self.in_progress.advantages = credited.advantages
+        return credited, [report for report in reports if not report.is_left_out]
 
     async def _update(self, step: OptimizerStep) -> StepReport:
         self.in_progress.is_training = True
