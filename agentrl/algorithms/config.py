@@ -21,6 +21,8 @@ from agentrl.algorithms.estimator_config import (
     ClipCovConfig,
     DppoConfig,
     GdpoConfig,
+    GigpoConfig,
+    HierarchyConfig,
     KlCovConfig,
     RaeConfig,
     SapoConfig,
@@ -88,17 +90,19 @@ class AlgorithmConfig(Section):
     """A loss of your own in place of the policy loss (package.module:name)."""
 
     gdpo: GdpoConfig = GdpoConfig()
+    gigpo: GigpoConfig = GigpoConfig()
     rae: RaeConfig = RaeConfig()
     shaping: ShapingConfig = ShapingConfig()
+    hierarchy: HierarchyConfig = HierarchyConfig()
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Whose standard deviation of rewards advantages are divided by: that of the group, of the whole batch,
-    or none (grpo, grpo_passk, gspo, gmpo, cispo, sapo, vespo, dppo)."""
+    or none (grpo, grpo_passk, gspo, gmpo, cispo, sapo, vespo, dppo; gigpo: group or none)."""
     credit_level: Literal["episode", "turn"] = "episode"
     """Compare the rewards of episodes, or turn by turn the rewards from that turn on (rloo, gspo, cispo)."""
     gamma: Share = 1.0
-    """Discount of later rewards (ppo, reinforce_plus_plus, and credit by turns)."""
+    """Discount of later rewards (ppo, reinforce_plus_plus, gigpo, and credit by turns)."""
     discount_per: Literal["token", "turn"] = "token"
-    """What gamma and lambd count (ppo, reinforce_plus_plus); credit by turns counts turns."""
+    """What gamma and lambd count (ppo, reinforce_plus_plus); gigpo and credit by turns count turns."""
     lambd: Share = 1.0
     """GAE: 1 uses returns only, 0 the critic's next value (ppo)."""
     normalize_advantages: bool | None = None
@@ -333,6 +337,21 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 f"credit_level = turn compares a turn with those of the other siblings, which `{name}` does "
                 "not; choose rloo, gspo or cispo."
+            )
+        if name == "gigpo" and self.scale_rewards == "batch":
+            raise ValueError(
+                "gigpo divides by the standard deviation of a group, and of the turns of a state, or not at "
+                "all; choose scale_rewards = group or none."
+            )
+        if name == "rae" and self.hierarchy.is_set:
+            raise ValueError(
+                "rae has a baseline for each agent, from its own rewards, which hierarchy would not change; "
+                "leave hierarchy out, or choose another advantage_estimator."
+            )
+        if name == "gdpo" and self.hierarchy.reward_shares:
+            raise ValueError(
+                "gdpo compares each reward by its name, and hierarchy_reward_shares changes only their total; "
+                "leave one out."
             )
         if self.normalize_advantages is False and name in _WHITENED:
             raise ValueError(

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.correction_config import NotNegative, Positive
+from agentrl.algorithms.hierarchy import role_of
 from agentrl.config import Section
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 ShareAboveZero = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -88,6 +90,48 @@ class GdpoConfig(Section):
     weights: dict[str, float] = Field(default_factory=dict)
     """Weight of each reward by its name, such as {env = 1.0, brevity = 0.2}; left out, each reward counts 1
     (gdpo; a table; as a flag: JSON)."""
+
+
+class GigpoConfig(Section):
+    """Turns that began in one state, compared beside whole episodes."""
+
+    step_advantage_weight: Positive = 1.0
+    """Weight of the advantage of a turn among those from the same state, beside the episode's (gigpo)."""
+
+
+class HierarchyConfig(Section):
+    """Several agents in one role, and rewards that include what another role has achieved."""
+
+    roles: dict[str, str] = Field(default_factory=dict)
+    """Role of each agent by its name or a pattern, such as {"searcher_*" = "searcher"}: agents of one role
+    are siblings, also in one episode; left out, each agent is a role of its own (a table; as a flag:
+    JSON)."""
+    reward_shares: dict[str, dict[str, Finite]] = Field(default_factory=dict)
+    """For a role, shares of the mean rewards of other roles in the episode that are added to its own reward,
+    such as {searcher = {planner = 0.5}} (a table; as a flag: JSON)."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything of it applies."""
+        return bool(self.roles or self.reward_shares)
+
+    @model_validator(mode="after")
+    def _names(self) -> HierarchyConfig:
+        if empty := [pattern for pattern, role in self.roles.items() if not (pattern and role)]:
+            raise ValueError(f"hierarchy_roles needs a name and a role, got {empty[0]!r}; leave it out.")
+        for role, shares in self.reward_shares.items():
+            if not shares or role in shares:
+                raise ValueError(
+                    f"hierarchy_reward_shares of {role} must name other roles, such as "
+                    f"{{{role} = {{planner = 0.5}}}}; name some, or leave it out."
+                )
+            for name in (role, *shares):
+                if (own := role_of(name, self.roles)) != name:
+                    raise ValueError(
+                        f"hierarchy_reward_shares names {name}, which hierarchy_roles gives the role {own}; "
+                        "name the role."
+                    )
+        return self
 
 
 class ShapingConfig(Section):

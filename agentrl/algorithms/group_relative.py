@@ -8,6 +8,7 @@
     OptimalToken              OTB: with a mean for each token, in which uncertain episodes count for more
     TurnRelative              the same, turn by turn
 
+GiGPO, which also compares the turns that began in one state, is in `agentrl.algorithms.states`.
 GSPO, GMPO, CISPO, SAPO, VESPO and DPPO are losses; their advantages are those of `GroupRelative`. The variant
 of REINFORCE++ with a baseline is `GroupRelative(dr_grpo)`, whitened over the batch.
 
@@ -29,7 +30,7 @@ from agentrl.algorithms.advantages import Advantages
 from agentrl.algorithms.baselines import Baseline, dr_grpo, grpo
 from agentrl.algorithms.returns import discounted_returns
 from agentrl.algorithms.rewards import KlPenalty, penalised, token_rewards
-from agentrl.algorithms.tokens import Floats, Tokens, TokenScores, verdicts_of
+from agentrl.algorithms.tokens import Floats, Tokens, TokenScores
 from agentrl.algorithms.turns import returns_to_go, turn_advantages
 from agentrl.types import Group, Rollout, RolloutId, Verdict
 
@@ -273,7 +274,6 @@ class TurnRelative:
             ValueError: a sample's episode is in no group or has too few turns, a reward is not finite, or
                 scores are missing.
         """
-        verdicts_of(groups, tokens.rollout_ids)
         by_id = {
             rollout.verdict.rollout_id: advantages_K
             for siblings in siblings_of(groups)
@@ -281,13 +281,7 @@ class TurnRelative:
                 siblings, turn_advantages(returns_to_go(siblings, gamma=self.gamma)), strict=True
             )
         }
-        advantages_N = np.zeros(len(tokens))
-        for id, start, stop in zip(tokens.rollout_ids, tokens.bounds, tokens.bounds[1:], strict=False):
-            turn_n = tokens.turn_N[start:stop]
-            if np.any(turn_n >= len(by_id[id])):
-                raise ValueError(f"episode {id} has {len(by_id[id])} turns, its samples have more")
-            advantages_N[start:stop] = by_id[id][turn_n]
-        return penalised(advantages_N, self.kl, tokens, scores)
+        return penalised(tokens.spread_turns(by_id), self.kl, tokens, scores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -119,11 +119,26 @@ class Tokens:
         Raises:
             ValueError: a rollout has no number.
         """
-        strangers = sorted(set(self.rollout_ids) - by_rollout.keys())
-        if strangers:
-            raise ValueError(f"samples of rollouts that are in no group: {strangers}")
+        self._check_known(by_rollout)
         values_E = np.array([by_rollout[id] for id in self.rollout_ids], dtype=np.float64)
         values_N: Floats = values_E[self.rollout_index_N]
+        return values_N
+
+    def spread_turns(self, by_rollout: Mapping[RolloutId, Floats]) -> Floats:
+        """One number of each turn of a rollout, repeated for all tokens of the turn, [N].
+
+        by_rollout: float64 [K] of each rollout, K being the turns of its agent, at least 1.
+
+        Raises:
+            ValueError: a rollout has no numbers, or fewer than its samples have turns.
+        """
+        self._check_known(by_rollout)
+        values_N = np.zeros(len(self))
+        for id, (start, stop) in zip(self.rollout_ids, pairwise(self.bounds), strict=True):
+            turn_n = self.turn_N[start:stop]
+            if np.any(turn_n >= len(by_rollout[id])):
+                raise ValueError(f"episode {id} has {len(by_rollout[id])} turns, its samples have more")
+            values_N[start:stop] = by_rollout[id][turn_n]
         return values_N
 
     def gather(self, arrays: Sequence[FloatArray], name: str) -> Floats:
@@ -164,6 +179,10 @@ class Tokens:
     def mean(self, values_N: Floats) -> float:
         """The mean over all tokens, 0 where there are none."""
         return float(values_N.mean()) if len(values_N) else 0.0
+
+    def _check_known(self, rollout_ids: Collection[RolloutId]) -> None:
+        if strangers := sorted(set(self.rollout_ids).difference(rollout_ids)):
+            raise ValueError(f"samples of rollouts that are in no group: {strangers}")
 
 
 def _bounded(values_N: Floats) -> FloatArray:

@@ -19,11 +19,12 @@ _OF_PPO = (
 )
 _OF_VESPO = ("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative")
 _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
-    "scale_rewards": ("grpo", "grpo_passk", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo"),
+    "scale_rewards": ("grpo", "grpo_passk", "gigpo", "gspo", "gmpo", "cispo", "sapo", "vespo", "dppo"),
     **dict.fromkeys(("sapo_tau_positive", "sapo_tau_negative"), ("sapo",)),
     **dict.fromkeys(_OF_VESPO, ("vespo",)),
     "dppo_divergence": ("dppo",),
     "gdpo_weights": ("gdpo",),
+    "gigpo_step_advantage_weight": ("gigpo",),
     "rae_decay": ("rae",),
     "discount_per": _DISCOUNTING,
     **dict.fromkeys(_OF_PPO, ("ppo",)),
@@ -31,7 +32,7 @@ _ESTIMATORS_OF: Mapping[str, Sequence[str]] = {
 """Keys that apply to some estimators only."""
 _OF_OUR_ESTIMATORS = (
     *("scale_rewards", "credit_level", "gamma", "discount_per", "lambd", "kl_coef", "bootstrap_truncated"),
-    *("gdpo_weights", "rae_decay"),
+    *("gdpo_weights", "gigpo_step_advantage_weight", "rae_decay"),
 )
 _OF_OUR_OBJECTIVES = ("sapo_tau_positive", "sapo_tau_negative", *_OF_VESPO, "dppo_divergence")
 _OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type", "use_unbiased_kl")
@@ -61,8 +62,11 @@ def _of_other_estimators(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
         if config.advantage_estimator not in estimators:
             yield name, f"without advantage_estimator = {' or '.join(estimators)}; choose it"
     by_turns = config.credit_level == "turn"
-    if config.advantage_estimator not in _DISCOUNTING and not by_turns:
-        yield "gamma", f"without {' or '.join(_DISCOUNTING)}, or credit_level = turn; choose one"
+    discounting = (*_DISCOUNTING, "gigpo")
+    if config.advantage_estimator not in discounting and not by_turns:
+        yield "gamma", f"without {' or '.join(discounting)}, or credit_level = turn; choose one"
+    if not RECIPES[config.advantage_estimator].compares and config.advantage_estimator != "remax":
+        yield "hierarchy_roles", f"with {config.advantage_estimator}, which compares no siblings; drop that"
     if by_turns:
         yield "scale_rewards", "with credit_level = turn; drop that"
     if config.custom_advantage_function_path is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
@@ -27,8 +27,10 @@ from agentrl.algorithms.group_relative import (
     RewardDecoupled,
     TurnRelative,
 )
+from agentrl.algorithms.hierarchy import Hierarchical, Hierarchy
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.shaping import Shaped, Shaping
+from agentrl.algorithms.states import StateRelative
 from agentrl.algorithms.weights import (
     WeightFunction,
     constant,
@@ -39,6 +41,7 @@ from agentrl.algorithms.weights import (
     ungrouped,
 )
 from agentrl.assembly.functions import checked, function_at
+from agentrl.errors import ConfigError
 from agentrl.losses import Kernel, KlTerm, Loss, PolicyLoss, check_loss
 from agentrl.types import Group, ScoreRole
 
@@ -134,6 +137,8 @@ def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -
     path = config.custom_advantage_function_path
     controls = controls or build_controls(config)
     estimator = _builtin_estimator(config, controls) if path is None else _custom_estimator(path)
+    if config.hierarchy.is_set:
+        estimator = Hierarchical(estimator, _hierarchy(config))
     return Adjusted(
         Shaped(estimator, _shaping(config)) if config.shaping.is_set else estimator,
         opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
@@ -192,21 +197,40 @@ def policy_term_only(config: AlgorithmConfig) -> bool:
 def build_is_idle(config: AlgorithmConfig) -> Callable[[Group], bool]:
     """Whether a group has no gradient: if only siblings are compared, and their rewards are equal.
 
-    With whitening, a critic, a teacher, several rewards, those of turns, shaping or a penalty in the reward,
-    advantages differ from 0 at equal rewards.
+    With whitening, a critic, a teacher, several rewards, those of turns, turns that are compared by their
+    states, shaping or a penalty in the reward, advantages differ from 0 at equal rewards. In a hierarchy the
+    rewards are those of its roles.
     """
     only_compares = (
         config.recipe.compares
         and config.credit_level == "episode"
         and config.custom_advantage_function_path is None
-        and config.advantage_estimator not in ("gdpo", "otb")
+        and config.advantage_estimator not in ("gdpo", "gigpo", "otb")
         and not (config.recipe.normalize or config.kl_coef or config.use_opd or config.shaping.is_set)
     )
-    return _without_signal if only_compares and policy_term_only(config) else _never
+    if not (only_compares and policy_term_only(config)):
+        return _never
+    return partial(_without_signal, _hierarchy(config) if config.hierarchy.is_set else None)
 
 
-def _without_signal(group: Group) -> bool:
-    return not has_signal(group)
+def _without_signal(hierarchy: Hierarchy | None, group: Group) -> bool:
+    return not has_signal(group if hierarchy is None else hierarchy.by_role(group))
+
+
+def check_agents(config: AlgorithmConfig, agents: Sequence[str]) -> None:
+    """Check that a hierarchy is one of the agents of the environment.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        _hierarchy(config).check_agents(agents)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _hierarchy(config: AlgorithmConfig) -> Hierarchy:
+    return Hierarchy(config.hierarchy.roles, config.hierarchy.reward_shares)
 
 
 def _custom_estimator(path: str) -> AdvantageEstimator:
@@ -242,6 +266,9 @@ def _builtin_estimator(config: AlgorithmConfig, controls: Controls) -> Advantage
         "bnpo": partial(BetaNormalized, kl=kl),
         "otb": partial(OptimalToken, kl=kl),
         "remax": partial(GreedyBaseline, kl=kl),
+        "gigpo": partial(
+            StateRelative, gamma, config.gigpo.step_advantage_weight, config.scale_rewards == "group", kl
+        ),
         "gdpo": partial(RewardDecoupled, config.gdpo.weights or None, kl=kl),
     }
     if config.advantage_estimator in with_own_class:

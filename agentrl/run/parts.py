@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl.activity import Activities
 from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.addresses import Addresses
-from agentrl.assembly.algorithm import Algorithm, build_algorithm
+from agentrl.assembly.algorithm import Algorithm, build_algorithm, check_agents
 from agentrl.assembly.config import RunConfig, SftConfig
 from agentrl.assembly.data import RunData
 from agentrl.assembly.env import EnvFactory
@@ -227,11 +227,12 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
     """What a batch is trained with; None = the run only plays.
 
     Raises:
-        ConfigError: as for `build_algorithm`; or the folder that is replayed holds no run.
+        ConfigError: as for `build_algorithm` and `check_agents`; or the folder that is replayed holds no run.
     """
     rollout = config.rollout
     if rollout.debug_rollout_only:
         return None
+    check_agents(config.algorithm, env.possible_agents)
     played = rollout if rollout.replay is None else read_run(Path(rollout.replay)).rollout
     staleness = played.max_staleness if played.off_policy_by else None
     return build_algorithm(config.algorithm, max_length=_longest(env, config), max_staleness=staleness)

@@ -15,6 +15,7 @@ from agentrl.types import (
     FloatArray,
     Group,
     Limits,
+    Message,
     Restart,
     RolloutId,
     Sample,
@@ -26,12 +27,14 @@ from tests.algorithms.episodes import TASK, turn
 
 
 class EpisodeSpec(NamedTuple):
-    """An episode: tokens written in each turn, its rewards, and at which turn its history was rewritten."""
+    """An episode: tokens written in each turn, its rewards, at which turn its history was rewritten, and what
+    the agent saw before each turn; left out, the same."""
 
     lengths: Sequence[int]
     total: float = 0.0
     turn_rewards: Sequence[float | None] = ()
     split: int = 0
+    states: Sequence[str] = ()
 
 
 class Arrays(NamedTuple):
@@ -83,6 +86,10 @@ def episode_of(id: str, spec: EpisodeSpec) -> Episode:
     turns = tuple(
         replace(turn([1], list(range(1, length + 1))), step=k) for k, length in enumerate(spec.lengths)
     )
+    if spec.states:
+        turns = tuple(
+            replace(t, observation=(Message("user", s),)) for t, s in zip(turns, spec.states, strict=True)
+        )
     trajectories = [Trajectory(turns[spec.split :])]
     if spec.split:
         trajectories = [
@@ -160,7 +167,9 @@ def episode_specs() -> st.SearchStrategy[EpisodeSpec]:
 
     def spec_of_turns(lengths: list[int]) -> st.SearchStrategy[EpisodeSpec]:
         marks = st.lists(st.none() | reward, max_size=len(lengths))
-        return st.builds(EpisodeSpec, st.just(lengths), reward, marks, st.integers(0, len(lengths) - 1))
+        states = st.lists(st.sampled_from("abc"), min_size=len(lengths), max_size=len(lengths))
+        split = st.integers(0, len(lengths) - 1)
+        return st.builds(EpisodeSpec, st.just(lengths), reward, marks, split, states)
 
     return st.lists(st.integers(0, 3), min_size=1, max_size=4).flatmap(spec_of_turns)
 
