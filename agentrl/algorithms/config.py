@@ -343,14 +343,14 @@ class AlgorithmConfig(Section):
                 "gigpo divides by the standard deviation of a group, and of the turns of a state, or not at "
                 "all; choose scale_rewards = group or none."
             )
-        if name == "rae" and self.hierarchy.is_set:
+        if name == "rae" and self.hierarchy.reward_shares:
             raise ValueError(
-                "rae has a baseline for each agent, from its own rewards, which hierarchy would not change; "
-                "leave hierarchy out, or choose another advantage_estimator."
+                "rae has a baseline for each agent, from its own rewards, which hierarchy_reward_shares does "
+                "not change; leave it out, or choose another advantage_estimator."
             )
         if name == "gdpo" and self.hierarchy.reward_shares:
             raise ValueError(
-                "gdpo compares each reward by its name, and hierarchy_reward_shares changes only their total; "
+                "gdpo compares each reward by its name, and hierarchy_reward_shares changes only their sum; "
                 "leave one out."
             )
         if self.normalize_advantages is False and name in _WHITENED:

@@ -66,7 +66,10 @@ def _of_other_estimators(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     if config.advantage_estimator not in discounting and not by_turns:
         yield "gamma", f"without {' or '.join(discounting)}, or credit_level = turn; choose one"
     if not RECIPES[config.advantage_estimator].compares and config.advantage_estimator != "remax":
-        yield "hierarchy_roles", f"with {config.advantage_estimator}, which compares no siblings; drop that"
+        yield (
+            "hierarchy_roles",
+            f"with {config.advantage_estimator}, which compares no siblings; choose one that does",
+        )
     if by_turns:
         yield "scale_rewards", "with credit_level = turn; drop that"
     if config.custom_advantage_function_path is not None:

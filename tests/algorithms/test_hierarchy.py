@@ -88,12 +88,12 @@ def naive(groups, roles, shares, by_std):
         for e in g.episodes:
             played_by = {t.agent for t in e.trajectories if t.turns}
             own = {v.agent: v.total for v in g.verdicts if v.episode_id == e.id and v.agent in played_by}
-            for agent, total in own.items():
-                role = role_in(roles, agent)
+            for agent, reward in own.items():
+                role, added = role_in(roles, agent), 0.0
                 for other, share in shares.get(role, {}).items():
-                    others = [own[a] for a in own if role_in(roles, a) == other]
-                    total += share * sum(others) / len(others) if others else 0.0
-                compared[e.id, agent] = (role, total)
+                    others = [r for a, r in own.items() if role_in(roles, a) == other]
+                    added += share * sum(others) / len(others) if others else 0.0
+                compared[e.id, agent] = (role, reward + added)
         for id, (role, total) in compared.items():
             siblings = [t for r, t in compared.values() if r == role]
             centred = total - fmean(siblings)
@@ -277,7 +277,10 @@ def test_inputs_stay_as_they_are():
             {"hierarchy_roles": {"a*": "all"}, "hierarchy_reward_shares": {"a1": {"b": 1.0}}},
             "names a1, which hierarchy_roles gives the role all; name the role",
         ),
-        ({"advantage_estimator": "rae", "hierarchy_roles": {"a": "b"}}, "rae has a baseline for each agent"),
+        (
+            {"advantage_estimator": "rae", "hierarchy_reward_shares": {"a": {"b": 1.0}}},
+            "rae has a baseline for each agent",
+        ),
         (
             {"advantage_estimator": "gdpo", "hierarchy_reward_shares": {"a": {"b": 1.0}}},
             "gdpo compares each reward by its name",

@@ -248,6 +248,6 @@ def test_bad_input_is_one_sentence():
     later = replace(sample("a.0", [0, 1]), turns=np.array([0, 5], np.int32))
     with pytest.raises(ValueError, match=r"a\.0.* has 1 turns"):
         arrays_of(StateRelative(), [group("a", [1, 0])], [later], of_engine([later]))
+    drawn = batch([EpisodeSpec([1], 1.0), EpisodeSpec([1])])
     with pytest.raises(ValueError, match="reference model"):
-        drawn = batch([EpisodeSpec([1], 1.0), EpisodeSpec([1])])
         arrays_of(StateRelative(kl=KL), drawn.groups, drawn.samples, Scores(drawn.scores.proximal))

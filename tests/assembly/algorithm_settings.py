@@ -35,6 +35,7 @@ def of_control(name, value):
 OURS = "with custom_loss_function_path; drop that"
 LOSS = {"custom_loss_function_path": "my_parts:loss"}
 ESTIMATOR = {"custom_advantage_function_path": "my_parts:estimator"}
+PPO = {"advantage_estimator": "ppo"}
 OVERLONG = ({}, "without shaping_overlong_len; add it")
 KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1}
 ALGORITHM = {
@@ -45,13 +46,20 @@ ALGORITHM = {
         "batch", {}, ({"advantage_estimator": "rloo", "scale_rewards": "group"}, "choose it")
     ),
     "credit_level": Setting("turn", {"advantage_estimator": "rloo"}, ({}, "compares a turn")),
-    "gamma": Setting(0.9, {"advantage_estimator": "ppo"}, ({}, "without ppo or reinforce_plus_plus")),
+    "gamma": Setting(
+        0.9, {"advantage_estimator": "ppo"}, ({}, "without ppo or reinforce_plus_plus or gigpo")
+    ),
     "discount_per": of_estimator("turn", gamma=0.9),
     "lambd": of_estimator(0.9),
     "normalize_advantages": Setting(True),
     "loss_weighting": Setting("sample"),
     "ppo_epochs": Setting(2),
     "gdpo_weights": of_estimator({"env": 1.0}, "gdpo"),
+    "gigpo_step_advantage_weight": of_estimator(0.5, "gigpo"),
+    "hierarchy_roles": Setting(
+        {"agent": "any"}, {}, (PPO, "with ppo, which compares no siblings; choose one")
+    ),
+    "hierarchy_reward_shares": Setting({"a": {"b": 0.5}}),
     "shaping_scale": Setting(2.0),
     "shaping_low": Setting(-1.0),
     "shaping_high": Setting(1.0),
