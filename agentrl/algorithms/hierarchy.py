@@ -33,7 +33,7 @@ class Hierarchy:
 
     Source: https://arxiv.org/abs/2511.13288 (M-GRPO): the main agent and the sub-agents are compared within
     their own role, and the reward of a sub-agent includes what the main agent achieved in the episode. There
-    the numbers of sub-agents are made equal by repeating and dropping rollouts; here each is used once.
+    batches of a fixed size are made of any number of sub-agents; here each rollout is used once.
     """
 
     roles: Mapping[str, str] = field(default_factory=dict)

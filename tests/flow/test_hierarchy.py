@@ -87,7 +87,8 @@ def test_the_journal_has_the_advantages_of_roles(run):
             for agent, values in (entry.advantages or {}).items():
                 expected = planned[id] - of_planners if agent == "planner" else paid[id, agent] - mean
                 assert values.tolist() == pytest.approx([expected] * len(values), abs=1e-6)
-    assert numbers == {1, 2}
+    # A planner that is cut off calls nobody.
+    assert numbers >= {1, 2}
     assert any(entry.advantages for entry in entries_of(run.folder))
     assert len(entries_of(run.folder)) == 2 * EPISODES_PER_STEP
 
