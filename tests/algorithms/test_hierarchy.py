@@ -80,25 +80,29 @@ def role_in(roles, agent):
     return next((role for name, role in roles.items() if fnmatchcase(agent, name)), agent)
 
 
-def naive(groups, roles, shares, by_std):
-    """Reward plus shares, then against all rollouts of the role in the group: loops over rollouts."""
+def rewards_compared(e, verdicts, roles, shares):
+    """Role and reward, shares included, of each agent of an episode that took a turn."""
+    acted = {t.agent for t in e.trajectories if t.turns}
+    own = {v.agent: v.total for v in verdicts if v.episode_id == e.id and v.agent in acted}
+    for agent, reward in own.items():
+        role, added = role_in(roles, agent), 0.0
+        for other, share in shares.get(role, {}).items():
+            others = [r for a, r in own.items() if role_in(roles, a) == other]
+            added += share * sum(others) / len(others) if others else 0.0
+        yield (e.id, agent), (role, reward + added)
+
+
+def naive(groups, roles, shares):
+    """Each reward against all rollouts of the role in the group: loops over rollouts."""
     values = {}
     for g in groups:
         compared = {}
         for e in g.episodes:
-            played_by = {t.agent for t in e.trajectories if t.turns}
-            own = {v.agent: v.total for v in g.verdicts if v.episode_id == e.id and v.agent in played_by}
-            for agent, reward in own.items():
-                role, added = role_in(roles, agent), 0.0
-                for other, share in shares.get(role, {}).items():
-                    others = [r for a, r in own.items() if role_in(roles, a) == other]
-                    added += share * sum(others) / len(others) if others else 0.0
-                compared[e.id, agent] = (role, reward + added)
+            compared |= rewards_compared(e, g.verdicts, roles, shares)
         for id, (role, total) in compared.items():
             siblings = [t for r, t in compared.values() if r == role]
-            centred = total - fmean(siblings)
             is_alike = max(siblings) - min(siblings) < 1e-12
-            values[id] = 0.0 if is_alike else centred / (stdev(siblings) + 1e-6 if by_std else 1.0)
+            values[id] = 0.0 if is_alike else (total - fmean(siblings)) / (stdev(siblings) + 1e-6)
     return values
 
 
@@ -117,7 +121,7 @@ def test_credit_agrees_with_loops_over_rollouts(roles, shares, split, drawn):
         shares = {"searcher_0": {"planner": 2.0}}
     groups = [grouped(f"g{n}", *episodes, split=split) for n, episodes in enumerate(drawn)]
     own = credited(Hierarchical(GroupRelative(), Hierarchy(roles, shares)), groups)
-    assert own == pytest.approx(naive(groups, roles, shares, True), abs=1e-3, rel=1e-3)
+    assert own == pytest.approx(naive(groups, roles, shares), abs=1e-3, rel=1e-3)
 
 
 def test_a_small_group_worked_out_by_hand():
@@ -162,6 +166,12 @@ def test_agents_that_were_not_called_are_no_siblings():
     assert [v.rollout_id for v in by_role.verdicts] == [
         Hierarchy(ROLES).renamed(v.rollout_id) for v in groups[0].verdicts if v.total < 9
     ]
+
+
+def test_a_rewritten_history_continues_the_agents_own():
+    made = grouped("g", {"planner": 1.0, "searcher_1": 1.0}, split=True)
+    for part in Hierarchy(ROLES).by_role(made).episodes:
+        assert [(t.parent, t.reason) for t in part.trajectories] == [(None, None), (0, Restart.REWRITTEN)]
 
 
 def test_what_is_added_counts_at_the_last_turn():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.contract import check_estimator
 from agentrl.algorithms.corrections import Tis
 from agentrl.algorithms.estimators import Adjusted
@@ -16,6 +17,7 @@ from agentrl.algorithms.filters import has_signal
 from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.algorithms.rewards import KlPenalty
 from agentrl.algorithms.states import StateRelative, state_of
+from agentrl.assembly.algorithm import build_estimator, build_is_idle
 from agentrl.types import (
     Group,
     History,
@@ -198,8 +200,16 @@ def test_equal_totals_with_a_signal_in_their_turns_are_learned_from():
     assert not has_signal(drawn.groups[0])
     values = drawn.credit(StateRelative(0.5, 1.0, False)).advantages
     assert [a[1::2].tolist() for a in values] == [[0.25, 0.0], [-0.25, 0.0]]
+    assert not build_is_idle(AlgorithmConfig(advantage_estimator="gigpo"))(drawn.groups[0])
     # Without a discount both returns are 1, and nothing is left, exactly.
     assert not any(np.any(a) for a in drawn.credit(StateRelative()).advantages)
+
+
+def test_each_setting_reaches_the_estimator():
+    settings = {"gamma": 0.5, "gigpo_step_advantage_weight": 0.25, "scale_rewards": "none", "kl_coef": 0.1}
+    built = build_estimator(AlgorithmConfig(advantage_estimator="gigpo", **settings))
+    assert built.estimator == StateRelative(0.5, 0.25, False, KlPenalty(0.1))
+    assert build_estimator(AlgorithmConfig(advantage_estimator="gigpo")).estimator == StateRelative()
 
 
 def test_where_no_state_is_shared_it_is_grpo():

@@ -63,6 +63,7 @@ OTHERS = {
     "a penalty in the reward, mis": {**TALKATIVE, "kl_coef": 0.1, "use_mis": True},
     "icepop": {**TALKATIVE, "use_icepop": True},
     "opsm": {**TALKATIVE, "use_opsm": True},
+    "states": {**TALKATIVE, "advantage_estimator": "gigpo"},
     "evaluations beside training": {**TALKATIVE, "async_eval": True},
     "two agents": {"env": "RockPaperScissors-v0"},
     "named parts": GRADED,
