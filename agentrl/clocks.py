@@ -16,10 +16,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic, perf_counter
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 _PULSE_S = 0.25
 _RESOLUTION_S = 1e-3
+
+
+class Stoppable(Protocol):
+    """What counts time: a `Clock`, a `SharedDeadline`."""
+
+    def stop(self) -> None:
+        """Stop counting, until as many `resume` calls."""
+
+    def resume(self) -> None:
+        """Undo one `stop`."""
 
 
 class StoppedClocks:
@@ -60,12 +71,12 @@ def _own_clocks() -> Sequence[Clock]:
     return [clock for clock in _clocks.get() if clock.loop is loop]
 
 
-def _stop(clocks: Iterable[Clock]) -> None:
+def _stop(clocks: Iterable[Stoppable]) -> None:
     for clock in clocks:
         clock.stop()
 
 
-def _resume(clocks: Iterable[Clock]) -> None:
+def _resume(clocks: Iterable[Stoppable]) -> None:
     for clock in clocks:
         clock.resume()
 
@@ -74,15 +85,18 @@ class Waits:
     """Calls that wait for one thing, such as an engine: while it is away, the clocks of all of them stop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Sequence[Clock]] = {}
+        self._waiting: dict[int, Sequence[Stoppable]] = {}
         self._is_away = False
         self._number = 0
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """The block is such a wait: while the thing is away, the clocks of stages around it are stopped."""
+    def entered(self, *clocks: Stoppable) -> Iterator[None]:
+        """The block is such a wait: while the thing is away, these are stopped.
+
+        clocks: left out, those of the stages around the block.
+        """
         self._number += 1
-        number, clocks = self._number, _own_clocks()
+        number, clocks = self._number, clocks or tuple(_own_clocks())
         self._waiting[number] = clocks
         if self._is_away:
             _stop(clocks)
@@ -201,6 +215,56 @@ class Clock:
             self._set_timer()
         elif not self.deadline.expired():
             self.deadline.reschedule(self.loop.time())
+
+
+class SharedDeadline:
+    """A deadline that several tasks have in common. It is no stage's: a wait of one task does not stop it.
+
+    seconds: from now on, without those between `stop` and `resume`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left_s, self._since_s = seconds, self._loop.time()
+        self._num_stops = 0
+        self._limits: set[asyncio.Timeout] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self._remaining_s() <= 0.0
+
+    @contextmanager
+    def ends(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """At the deadline, `limit` ends the block inside of its own."""
+        self._limits.add(limit)
+        self._set(limit)
+        try:
+            yield
+        finally:
+            self._limits.remove(limit)
+
+    def stop(self) -> None:
+        """Stop counting, until as many `resume` calls."""
+        self._left_s = self._remaining_s()
+        self._num_stops += 1
+        self._set(*self._limits)
+
+    def resume(self) -> None:
+        """Undo one `stop`."""
+        self._num_stops -= 1
+        self._since_s = self._loop.time()
+        self._set(*self._limits)
+
+    def _remaining_s(self) -> float:
+        return self._left_s - (0.0 if self._num_stops else self._loop.time() - self._since_s)
+
+    def _set(self, *limits: asyncio.Timeout) -> None:
+        due_s = None if self._num_stops else self._since_s + self._left_s
+        for limit in limits:
+            # One that has fired ends its block in the next iteration of the event loop.
+            if not limit.expired():
+                limit.reschedule(due_s)
 
 
 class _Pulse:

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl.activity import requesting
+from agentrl.clocks import SharedDeadline
 from agentrl.envs.resuming import ResumableAgent, TurnStoppedError
 from agentrl.errors import ConfigError
 from agentrl.protocols import Act, Agent, EpisodeRenderer, Policy, Renderer, Sampling, Session, ToolSchema
@@ -166,10 +167,10 @@ class DeadlineAgent:
     The turn that is then under way, and each later one, is empty, and its finish is `length`: `play` ends
     the episode as a truncated one, with all turns before it. Tokens that were sampled for that turn are lost.
 
-    deadline: by the clock of the running event loop (seconds).
+    deadline: that of all agents of a group.
     """
 
-    def __init__(self, agent: Agent, deadline: float) -> None:
+    def __init__(self, agent: Agent, deadline: SharedDeadline) -> None:
         self._agent, self._deadline = agent, deadline
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
@@ -177,10 +178,11 @@ class DeadlineAgent:
 
         Waits for: the agent. Unblocked by: its turn or the deadline.
         """
-        limit = asyncio.timeout_at(self._deadline)
+        limit = asyncio.timeout(None)
         try:
             async with limit:
-                return await self._agent.act(observation, tools=tools, session=session)
+                with self._deadline.ends(limit):
+                    return await self._agent.act(observation, tools=tools, session=session)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -194,7 +196,7 @@ class DeadlineAgent:
 class _ResumableDeadlineAgent(DeadlineAgent):
     """A `DeadlineAgent` that stops and goes on as its agent does."""
 
-    def __init__(self, agent: Agent, deadline: float, resumable: ResumableAgent) -> None:
+    def __init__(self, agent: Agent, deadline: SharedDeadline, resumable: ResumableAgent) -> None:
         super().__init__(agent, deadline)
         self.stop, self.save_state, self.load_state = (
             resumable.stop,
@@ -203,7 +205,7 @@ class _ResumableDeadlineAgent(DeadlineAgent):
         )
 
 
-def with_deadline(agent: Agent, deadline: float) -> Agent:
+def with_deadline(agent: Agent, deadline: SharedDeadline) -> Agent:
     """The agent with the deadline of `DeadlineAgent`; a `ResumableAgent` stays one."""
     if isinstance(agent, ResumableAgent):
         return _ResumableDeadlineAgent(agent, deadline, agent)

@@ -63,8 +63,8 @@ class RolloutConfig(Section):
 
     group_timeout_s: Annotated[float, Field(gt=0.0)] | None = None
     """Time that a group may take (seconds): its episodes that are still in play end there, truncated, and are
-    scored and trained with their siblings, so that a straggler holds up nobody; left out, only the limits of
-    each episode hold."""
+    scored and trained with their siblings, so that a straggler holds up nobody; the time in which a colocated
+    engine has released its memory is not counted; left out, only the limits of each episode hold."""
 
     dynamic_sampling_filter_path: ImportPath | None = None
     """Function that drops a group, so that another one is played for it (package.module:name), such as

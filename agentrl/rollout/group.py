@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import zlib
@@ -12,6 +11,7 @@ from functools import partial
 
 from agentrl.activity import group_in_play, in_play
 from agentrl.algorithms.filters import GroupFilter
+from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
 from agentrl.envs.opponents import Opponent, agents_of
@@ -86,6 +86,7 @@ class GroupPlayer:
     drops: the dynamic sampling filter: why a complete group is dropped and replaced, None = it is kept.
     play_episode: plays an episode, `agentrl.play` or another function of its signature. timeout_s: after it
     the siblings that are still in play end with an empty turn, truncated, and no episode is played again.
+    absence: of the engine, whose time is not counted then.
     episodes: plays in place of `play_episode`, and can stop; its `stop` stops all groups.
     """
 
@@ -102,6 +103,7 @@ class GroupPlayer:
     timeout_s: float = math.inf
     episodes: StoppableEpisodes | None = None
     make_greedy_agent: Callable[[], Agent] | None = None
+    absence: Waits = field(default_factory=Waits)
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -116,8 +118,8 @@ class GroupPlayer:
         """
         siblings = _siblings_of(self._num_siblings, begun)
         attempts_of = self._attempts[prompt.index] = [sibling.attempts for sibling in siblings]
-        deadline = asyncio.get_running_loop().time() + self.timeout_s
-        with group_in_play(f"g{prompt.index}"):
+        deadline = SharedDeadline(self.timeout_s)
+        with group_in_play(f"g{prompt.index}"), self.absence.entered(deadline):
             await all_of([self._play_sibling(prompt, k, each, deadline) for k, each in enumerate(siblings)])
             outcome = (
                 GroupOutcome(None, (), (), in_progress=_in_progress(version, siblings))
@@ -171,11 +173,13 @@ class GroupPlayer:
                 f"the dynamic sampling filter failed on group {group.id} ({error.detail}); mend it."
             ) from error
 
-    async def _play_sibling(self, prompt: Prompt, k: int, sibling: _Sibling, deadline: float) -> None:
+    async def _play_sibling(
+        self, prompt: Prompt, k: int, sibling: _Sibling, deadline: SharedDeadline
+    ) -> None:
         """Play an episode until it is usable, or is stopped, or the deadline is over."""
-        attempts, loop = sibling.attempts, asyncio.get_running_loop()
+        attempts = sibling.attempts
         while len(attempts) <= self.retries and not (attempts and attempts[-1].is_usable):
-            if attempts and loop.time() >= deadline:
+            if attempts and deadline.is_over:
                 return
             name = _episode_id(prompt, k, len(attempts))
             with in_play(name):
@@ -191,10 +195,10 @@ class GroupPlayer:
     def _num_siblings(self) -> int:
         return self.size + (self.make_greedy_agent is not None)
 
-    def _agent(self, deadline: float, *, is_greedy: bool) -> Agent:
+    def _agent(self, deadline: SharedDeadline, *, is_greedy: bool) -> Agent:
         make_greedy = self.make_greedy_agent if is_greedy else None
         agent = self.make_agent() if make_greedy is None else make_greedy()
-        return agent if math.isinf(deadline) else with_deadline(agent, deadline)
+        return agent if math.isinf(self.timeout_s) else with_deadline(agent, deadline)
 
     async def _played(
         self,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.activity import set_engine_released
+from agentrl.clocks import Waits
 from agentrl.protocols import Engine, MemoryTag, Trainer, WeightSink
 from agentrl.trainer.config import TrainerConfig
 
@@ -27,6 +28,7 @@ class Colocation:
     engine: None = nothing plays. sink: of its weights. trainer: None = it starts in its first turn.
     offload_rollout: the engine frees weights and cache in the trainer's turn; episodes in flight stop between
     two tokens, and go on in the engine's turn. offload_train: the trainer frees its memory in the engine's.
+    absence: from the engine's release to its next turn.
     """
 
     engine: Engine | None = None
@@ -34,6 +36,7 @@ class Colocation:
     trainer: Trainer | None = None
     offload_rollout: bool = False
     offload_train: bool = False
+    absence: Waits = field(default_factory=Waits)
     _metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -70,6 +73,7 @@ class Colocation:
         """
         with self._timed():
             if self.offload_rollout and self.engine is not None:
+                self.absence.leave()
                 self._count("rollout_bytes", await self.engine.release_memory((WEIGHTS, CACHE)))
                 set_engine_released(True)
             if self.offload_train and self.trainer is not None:
@@ -100,6 +104,7 @@ class Colocation:
                 await self.trainer.publish(self.sink, version=self.engine.version)
             await self.engine.resume_memory((CACHE,))
             set_engine_released(False)
+            self.absence.come_back()
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics since the last call; none where nothing is offloaded."""

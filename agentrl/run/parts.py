@@ -24,6 +24,7 @@ from agentrl.assembly.rewards import build_scorer
 from agentrl.assembly.rollout import Filters, build_filters, build_play
 from agentrl.checkpoints.fresh import draw_in_subprocess, draw_weights
 from agentrl.checkpoints.source import ModelSource, open_source
+from agentrl.clocks import Waits
 from agentrl.config import effective_values
 from agentrl.envs import AnyEnv, BaseEnv, PlayEpisode, Scorer, play
 from agentrl.envs.dialect import Dialect
@@ -238,8 +239,10 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
     return build_algorithm(config.algorithm, max_length=_longest(env, config), max_staleness=staleness)
 
 
-def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters) -> GroupPlayer:
-    """What plays the groups of a run."""
+def player_of(
+    config: RunConfig, world: World, engine: Engine, filters: Filters, absence: Waits
+) -> GroupPlayer:
+    """What plays the groups of a run. absence: of the engine."""
     rollout = config.rollout
     # A synchronous run plays its batch again, and is bit-equal to one that was not stopped.
     stops = rollout.is_async and world.play_episode is play
@@ -262,6 +265,7 @@ def player_of(config: RunConfig, world: World, engine: Engine, filters: Filters)
         play_episode=world.play_episode,
         timeout_s=rollout.group_timeout_s or math.inf,
         episodes=StoppableEpisodes() if stops else None,
+        absence=absence,
     )
 
 

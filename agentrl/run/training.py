@@ -204,7 +204,7 @@ class TrainingRun:
                 await trainer.load_state(origin.trainer)
         if origin is None and self.critic_data is not None:
             await pretrain_critic(self.critic_data, trainer, self.algorithm, self.records)
-        producer, prompts = self._rollouts()
+        producer, prompts = self._rollouts(colocation)
         loop = Loop(
             producer=producer,
             trainer=trainer,
@@ -229,7 +229,7 @@ class TrainingRun:
 
     async def record(self) -> None:
         """The iterations of a run that only plays: the policy stays as it is."""
-        producer, prompts = self._rollouts()
+        producer, prompts = self._rollouts(Colocation())
         await self._run(PlayLoop(producer), None, prompts)
 
     async def _run(self, loop: AnyLoop, recorder: StepRecorder | None, prompts: Prompts) -> None:
@@ -332,7 +332,7 @@ class TrainingRun:
         if step % self.config.checkpoint.save_interval == 0:
             await self._save()
 
-    def _rollouts(self) -> tuple[Rollouts, Prompts]:
+    def _rollouts(self, colocation: Colocation) -> tuple[Rollouts, Prompts]:
         """The batches from the next step on, and the place in their prompts."""
         origin = self.records.origin
         ordinal, version = (0, 0) if origin is None else (origin.state.next_ordinal, origin.state.version)
@@ -344,10 +344,10 @@ class TrainingRun:
         if origin is not None:
             stream.resume(origin.state.pending, origin.state.skipped)
         assert self.engine is not None, "a run that plays has an engine"
-        rollout, player = self.config.rollout, player_of(self.config, self.world, self.engine, self.filters)
-        num_batches = rollout.num_rollout - self.progress.step
+        rollout, records, step = self.config.rollout, self.records, self.progress.step
+        player = player_of(self.config, self.world, self.engine, self.filters, colocation.absence)
+        num_batches = rollout.num_rollout - step
         producer = build_producer(rollout, stream.next, player, self.filters.choose, num_batches=num_batches)
-        records, step = self.records, self.progress.step
         saved = SavedGroups.read(records.folder.groups, step=step, on_event=records.console.line)
         producer.resume(step, version=version, saved=saved)
         return producer, stream

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
+from agentrl.trainer.ranks import RankTrainer
 from tests.flow.runs import journal_of, metrics_of, train
 from tests.flow.test_asynchronous import steps_of, versions_of
 from tests.flow.test_resume import accounted
 from tests.flow.test_settings_act import without_times
+from tests.flow.worlds import Talkative
 
 BATCH = {"num_rollout": 3, "rollout_batch_size": 4, "n_samples_per_prompt": 4}
 SHORT = {**BATCH, "eval_episodes": 8, "eval_interval": 2, "use_tensorboard": False, "save_interval": 1}
@@ -27,6 +31,13 @@ def ended(folder):
 def offloads_of(folder):
     rows = [row for row in metrics_of(folder) if "perf/step_time" in row]
     return [row.get("perf/offload_rollout_bytes") for row in rows]
+
+
+def is_cut(episode):
+    """Whether an episode was truncated before it had used its turns and its tokens."""
+    completions = [turn.tokens.completion.token_ids for turn in episode.turns]
+    num_tokens = sum(len(turn.tokens.world_ids) for turn in episode.turns) + sum(map(len, completions))
+    return not len(completions[-1]) and num_tokens < Talkative.limits.max_tokens
 
 
 # Bandit's siblings agree so early that no step updates anything: the engine gets its own weights back.
@@ -56,6 +67,22 @@ def test_episodes_in_flight_stop_in_the_trainers_turn_and_go_on_after_it(tmp_pat
     ]
     assert len(episodes) > 4 * 4
     assert max(map(len, episodes)) == 1 + partial_rollout
+
+
+def test_the_time_of_groups_does_not_go_on_in_the_trainers_turn(tmp_path, monkeypatch):
+    update, limit_s = RankTrainer.update, 2.0
+
+    async def slow(trainer, batch):
+        await asyncio.sleep(limit_s)
+        return await update(trainer, batch)
+
+    monkeypatch.setattr(RankTrainer, "update", slow)
+    settings = {"colocate": True, "max_staleness": 1, "correction": "tis", "group_timeout_s": limit_s}
+    folder = train("Talkative", tmp_path, "x", **{**SHORT, **settings, "max_slots": 6}).folder
+    entries = [entry for step in steps_of(folder) for entry in step]
+    # Some were in play in a trainer's turn, which is as long as all of their group's time.
+    assert any(len(set(np.concatenate(versions_of(entry)).tolist())) > 1 for entry in entries)
+    assert not any(is_cut(entry.episode) for entry in entries)
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agentrl import Message, say
+from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import Scorer
 from agentrl.protocols import Act
@@ -36,9 +37,26 @@ def speaker(kind=Speaker):
     return kind(say("a"), say("b"), tokens=[turn_tokens(2, 1, Finish.STOP), turn_tokens(2, 1, Finish.STOP)])
 
 
-def player(*agents, env=two_turns, timeout_s=0.05, retries=2):
+class Held(Speaker):
+    """Its second turn is held until the engine is back."""
+
+    def __init__(self, back):
+        super().__init__(say("a"), say("b"), tokens=[turn_tokens(2, 1, Finish.STOP)] * 2)
+        self.back = back
+
+    async def act(self, observation, *, tools, session):
+        if self.sessions:
+            await self.back.wait()
+        return await super().act(observation, tools=tools, session=session)
+
+
+def player(*agents, env=two_turns, timeout_s=0.05, retries=2, **settings):
     waiting = list(agents)
-    return GroupPlayer(env, lambda: waiting.pop(0), Scorer(), 2, retries, 0, timeout_s=timeout_s)
+    return GroupPlayer(env, lambda: waiting.pop(0), Scorer(), 2, retries, 0, timeout_s=timeout_s, **settings)
+
+
+def endings(outcome):
+    return [episode.ending for episode in outcome.group.episodes]
 
 
 async def test_a_straggler_keeps_its_turns_and_does_not_hold_up_its_sibling():
@@ -80,9 +98,58 @@ async def test_an_agents_own_timeout_is_no_deadline():
         async def act(self, observation, *, tools, session):
             raise TimeoutError("the server took too long")
 
-    loop = asyncio.get_running_loop()
-    agent = DeadlineAgent(Overdue(), loop.time() + MINUTE)
+    agent = DeadlineAgent(Overdue(), SharedDeadline(MINUTE))
     with pytest.raises(TimeoutError, match="the server took too long"):
         await agent.act((), tools=(), session=None)
-    ended = await DeadlineAgent(Straggler(say("a")), loop.time() - 1).act((), tools=(), session=None)
+    ended = await DeadlineAgent(Straggler(say("a")), SharedDeadline(-1.0)).act((), tools=(), session=None)
     assert isinstance(ended, Act)
+
+
+async def test_the_time_of_a_group_stands_still_while_the_engine_is_away():
+    absence, back = Waits(), asyncio.Event()
+    group = asyncio.create_task(player(speaker(), Held(back), timeout_s=0.3, absence=absence).play(PROMPT, 0))
+    await asyncio.sleep(0.05)
+    absence.leave()
+    await asyncio.sleep(0.6)
+    absence.come_back()
+    await asyncio.sleep(0.05)
+    back.set()
+    outcome = await asyncio.wait_for(group, MINUTE)
+    assert endings(outcome) == [Ending.COMPLETED, Ending.COMPLETED]
+
+
+async def test_a_straggler_ends_by_the_time_before_and_after_the_engines_absence():
+    absence, loop = Waits(), asyncio.get_running_loop()
+    absence.leave()
+    group = asyncio.create_task(
+        player(speaker(), speaker(Straggler), timeout_s=0.3, absence=absence).play(PROMPT, 0)
+    )
+    await asyncio.sleep(0.4)
+    began = loop.time()
+    absence.come_back()
+    await asyncio.sleep(0.2)
+    absence.leave()
+    await asyncio.sleep(0.4)
+    assert not group.done()
+    absence.come_back()
+    outcome = await asyncio.wait_for(group, MINUTE)
+    assert endings(outcome) == [Ending.COMPLETED, Ending.TRUNCATED]
+    assert 0.69 < loop.time() - began < 5.0
+
+
+async def test_an_episode_that_fails_in_the_engines_absence_is_played_again():
+    worlds, absence = [], Waits()
+
+    async def fail_late():
+        await asyncio.sleep(0.2)
+        raise RuntimeError("no world")
+
+    def failing_once():
+        worlds.append(two_turns() if worlds else Talk({"reset": fail_late}))
+        return worlds[-1]
+
+    absence.leave()
+    agents = [speaker() for _ in range(3)]
+    outcome = await player(*agents, env=failing_once, timeout_s=0.05, absence=absence).play(PROMPT, 0)
+    assert len(outcome.failed) == 1
+    assert endings(outcome) == [Ending.COMPLETED] * 2

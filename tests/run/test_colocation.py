@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.activity import TRAIN, Activities, requesting, working
+from agentrl.clocks import SharedDeadline
 from agentrl.run.colocation import Colocation
 from agentrl.trainer.config import TrainerConfig
 
@@ -115,6 +116,20 @@ async def test_requests_that_are_held_do_not_count_as_work_of_the_engine():
     assert held.since(began).engine_s < 0.02
     assert played.since(held).engine_s >= 0.04
     assert activities.num_requests == 0
+
+
+async def test_a_deadline_that_waits_for_the_engine_stands_still_in_the_trainers_turn():
+    calls = Calls()
+    colocation = Colocation.of(TrainerConfig(colocate=True), calls, calls)
+    deadline = SharedDeadline(0.1)
+    with colocation.absence.entered(deadline):
+        async with colocation.training():
+            await asyncio.sleep(0.3)
+        async with colocation.publishing(sends=True):
+            await asyncio.sleep(0.1)
+        assert not deadline.is_over
+        await asyncio.sleep(0.15)
+        assert deadline.is_over
 
 
 async def test_a_failure_in_the_trainers_turn_resumes_nothing():
