@@ -68,6 +68,7 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 
     staleness/mean and staleness/max are over tokens. The mean is the sum of two: staleness/flight/mean up to
     the end of the token's group, and staleness/queue/mean from there to its training; 0 without tokens.
+    staleness/flight/groups_VERSIONS and staleness/queue/groups_VERSIONS count groups by their oldest token.
     """
     staleness, flight = [np.zeros(0)], [np.zeros(0)]
     for group in groups:
@@ -76,11 +77,17 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
         flight.append(_flight(group, versions_N))
     staleness_N, flight_N = np.concatenate(staleness), np.concatenate(flight)
     mean, in_flight = _mean(staleness_N.tolist()), _mean(flight_N.tolist())
+    counts = zip(("flight", "queue"), staleness_counts(groups, version=version), strict=True)
     return {
         "rollout/staleness/mean": mean,
         "rollout/staleness/max": float(staleness_N.max(initial=0.0)),
         "rollout/staleness/flight/mean": in_flight,
         "rollout/staleness/queue/mean": mean - in_flight,
+        **{
+            f"rollout/staleness/{part}/groups_{versions}": float(number)
+            for part, by_versions in counts
+            for versions, number in sorted(by_versions.items())
+        },
     }
 
 

@@ -1,12 +1,12 @@
-"""A line chart as SVG with the colours of the page's style sheet: no script, no network."""
+"""A line chart or a histogram as SVG, with the colours of the page's style sheet: no script, no network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from agentrl.view.panels import MAX_CURVES, Panel, Point, Series
 from agentrl.view.scores import figure_text
@@ -31,6 +31,59 @@ class _Scale:
     def __call__(self, value: float) -> float:
         span = self.high - self.low
         return round(self.start + (value - self.low) / span * (self.end - self.start), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts by whole numbers from 0 on, for each of several kinds.
+
+    unit: of what is counted. axis: the unit of the numbers.
+    """
+
+    title: str
+    unit: str
+    axis: str
+    bars: Mapping[str, Mapping[int, int]]
+
+
+def draw_histogram(histogram: Histogram) -> Markup:
+    """The SVG, with a bar of each kind side by side. Every bar has a tooltip; the SVG has a description.
+
+    Raises:
+        ValueError: it has no bars.
+    """
+    kinds = histogram.bars.values()
+    highest = max(count for counts in kinds for count in counts.values())
+    last = max(number for counts in kinds for number in counts)
+    y_ticks = ticks(0.0, float(highest), integers=True)
+    across = _Scale(-0.5, last + 0.5, _LEFT, WIDTH - _RIGHT)
+    up = _Scale(0.0, y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    described = "; ".join(
+        f"{kind}: " + ", ".join(f"{count} at {number}" for number, count in sorted(counts.items()))
+        for kind, counts in histogram.bars.items()
+    )
+    text = f"{histogram.title} ({histogram.unit} by {histogram.axis}). {described}."
+    parts = [
+        Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, text),
+        *_grid(y_ticks, up),
+        *_steps([x for x in ticks(0.0, float(last), integers=True) if x <= last], across, histogram.axis),
+        *_bars(histogram, across, up),
+    ]
+    return Markup("\n").join([*parts, Markup("</svg>")])
+
+
+def _bars(histogram: Histogram, across: _Scale, up: _Scale) -> Iterator[Markup]:
+    width = 0.8 / len(histogram.bars)
+    for index, (kind, counts) in enumerate(histogram.bars.items()):
+        for number, count in sorted(counts.items()):
+            left, right = (across(number - 0.4 + (index + side) * width) for side in (0, 1))
+            yield Markup(
+                '<rect class="strip s{}" x="{}" y="{}" width="{:.1f}" height="{:.1f}">'
+                "<title>{}</title></rect>"
+            ).format(
+                *(index, left, up(count), right - left, up(0) - up(count)),
+                f"{kind} · {number} {histogram.axis}: {count} {histogram.unit}",
+            )
 
 
 def draw(panel: Panel, link: Link | None = None) -> Markup:
@@ -89,13 +142,13 @@ def _grid(values: Sequence[float], up: _Scale) -> Iterator[Markup]:
         )
 
 
-def _steps(values: Sequence[float], across: _Scale) -> Iterator[Markup]:
+def _steps(values: Sequence[float], across: _Scale, unit: str = "step") -> Iterator[Markup]:
     for value in values:
         yield Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
             across(value), HEIGHT - _BOTTOM + 15, _short(value)
         )
-    yield Markup('<text class="tick" x="{}" y="{}" text-anchor="end">step</text>').format(
-        WIDTH - _RIGHT, HEIGHT - 2
+    yield Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
+        WIDTH - _RIGHT, HEIGHT - 2, unit
     )
 
 
@@ -150,11 +203,18 @@ def legend(panel: Panel) -> Markup:
     """The names of the curves with a sample of each line; empty where there is only one curve."""
     if len(panel.series) < 2:
         return Markup()
-    items = [
-        Markup(
-            '<li><svg class="key" viewBox="0 0 22 8" aria-hidden="true">'
-            '<path class="curve {}" d="M1 4 L21 4"/></svg>{}</li>'
-        ).format(_style(index), escape(series.label))
-        for index, series in enumerate(panel.series)
-    ]
+    line = Markup('<path class="curve {}" d="M1 4 L21 4"/>')
+    return _legend((series.label, line.format(_style(index))) for index, series in enumerate(panel.series))
+
+
+def histogram_legend(histogram: Histogram) -> Markup:
+    """The kinds with the colour of each."""
+    bar = Markup('<rect class="strip s{}" width="22" height="8"/>')
+    return _legend((kind, bar.format(index)) for index, kind in enumerate(histogram.bars))
+
+
+def _legend(samples: Iterable[tuple[str, Markup]]) -> Markup:
+    """Names, each with a sample of how it is drawn."""
+    item = Markup('<li><svg class="key" viewBox="0 0 22 8" aria-hidden="true">{}</svg>{}</li>')
+    items = [item.format(sample, name) for name, sample in samples]
     return Markup('<ul class="legend">{}</ul>').format(Markup().join(items))

@@ -17,6 +17,7 @@ from agentrl.types import JSON, Author, Episode, Verdict
 from agentrl.view.chart import draw, legend
 from agentrl.view.panels import panels_of
 from agentrl.view.scores import ScoreRow, ToolRow, lines_of, score_text, setting_text, stages_of, tool_table
+from agentrl.view.staleness import figures_of
 from agentrl.view.timeline import pictures
 from agentrl.view.tokens import NAMES, blocks_of, token_rows
 from agentrl.view.transcript import summary_of, visible
@@ -98,6 +99,7 @@ def render_report(data: ReportData) -> str:
         tools=tool_table(data.tools),
         pictures=[] if data.timeline is None else pictures(data.timeline),
         panels=[(panel, draw(panel), legend(panel)) for panel in panels_of(data.records)],
+        ages=[*figures_of(data.records)],
         episodes=[_EpisodeView(entry, data.decode_token) for entry in data.episodes],
         authors=list(NAMES.values()),
         has_frozen=any(entry.episode.frozen_agents for entry in data.episodes),

@@ -134,6 +134,8 @@ def test_staleness_is_the_time_in_flight_and_the_time_in_the_queue() -> None:
         "rollout/staleness/max": 4.0,
         "rollout/staleness/flight/mean": pytest.approx((3 + 3 + 1 + 2 + 0 + 0) / 6),
         "rollout/staleness/queue/mean": pytest.approx((1 + 1 + 1 + 1 + 3 + 2) / 6),
+        **{f"rollout/staleness/flight/groups_{versions}": 1.0 for versions in (3, 0)},
+        **{f"rollout/staleness/queue/groups_{versions}": 1.0 for versions in (1, 3)},
     }
     # By their oldest tokens, 4 and 3 versions: 3 + 1 and 0 + 3.
     assert staleness_counts([first, second], version=9) == ({3: 1, 0: 1}, {1: 1, 3: 1})
