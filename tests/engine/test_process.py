@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.checkpoints.saving import save_model
 from agentrl.engine.conformance import CHECKS, Check, Subject
-from agentrl.engine.embedded.messages import Open
+from agentrl.engine.embedded.messages import Begin, Open, Put
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
 from agentrl.protocols import Sampling
@@ -173,6 +175,42 @@ async def test_the_loop_goes_on_while_it_decodes(process: EngineProcess, folder:
         ticks += 1
     assert ticks >= 0.2 * (time.monotonic() - began) / 0.005
     await subject.engine.close()
+
+
+async def test_a_commit_that_nobody_waited_for_is_not_reported_as_lost(tmp_path: Path, folder: Path) -> None:
+    process, reported = EngineProcess(tmp_path / "engine"), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    subject = await subject_on(process, folder)
+    assert subject.sink is not None
+    delivery = subject.delivery(1)
+    async with subject.sink.begin(delivery.manifest, 1) as transaction:
+        await transaction.put(delivery.buckets[0])
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match="SIGKILL"):
+            await transaction.commit(delivery.checksum)
+    del transaction
+    gc.collect()
+    assert reported == []
+    process.end()
+
+
+async def test_the_thread_of_updates_ends_the_process_with_the_cause_of_its_failure(
+    tmp_path: Path, folder: Path
+) -> None:
+    process = EngineProcess(tmp_path / "engine")
+    subject = await subject_on(process, folder)
+    delivery = subject.delivery(1)
+    await process.call(Begin(tuple(delivery.manifest), 1))
+    waiting = [asyncio.create_task(subject.sample(n, Sampling(57, seed=n))) for n in range(8)]
+    sentence = r"the embedded engine \(process \d+\) .*RuntimeError: .*/1000000>.*; see .*engine\.log"
+    with pytest.raises(EngineDiedError, match=sentence):
+        await process.call(Put(delivery.buckets[0].tensors, os.getpid(), 1_000_000, 8))
+    for task in waiting:
+        with suppress(EngineDiedError):
+            assert set((await task).versions.tolist()) == {0}
+    assert "Traceback" in (tmp_path / "engine" / "engine.log").read_text()
+    assert subject.engine.version == 0
+    process.end()
 
 
 async def test_a_process_that_dies_in_an_update_fails_every_pending_call(

@@ -316,6 +316,7 @@ class ProcessTransaction:
                 service.
         """
         commit = self._process.send(messages.Commit(checksum))
+        commit.add_done_callback(_note_failure)
         await asyncio.wait([*self._puts, commit])
         for put in self._puts:
             put.result()
@@ -325,6 +326,12 @@ class ProcessTransaction:
         is_in_use = answer.cancelled() or answer.exception() is not None or answer.result()
         if not is_in_use:
             self._pool.give_back(buffer)
+
+
+def _note_failure(answer: asyncio.Future[object]) -> None:
+    """Where a bucket's answer failed first, nobody reads this one, and asyncio would report that."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _copy(bucket: Bucket, buffer: SharedBuffer) -> None:
