@@ -131,11 +131,13 @@ def megatron_memory(
     return max(ranks, key=lambda memory: memory.total)
 
 
-def embedded_memory(config: PreTrainedConfig, max_slots: int, context_len: int) -> Memory:
-    """The embedded engine: weights and cache in fp32. context_len: tokens of a slot."""
+def embedded_memory(
+    config: PreTrainedConfig, max_slots: int, context_len: int, dtype: torch.dtype = torch.float32
+) -> Memory:
+    """The embedded engine: weights and cache in `dtype`. context_len: tokens of a slot."""
     # One column more, which padding is written to.
-    cache = Sizes.of(config).cache_bytes(FP32) * max_slots * (context_len + 1)
-    return Memory(weights=FP32 * num_parameters(config), kv_cache=cache)
+    cache = Sizes.of(config).cache_bytes(dtype.itemsize) * max_slots * (context_len + 1)
+    return Memory(weights=dtype.itemsize * num_parameters(config), kv_cache=cache)
 
 
 def learned_memory(config: PreTrainedConfig, trainer: TrainerConfig) -> Memory:

@@ -31,6 +31,7 @@ from agentrl.rendering.config import RenderingConfig
 from agentrl.rendering.inline import InlineRenderer
 from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.types import Limits
+from agentrl.weights.codec import torch_dtype
 
 
 class EngineSetup(NamedTuple):
@@ -71,28 +72,28 @@ async def build_engine(
     """
     if config.engine == "sglang":
         await asyncio.to_thread(draw_in_subprocess, source)
-        url, vocab_size, decode = config.sglang_url, source.vocab_size, source.decode
-        if url is not None and not setup.trains:
+        if (url := config.sglang_url) is not None and not setup.trains:
             return _policy_at(url, source, config)
         plan = FleetPlan(
             # Servers have other working directories.
             model=source.directory.absolute(),
             config=config,
             folder=setup.folder,
-            vocab_size=vocab_size,
-            decode=decode,
+            vocab_size=source.vocab_size,
+            decode=source.decode,
             on_event=setup.on_event,
             dtype=setup.dtype,
             releases=setup.releases,
             first_gpu=setup.first_gpu,
         )
         return await (plan.start() if url is None else plan.join(url))
-    length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
-    check_cache(source.config, config.max_slots, length)
+    length, dtype = config.max_context_len or limits.max_tokens, torch_dtype(config.engine_dtype)
+    deterministic = config.enable_deterministic_inference
+    check_cache(source.config, config.max_slots, length, dtype)
     if setup.process is not None:
         directory = str(source.directory.resolve())
         model = Open(directory, config.max_slots, length, deterministic, setup.threads, source.seed)
-        return await ProcessEngine.opened(setup.process, model)
+        return await ProcessEngine.opened(setup.process, model._replace(dtype=config.engine_dtype))
     torch.set_num_threads(setup.threads)
     if source.seed is not None:
         draw_weights(source.directory, source.seed)
@@ -101,6 +102,7 @@ async def build_engine(
         max_slots=config.max_slots,
         max_context_len=length,
         decode=source.decode,
+        dtype=dtype,
         deterministic=deterministic,
     )
 
@@ -116,10 +118,12 @@ def _policy_at(url: str, source: ModelSource, config: EngineConfig) -> SGLangPol
     )
 
 
-def check_cache(model: PreTrainedConfig, max_slots: int, context_len: int | None) -> None:
+def check_cache(
+    model: PreTrainedConfig, max_slots: int, context_len: int | None, dtype: torch.dtype = torch.float32
+) -> None:
     """Check that the embedded engine's weights and cache are no more than this machine has.
 
-    context_len: tokens of a slot; None = the engine's own number.
+    context_len: tokens of a slot; None = the engine's own number. dtype: of both.
 
     Raises:
         ModelLoadError: the engine does not support this architecture.
@@ -128,7 +132,7 @@ def check_cache(model: PreTrainedConfig, max_slots: int, context_len: int | None
     length = min(context_len or DEFAULT_CONTEXT, read_architecture(model).max_position_embeddings)
     check_machine(
         f"the embedded engine with max_slots = {max_slots:,}, each of {length:,} tokens,",
-        embedded_memory(model, max_slots, length),
+        embedded_memory(model, max_slots, length, dtype),
         "lower max_slots or max_context_len, or take a smaller model",
     )
 

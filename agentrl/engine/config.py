@@ -82,6 +82,11 @@ class EngineConfig(Section):
     """Whether the tokens and logprobs of a request are the same, bit for bit, whatever else the engine
     decodes; slower. Of the embedded engine; SGLang has a setting of that name for its servers."""
 
+    engine_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Weights and cache of the embedded engine; probabilities are computed in fp32 either way. bfloat16 takes
+    half the memory, and logprobs are further from the trainer's. SGLang has a setting of its own,
+    sglang_dtype."""
+
     sglang_url: str | None = None
     """Address of an SGLang server, of `agentrl serve` or of a router, e.g. http://127.0.0.1:30000. In an
     eval-only run it serves the weights of the model that is scored; a run that trains sends it its own."""
@@ -127,6 +132,9 @@ class EngineConfig(Section):
         if self.engine == "sglang":
             remedy = "set sglang_enable_deterministic_inference for the servers that a run starts"
             reasons["enable_deterministic_inference"] = f"with engine = sglang; {remedy}"
+            reasons["engine_dtype"] = (
+                "with engine = sglang; set sglang_dtype for the servers that a run starts"
+            )
         if self.engine != "sglang":
             names = ("sglang_url", "update_weights_transport", "adaptive_concurrency", *_OF_POLICY_SERVERS)
             reasons |= dict.fromkeys(names, "without engine = sglang; choose it")

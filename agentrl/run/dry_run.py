@@ -53,6 +53,7 @@ from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from agentrl.run.resuming import start_of
 from agentrl.types import JSON, Task
+from agentrl.weights.codec import torch_dtype
 
 _MEASURED = 64
 """Prompts that are rendered and measured."""
@@ -272,7 +273,9 @@ def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Me
         memory["trainer"] = torch_memory(networks, config.trainer, tokens)
     if engine.engine == "embedded" and config.rollout.replay is None:
         length = engine.max_context_len or env.limits.max_tokens or source.config.max_position_embeddings
-        memory["embedded engine"] = embedded_memory(source.config, engine.max_slots, length)
+        memory["embedded engine"] = embedded_memory(
+            source.config, engine.max_slots, length, torch_dtype(engine.engine_dtype)
+        )
         if config.has_eval_engine:
             memory["engine of evaluations"] = memory["embedded engine"]
     return memory

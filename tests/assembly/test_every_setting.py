@@ -224,6 +224,7 @@ INACTIVE = {
     "recompute_granularity": ("full", {}),
     "megatron_config": ({"x": 1}, {}),
     "enable_deterministic_inference": (True, SERVERS),
+    "engine_dtype": ("bfloat16", SERVERS),
     "eval_engine": ("own", {"async_eval": True, **SERVERS}),
     "update_weights_transport": ("disk", {}),
     "adaptive_concurrency": (True, {}),

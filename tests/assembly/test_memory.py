@@ -112,10 +112,11 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps(make):
     assert 0.8 < sum(storages.values()) / estimate < 1.25
 
 
-def test_the_embedded_engines_cache_is_counted():
-    model = qwen3(torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_embedded_engines_cache_is_counted(dtype):
+    model = qwen3(dtype)
     engine = EmbeddedEngine.from_model(model, max_slots=7, max_context_len=33)
-    expected = embedded_memory(model.config, 7, 33)
+    expected = embedded_memory(model.config, 7, 33, dtype)
     assert engine._decoder.num_bytes == expected.kv_cache
     assert expected.weights == sum(p.nbytes for p in model.parameters())
 

@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -22,9 +24,10 @@ from agentrl.engine.embedded.messages import Begin, Open, Put
 from agentrl.engine.embedded.process import EngineProcess, ProcessEngine
 from agentrl.errors import EngineDiedError, EngineError, ModelLoadError, UserError
 from agentrl.protocols import Sampling
+from agentrl.weights import deliver, named_weights
 from tests.engine.across_updates import play_across_updates
 from tests.engine.serving import save_tiny
-from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, text_of, tiny
+from tests.engine.subjects import VOCAB, delivery_of, embedded_subject, logits_of, text_of, tiny
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +82,29 @@ async def test_it_samples_bit_for_bit_what_is_sampled_inline(process: EngineProc
     await remote.engine.close()
 
 
+async def test_in_bfloat16_its_logprobs_are_near_those_of_fp32_also_after_an_update(
+    process: EngineProcess, folder: Path
+) -> None:
+    """The same tokens, scored in fp32 with the very weights that were opened, and that were sent in fp32."""
+    engine = await ProcessEngine.opened(process, opened(folder)._replace(dtype="bfloat16"))
+    sent, prompt = tiny("qwen3", 1), list(range(20))
+    for version, model in enumerate((tiny("qwen3"), sent)):
+        if version:
+            await deliver([*named_weights(sent)], engine.sink, version)
+        completion = await engine.generate(prompt, Sampling(40, seed=version), session=str(version))
+        assert set(completion.versions.tolist()) == {version}
+        ids = [*prompt, *(sampled := completion.token_ids.tolist())]
+        rows = torch.from_numpy(logits_of(model, ids)[len(prompt) - 1 : -1]).log_softmax(-1)
+        far = np.abs(completion.logprobs - rows[range(40), sampled].numpy())
+        # bfloat16 has 8 bits: relative steps of 2^-8 in logits of about 10.
+        assert 1e-4 < far.mean() < 0.1
+        assert far.max() < 0.5
+        # Probabilities in bfloat16 would be on its grid.
+        grid = torch.from_numpy(completion.logprobs).exp().bfloat16().float().log().numpy()
+        assert (np.abs(grid - completion.logprobs) > 1e-5).mean() > 0.5
+    await engine.close()
+
+
 async def test_released_memory_is_given_back_to_the_system(process: EngineProcess, tmp_path: Path) -> None:
     model = tiny("qwen3", hidden_size=128, intermediate_size=512, num_hidden_layers=4)
     path = save_tiny(tmp_path / "model", model=model)
@@ -120,8 +146,6 @@ async def test_many_versions_arrive_intact_in_reused_memory(process: EngineProce
             for bucket in delivery.buckets:
                 await transaction.put(bucket)
             await transaction.commit(delivery.checksum)
-        from tests.engine.subjects import logits_of
-
         checked = replace(subject, logits=lambda ids, _, model=model: logits_of(model, ids))
         from agentrl.engine.conformance.subject import expect_logprobs
 

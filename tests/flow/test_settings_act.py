@@ -145,6 +145,7 @@ CHANGES = {
     "engine": Change("sglang", {"sglang_url": "http://127.0.0.1:1"}),
     "max_slots": Change(1),
     "enable_deterministic_inference": Change(True),
+    "engine_dtype": Change("bfloat16"),
     "max_context_len": Change(20),
     "sglang_models": Change({"judge": {"hf_checkpoint": "nowhere"}}),
     "eval_interval": Change(1),

@@ -42,6 +42,7 @@ from agentrl.engine.embedded.updates import Updates
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.processes import SendFailure, follow_driver
 from agentrl.types import Completion
+from agentrl.weights.codec import torch_dtype
 
 
 class Host:
@@ -133,6 +134,7 @@ class Host:
             max_slots=message.max_slots,
             max_context_len=message.max_context_len,
             decode=open_source(message.directory).decode,
+            dtype=torch_dtype(message.dtype),
             deterministic=message.deterministic,
         )
         self._engine.sink.loop = asyncio.get_running_loop()

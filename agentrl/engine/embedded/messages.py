@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from agentrl.errors import AgentRLError
 from agentrl.protocols import MemoryTag, Sampling, TensorSpec
@@ -12,7 +12,8 @@ from agentrl.protocols import MemoryTag, Sampling, TensorSpec
 class Open(NamedTuple):
     """Serve the model in a directory, after the previous engine is closed. seed: draw its weights first.
 
-    threads: that torch computes with (count). The others are those of `EmbeddedEngine.from_model`.
+    threads: that torch computes with (count). dtype: by torch's name. The others are those of
+    `EmbeddedEngine.from_pretrained`.
     """
 
     directory: str
@@ -21,6 +22,7 @@ class Open(NamedTuple):
     deterministic: bool
     threads: int
     seed: int | None
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 class Generate(NamedTuple):
