@@ -87,9 +87,8 @@ async def build_engine(
             first_gpu=setup.first_gpu,
         )
         return await (plan.start() if url is None else plan.join(url))
-    length, dtype = config.max_context_len or limits.max_tokens, torch_dtype(config.engine_dtype)
-    deterministic = config.enable_deterministic_inference
-    check_cache(source.config, config.max_slots, length, dtype)
+    length, deterministic = config.max_context_len or limits.max_tokens, config.enable_deterministic_inference
+    check_cache(source.config, config.max_slots, length, torch_dtype(config.engine_dtype))
     if setup.process is not None:
         directory = str(source.directory.resolve())
         model = Open(directory, config.max_slots, length, deterministic, setup.threads, source.seed)
@@ -102,7 +101,7 @@ async def build_engine(
         max_slots=config.max_slots,
         max_context_len=length,
         decode=source.decode,
-        dtype=dtype,
+        dtype=torch_dtype(config.engine_dtype),
         deterministic=deterministic,
     )
 
