@@ -7,6 +7,7 @@
     vocabulary    each id is a row of the model's embedding
     logprobs      each logprob is finite, and not above 0
     versions      versions never fall along a trajectory, and none is above the served one
+    kept          the ids that a cut kept of a token are in the vocabulary, and have the token
     temperature   tokens were sampled above temperature 0; the trainer divides logits by it
     once          the samples hold each token of each trajectory once, as it was recorded
     mask          the loss mask is 1 exactly on sampled tokens, and the policy is their author
@@ -26,7 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import TokenLawError
-from agentrl.types import Author, Episode, Group, IntArray, RolloutId, Sample, Trajectory, TurnTokens
+from agentrl.types import (
+    KEPT_IDS,
+    Author,
+    Episode,
+    Group,
+    IntArray,
+    RolloutId,
+    Sample,
+    Trajectory,
+    TurnTokens,
+)
 
 MAX_LOGPROB = 1e-3
 """Above 0 by no more than rounding (nats)."""
@@ -39,6 +50,7 @@ _REMEDIES: Mapping[str, str] = {
     "prefix": "mend the renderer, which must not change the ids that it receives",
     "vocabulary": "give engine and renderer the tokenizer of the model that is trained",
     "logprobs": "mend the engine, or look in metrics.jsonl for a gradient that is not finite",
+    "kept": f"{_ENGINE}, whose kept ids have to be ragged ids that include the sampled token",
     "versions": "restart the engine: it serves weights that this run has not published",
     "temperature": "sample above temperature 0 (rollout_temperature)",
     "once": "report this as a bug, with the episode from the journal",
@@ -75,6 +87,7 @@ class TokenLaws:
             return
         for turn in turns:
             _check_lengths(turn)
+            _check_kept(turn, self.vocab_size)
         _check_prefixes(turns)
         sampled = _Sampled.of(turns)
         self._check_ids(turns, sampled)
@@ -185,6 +198,25 @@ def _check_lengths(turn: _Turn) -> None:
             _refuse(turn, "lengths", f"{counts[0]} tokens have {len(extra)} values of the extra `{name}`")
     if turn.starts and not len(turn.tokens.world_ids):
         _refuse(turn, "start", "its trajectory does not begin with a token of the world")
+
+
+def _check_kept(turn: _Turn, vocab_size: int | None) -> None:
+    completion = turn.tokens.completion
+    kept = completion.extras.get(KEPT_IDS)
+    if kept is None:
+        return
+    if kept.offsets is None or kept.values.dtype != np.int32 or kept.values.ndim != 1:
+        _refuse(turn, "kept", f"its kept ids are {kept.spec}")
+    counts = np.diff(kept.offsets)
+    token_M = np.repeat(np.arange(len(counts)), counts)
+    ids_M = kept.values.astype(np.int64)
+    is_bad_M = (ids_M < 0) | (ids_M >= (ids_M.max(initial=0) + 1 if vocab_size is None else vocab_size))
+    if (at := _first(is_bad_M)) is not None:
+        _refuse(turn, "kept", f"sampled token {token_M[at]} has the kept id {ids_M[at]}")
+    is_token_M = ids_M == completion.token_ids[token_M]
+    is_kept_T = np.bincount(token_M[is_token_M], minlength=len(counts)) > 0
+    if (at := _first((counts > 0) & ~is_kept_T)) is not None:
+        _refuse(turn, "kept", f"sampled token {at} is not among its {counts[at]} kept ids")
 
 
 def _check_prefixes(turns: Sequence[_Turn]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.assembly import cuts
 from agentrl.config import Section, leaves
 from agentrl.data.config import COLUMNS, DataConfig, PathList
 from agentrl.engine.config import EngineConfig
@@ -186,7 +187,12 @@ class RunConfig(Section):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are valid and have a drawback."""
-        return self.rollout.warnings
+        return (*cuts.warnings(self.rollout, self.engine), *self.rollout.warnings)
+
+    @property
+    def replays_sampling_mask(self) -> bool:
+        """Whether logprobs are renormalised over what top-p and top-k kept, derived where it was left out."""
+        return cuts.are_replayed(self.rollout, self.engine)
 
     @property
     def inactive(self) -> dict[str, str]:
@@ -307,6 +313,11 @@ class RunConfig(Section):
     def _an_engine_without_weights_gets_every_version(self) -> RunConfig:
         if self.trainer.offloads_rollout and self.rollout.update_weights_interval > 1:
             raise ValueError(EVERY_VERSION)
+        return self
+
+    @model_validator(mode="after")
+    def _the_engine_reports_what_it_keeps(self) -> RunConfig:
+        cuts.check(self.rollout, self.engine)
         return self
 
     @model_validator(mode="after")

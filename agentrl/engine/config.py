@@ -15,6 +15,15 @@ Arguments = dict[str, JSON]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
+MAX_TOP_LOGPROBS = 128
+"""Likeliest tokens that SGLang may be asked for: a prefill server hands over no more (count)."""
+
+
+def reports_prefix(top_k: int) -> bool:
+    """Whether the likeliest tokens that SGLang reports have all ids that top_k keeps."""
+    return 0 < top_k <= MAX_TOP_LOGPROBS
+
+
 Role: TypeAlias = Literal["regular", "prefill", "decode"]
 """The stages of a request that a server runs: both, or only prefill or decode."""
 
@@ -197,6 +206,10 @@ class EngineConfig(Section):
         """GPUs of all servers: the policy's first, then those of further models (count)."""
         models = self.sglang_models.values()
         return self.num_policy_gpus + sum(model.num_engines * model.num_gpus_per_engine for model in models)
+
+    def reports_kept_ids(self, top_k: int) -> bool:
+        """Whether the engine is known to report which ids top_p and top_k keep, with this top_k."""
+        return self.engine == "embedded" or reports_prefix(top_k)
 
     def gpus_of(self, group: ServerGroup) -> int:
         """GPUs of each server of a group (count)."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Bucket, MemoryTag, Sampling, TensorSpec
-from agentrl.types import Completion, Extra, Finish, FloatArray
+from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, NumberArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,10 +55,13 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kept_ids: list[NumberArray] = field(default_factory=list)
     extras: Annotate = _none
     aborted: bool = False
 
     def completion(self, finish: Finish, matched: str | int | None = None) -> Completion:
+        has_kept = self.sampling.keeps_ids and self.script is None
+        kept = {KEPT_IDS: Extra.of_lists(self.kept_ids)} if has_kept else {}
         return Completion(
             np.asarray(self.tokens, np.int32),
             np.asarray(self.logprobs, np.float32),
@@ -67,7 +70,7 @@ class _Running:
             matched,
             self.cached_tokens,
             self.sampling.temperature,
-            self.extras(self.prompt, self.tokens),
+            {**kept, **self.extras(self.prompt, self.tokens)},
         )
 
 
@@ -220,6 +223,7 @@ class FakeEngine:
             running.tokens += sampling.continues.token_ids.tolist()
             running.logprobs += sampling.continues.logprobs.tolist()
             running.versions += sampling.continues.versions.tolist()
+            running.kept_ids += sampling.kept_before()
         return running
 
     async def _sample(self, request: _Running) -> Completion:
@@ -257,6 +261,9 @@ class FakeEngine:
             weights = _cut(np.exp(logprobs), sampling)
             point = np.random.default_rng((request.seed, len(request.tokens))).random()
             token = int(np.searchsorted(weights.cumsum(), point * weights.sum(), side="right"))
+            if sampling.keeps_ids:
+                request.kept_ids.append(np.flatnonzero(weights).astype(np.int32))
+                logprobs = logprobs - np.log(weights.sum())
         return token, float(logprobs[token])
 
 

@@ -15,10 +15,17 @@ from agentrl.losses.objectives import OBJECTIVES, Kernel, Objective
 from agentrl.losses.policy import PolicyLoss
 from agentrl.losses.sequences import sequence_mean, sequence_sum
 from agentrl.losses.sft import sft_loss
-from agentrl.losses.tokens import joined_outputs, logprobs_and_entropy
+from agentrl.losses.tokens import (
+    LEAST_LOGP,
+    Targets,
+    joined_outputs,
+    logprobs_and_entropy,
+    without_cut,
+)
 from agentrl.losses.value import ValueLoss, explained_variance
 
 __all__ = [
+    "LEAST_LOGP",
     "OBJECTIVES",
     "Kernel",
     "KlKind",
@@ -28,6 +35,7 @@ __all__ = [
     "LossOutput",
     "Objective",
     "PolicyLoss",
+    "Targets",
     "TokenExtra",
     "TokenOutputs",
     "ValueLoss",
@@ -44,4 +52,5 @@ __all__ = [
     "sequence_mean",
     "sequence_sum",
     "sft_loss",
+    "without_cut",
 ]

@@ -3,45 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.losses.base import TokenOutputs
+from agentrl.types import Extra
 
 _MAX_LOGITS = 2**24
 """Logits held at once (64 MB in fp32), by default."""
+LEAST_LOGP = -1e30
+"""Stands for a logprob of -inf: its product with a probability of 0, or with a gradient, stays a number."""
+
+
+class Targets(NamedTuple):
+    """N tokens to score, and what each was sampled from.
+
+    ids_N: int64. temperature_N: which divides the logits. kept_N: the token ids that a cut kept (`KEPT_IDS`);
+    None, or none for a token: the whole vocabulary.
+    """
+
+    ids_N: Tensor
+    temperature_N: Tensor
+    kept_N: Extra | None = None
+
+    def split(self, size: int) -> list[Targets]:
+        """At most `size` tokens at a time."""
+        kept_N = self.kept_N
+        return [
+            Targets(ids, temperature, None if kept_N is None else kept_N.take(start + np.arange(len(ids))))
+            for ids, temperature, start in zip(
+                self.ids_N.split(size),
+                self.temperature_N.split(size),
+                range(0, len(self.ids_N), size),
+                strict=True,
+            )
+        ]
 
 
 def logprobs_and_entropy(
     hidden_ND: Tensor,
     lm_head: Callable[[Tensor], Tensor],
-    targets_N: Tensor,
-    temperature_N: Tensor,
+    targets: Targets,
     *,
     max_logits: int = _MAX_LOGITS,
     entropy_gradient: bool = False,
 ) -> TokenOutputs:
-    """Score `targets_N` under softmax(lm_head(hidden) / temperature), in fp32 or better.
+    """Score N targets under softmax(lm_head(hidden) / temperature), in fp32 or better.
 
     The head processes tokens in chunks of at most `max_logits` logits; more than one chunk are recomputed
     in the backward pass instead of being stored. A token's hidden state is the one that predicts it: the
-    state of the token before.
+    state of the token before. Where a target has kept ids, logprob, entropy and sum of squares are of the
+    distribution renormalised over them ("Keep Sampling Mask", DeepSeek-AI, 2025, arXiv:2512.02556).
     entropy_gradient: the entropy (nats) carries a gradient, too, for an entropy bonus; the backward pass
     then needs more memory for each chunk.
     """
     width = _vocabulary(lm_head, hidden_ND)
     chunk = max(max_logits // width, 1)
-    if len(targets_N) <= chunk:
-        return _score(hidden_ND, lm_head, targets_N, temperature_N, entropy_gradient)
+    if len(targets.ids_N) <= chunk:
+        return _score(hidden_ND, lm_head, targets, entropy_gradient)
     parts = [
-        checkpoint(_score, hidden, lm_head, targets, temperature, entropy_gradient, use_reentrant=False)
-        for hidden, targets, temperature in zip(
-            hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
-        )
+        checkpoint(_score, hidden, lm_head, part, entropy_gradient, use_reentrant=False)
+        for hidden, part in zip(hidden_ND.split(chunk), targets.split(chunk), strict=True)
     ]
     return joined_outputs(parts)
+
+
+def without_cut(logits_NV: Tensor, kept_N: Extra | None, first: int = 0) -> Tensor:
+    """The logits, with -inf at the ids that a cut excluded; unchanged for tokens without kept ids.
+
+    first: the id of the first column, where these are a part of the vocabulary.
+    """
+    if kept_N is None or kept_N.offsets is None or not len(kept_N.values):
+        return logits_NV
+    counts = np.diff(kept_N.offsets)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = kept_N.values.astype(np.int64) - first
+    is_here = (columns >= 0) & (columns < logits_NV.shape[1])
+    at = torch.from_numpy(np.stack([rows[is_here], columns[is_here]])).to(logits_NV.device)
+    is_cut_NV = torch.from_numpy(counts > 0).to(logits_NV.device)[:, None].repeat(1, logits_NV.shape[1])
+    is_cut_NV[at[0], at[1]] = False
+    return logits_NV.masked_fill(is_cut_NV, -torch.inf)
 
 
 def joined_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
@@ -62,18 +107,18 @@ def _vocabulary(lm_head: Callable[[Tensor], Tensor], hidden_ND: Tensor) -> int:
 def _score(
     hidden_ND: Tensor,
     lm_head: Callable[[Tensor], Tensor],
-    targets_N: Tensor,
-    temperature_N: Tensor,
+    targets: Targets,
     entropy_gradient: bool,
 ) -> TokenOutputs:
     logits_NV = lm_head(hidden_ND)
     # Half precision is enough for a matrix product, never for a softmax.
     precise = torch.promote_types(logits_NV.dtype, torch.float32)
-    logp_NV = torch.log_softmax(logits_NV.to(precise) / temperature_N.to(precise)[:, None], dim=-1)
-    logp_N = logp_NV.gather(1, targets_N[:, None])[:, 0]
+    scaled_NV = logits_NV.to(precise) / targets.temperature_N.to(precise)[:, None]
+    logp_NV = torch.log_softmax(without_cut(scaled_NV, targets.kept_N), dim=-1)
+    logp_N = logp_NV.gather(1, targets.ids_N[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # A forbidden token has logp -inf; clamped, it adds 0 to the entropy and to the gradient.
-        bounded_NV = logp_NV.clamp(min=torch.finfo(logp_NV.dtype).min)
+        bounded_NV = logp_NV.clamp(min=LEAST_LOGP)
         pi_NV = logp_NV.exp()
         entropy_N = -(pi_NV * bounded_NV).sum(-1)
     squares_N = None if torch.is_grad_enabled() else pi_NV.square().sum(-1)

@@ -10,9 +10,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import (
-    Completion,
-)
+from agentrl.types import KEPT_IDS, Completion, NumberArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,8 @@ class Sampling:
 
     max_new_tokens: at most (count). temperature: 0 = greedy. top_p: 1 = off. top_k: 0 = off.
     stop: strings that end a turn. stop_token_ids: tokens that do. seed: None = any. continues: what a stopped
-    request has sampled: the completion begins with it.
+    request has sampled: the completion begins with it. return_kept_ids: where top_p or top_k cut, the
+    completion has the extra `KEPT_IDS`, and its logprobs are of the distribution renormalised over these ids.
     """
 
     max_new_tokens: int
@@ -32,6 +31,24 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     continues: Completion | None = None
+    return_kept_ids: bool = False
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether the completion has the extra `KEPT_IDS`: it is asked for, and something is cut.
+
+        Greedy sampling takes no part of a distribution.
+        """
+        cuts = self.top_p < 1 or self.top_k > 0
+        return self.return_kept_ids and cuts and self.temperature > 0
+
+    def kept_before(self) -> list[NumberArray]:
+        """The kept ids of each token of `continues`, if they are asked for."""
+        begun = self.continues
+        if begun is None or not self.keeps_ids:
+            return []
+        kept = begun.extras.get(KEPT_IDS)
+        return [np.zeros(0, np.int32)] * len(begun.token_ids) if kept is None else kept.lists()
 
 
 class Policy(Protocol):

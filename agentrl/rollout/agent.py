@@ -24,12 +24,16 @@ from agentrl.types import JSON, Completion, Finish, Message, Observation, Restar
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How an agent samples. max_response_len bounds one turn, in tokens; None = the episode's limit."""
+    """How an agent samples.
+
+    max_response_len: of one turn, in tokens; None = the episode's limit. return_kept_ids: see `Sampling`.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_response_len: int | None = None
+    return_kept_ids: bool = False
 
 
 class _Turn(NamedTuple):
@@ -150,6 +154,7 @@ class TokenAgent:
             stop=stops.strings,
             stop_token_ids=stops.token_ids,
             seed=seed,
+            return_kept_ids=self._settings.return_kept_ids,
         )
 
     def _num_free_tokens(self, session: Session, num_used: int) -> int:

@@ -20,6 +20,7 @@ _IDLE_GROUPS, _MIN_IDLE_ROLLOUTS = 640, 20
 _OF_PLAYING = (
     *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size"),
     *("rollout_temperature", "rollout_top_p", "rollout_top_k", "rollout_max_response_len"),
+    "replay_sampling_mask",
     *("shuffle_rewards", "max_episode_retries", "group_timeout_s"),
     *("dynamic_sampling_filter_path", "max_num_gen_batches"),
     *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
@@ -43,9 +44,13 @@ class RolloutConfig(Section):
     rollout_temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Sampling temperature of training episodes (1 = the policy itself)."""
     rollout_top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus sampling (probability mass; 1 = off). Below 1 the trained policy is not the sampled one."""
+    """Nucleus sampling (probability mass; 1 = off); see replay_sampling_mask."""
     rollout_top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample among the k likeliest tokens (count; 0 = off). Above 0 the same bias as top-p."""
+    """Sample among the k likeliest tokens (count; 0 = off); see replay_sampling_mask."""
+    replay_sampling_mask: bool | None = None
+    """Whether the engine returns the token ids that rollout_top_p and rollout_top_k kept, and the logprobs of
+    engine and trainer are renormalised over them, so that the gradient is that of the sampled policy; SGLang
+    needs rollout_top_k of at most 128. Left out, on where something is cut and the engine can."""
     rollout_max_response_len: Count | None = None
     """Most tokens in one turn of the model (tokens); left out, the episode's own limit holds."""
     rollout_max_context_len: Count | None = None
@@ -121,6 +126,8 @@ class RolloutConfig(Section):
             unused["buffer_filter_path"] = "without over_sampling_batch_size; add it"
         elif self.is_async:
             unused["buffer_filter_path"] = "where groups go on across batches; drop max_staleness"
+        if not self.cuts:
+            unused["replay_sampling_mask"] = "without rollout_top_p below 1 or rollout_top_k; set one"
         return unused | self._unused_staleness
 
     @property
@@ -142,12 +149,6 @@ class RolloutConfig(Section):
         if self.replay is not None:
             return ()
         warnings = []
-        if (self.rollout_top_p < 1.0 or self.rollout_top_k > 0) and not self.debug_rollout_only:
-            warnings.append(
-                f"rollout_top_p = {self.rollout_top_p:g} and rollout_top_k = {self.rollout_top_k} cut "
-                "the distribution that is sampled, while logprobs and gradients are the whole policy's: the "
-                "gradient is biased towards tokens that the cut kept; 1 and 0 switch both off."
-            )
         if self.over_sampling_batch_size is not None and self.buffer_filter_path is None:
             instead = (
                 "without it a batch takes the oldest groups."
@@ -159,6 +160,11 @@ class RolloutConfig(Section):
                 f"and a run that resumes is not bit-equal to one that was never interrupted; {instead}"
             )
         return tuple(warnings)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether episodes that are played are sampled from a part of the vocabulary."""
+        return self.replay is None and (self.rollout_top_p < 1.0 or self.rollout_top_k > 0)
 
     @property
     def is_async(self) -> bool:

@@ -247,7 +247,11 @@ def player_of(
     # A synchronous run plays its batch again, and is bit-equal to one that was not stopped.
     stops = rollout.is_async and world.play_episode is play
     make_agent, make_greedy_agent = (
-        agent_factory(engine, world.renderer, sampling_of(rollout, temperature))
+        agent_factory(
+            engine,
+            world.renderer,
+            replace(sampling_of(rollout, temperature), return_kept_ids=config.replays_sampling_mask),
+        )
         for temperature in (rollout.rollout_temperature, 0.0)
     )
     has_baseline = config.algorithm.advantage_estimator in WITH_GREEDY_SIBLING

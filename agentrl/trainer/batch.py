@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from agentrl.algorithms.packing import pack
 from agentrl.errors import UserError
-from agentrl.types import BoolArray, Extra, ExtraSpec, Sample, joined_extras
+from agentrl.types import KEPT_IDS, BoolArray, Extra, ExtraSpec, Sample, joined_extras
 
 Int64Array = npt.NDArray[np.int64]
 Number = TypeVar("Number", bound=np.generic)
@@ -27,6 +27,7 @@ class MicroBatch:
     members: S indices into the batch. positions: for each member, the positions of its predicted tokens.
     input_ids_T, position_ids_T: the members' tokens end to end, positions from 0 in each.
     predictor_N: the index into T of the state that predicts a token: that of the token before.
+    kept_N: the token ids that it was sampled from (`KEPT_IDS`); None where all are of the whole vocabulary.
     """
 
     members: tuple[int, ...]
@@ -37,6 +38,7 @@ class MicroBatch:
     predictor_N: Int64Array
     targets_N: Int64Array
     temperature_N: npt.NDArray[np.float64]
+    kept_N: Extra | None = None
 
     def gather(self, arrays: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
         """The values at this row's predicted tokens, [N]. arrays: one per sample of the batch."""
@@ -134,4 +136,14 @@ def _row(samples: Sequence[Sample], positions: Sequence[Int64Array], members: tu
         temperature_N=np.concatenate(
             [samples[member].temperatures[p] for member, p in zip(members, at, strict=True)], dtype=np.float64
         ),
+        kept_N=_kept_ids([samples[member] for member in members], at),
     )
+
+
+def _kept_ids(samples: Sequence[Sample], positions: Sequence[Int64Array]) -> Extra | None:
+    parts: list[tuple[int, dict[str, Extra]]] = []
+    for sample, at in zip(samples, positions, strict=True):
+        kept = sample.extras.get(KEPT_IDS)
+        parts.append((len(at), {} if kept is None else {KEPT_IDS: kept.take(at)}))
+    joined = joined_extras(parts).get(KEPT_IDS)
+    return joined if joined is not None and len(joined.values) else None

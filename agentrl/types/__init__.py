@@ -4,7 +4,7 @@ Shape suffixes: T tokens of one sequence, G siblings of one group.
 Alignment: `logprobs[t] = log p(token[t] | tokens[<t])` and `loss_mask[0]` is False.
 """
 
-from agentrl.types.arrays import NO_VERSION, Author, BoolArray, FloatArray, IntArray
+from agentrl.types.arrays import NO_VERSION, Author, BoolArray, FloatArray, IntArray, NumberArray
 from agentrl.types.episode import (
     AGENT,
     Completion,
@@ -21,7 +21,7 @@ from agentrl.types.episode import (
     Verdict,
     added,
 )
-from agentrl.types.extras import Extra, ExtraSpec, joined_extras
+from agentrl.types.extras import KEPT_IDS, Extra, ExtraSpec, joined_extras
 from agentrl.types.messages import (
     JSON,
     History,
@@ -57,6 +57,7 @@ from agentrl.types.world import JointStep, Limits, RewardParts, Step, StepReward
 __all__ = [
     "AGENT",
     "JSON",
+    "KEPT_IDS",
     "NO_VERSION",
     "UNCHANGED",
     "Author",
@@ -79,6 +80,7 @@ __all__ = [
     "JointStep",
     "Limits",
     "Message",
+    "NumberArray",
     "Observation",
     "Part",
     "ProximalInStep",

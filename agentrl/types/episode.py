@@ -52,7 +52,8 @@ class Completion:
 
     The stop token, or the tokens of the stop string, are part of it.
 
-    token_ids: int32 [T]. logprobs: float32 [T], in nats, after temperature and before top-p and top-k.
+    token_ids: int32 [T]. logprobs: float32 [T], in nats, after temperature and before top-p and top-k; where
+    the extra `KEPT_IDS` has ids of a token, of the distribution renormalised over them.
     versions: int32 [T], of the policy that sampled the token. finish: why the engine stopped.
     matched: the stop string, or the stop token id, that ended it.
     cached_tokens: prompt tokens from the prefix cache (count).

@@ -1,7 +1,7 @@
 """Extra arrays that an engine returns and a loss uses: declared once, passed on unchanged in between.
 
-    kept = Extra.ragged(ids, offsets)    # the token ids that top-p kept, a different number for each token
-    Completion(..., extras={"routed_experts": Extra.dense(experts_TLK), "kept_ids": kept})
+    kept = Extra.of_lists(ids)    # the token ids that top-p kept, a different number for each token
+    Completion(..., extras={"routed_experts": Extra.dense(experts_TLK), KEPT_IDS: kept})
 
 An `Extra` contains its declaration: dtype, shape of one token's value, fill value, and whether it is ragged.
 That suffices to join it over turns, to fill it where the policy sampled nothing, to split it into
@@ -12,11 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.arrays import NumberArray, freeze
+
+KEPT_IDS = "kept_ids"
+"""The name of a ragged int32 extra: the token ids that top-p and top-k kept when a token was sampled.
+
+It is what `Sampling.return_kept_ids` asks for. The logprob of a token that has some is that of the
+distribution renormalised over them; a token without any was sampled from the whole vocabulary.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,19 @@ class Extra:
     def ragged(cls, values: npt.ArrayLike, offsets: npt.ArrayLike) -> Extra:
         """A sequence of values for each token, with its boundaries in `offsets`."""
         return cls(np.array(values), np.array(offsets, dtype=np.int64))
+
+    @classmethod
+    def of_lists(cls, lists: Sequence[NumberArray]) -> Extra:
+        """A sequence of ids for each token, int32, from one array for each."""
+        counts = [len(ids) for ids in lists]
+        return cls.ragged(
+            np.concatenate([np.zeros(0, np.int32), *lists], dtype=np.int32), [0, *accumulate(counts)]
+        )
+
+    def lists(self) -> list[NumberArray]:
+        """The values of each token, as one array for each; a dense extra has one value in each."""
+        bounds = np.arange(1, len(self)) if self.offsets is None else self.offsets[1:-1]
+        return np.split(self.values, bounds) if len(self) else []
 
     def __len__(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1

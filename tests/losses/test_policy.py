@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.losses import Kernel, LossInputs, LossOutput, PolicyLoss, TokenOutputs, logprobs_and_entropy
+from agentrl.losses import (
+    Kernel,
+    LossInputs,
+    LossOutput,
+    PolicyLoss,
+    Targets,
+    TokenOutputs,
+    logprobs_and_entropy,
+)
 
 logp = st.floats(-12, 0)
 tokens = st.lists(st.tuples(logp, logp, logp, st.floats(-3, 3), st.floats(0, 1)), min_size=1, max_size=12)
@@ -117,8 +125,7 @@ def test_gradient_agrees_with_finite_differences_on_a_table_of_logits(temperatur
     outputs = logprobs_and_entropy(
         leaf[torch.tensor(chosen)],
         torch.nn.Identity(),
-        torch.tensor(targets),
-        torch.full((number,), temperature, dtype=torch.float64),
+        Targets(torch.tensor(targets), torch.full((number,), temperature, dtype=torch.float64)),
     )
     arrays = [torch.tensor(array) for array in (old, old, advantages, weights)]
     output = PolicyLoss()(outputs, LossInputs(*arrays, torch.arange(number)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from agentrl.losses import TokenOutputs, logprobs_and_entropy
+from agentrl.losses import Targets, TokenOutputs, logprobs_and_entropy
 
 
 def head(width: int, vocab: int) -> nn.Linear:
@@ -30,9 +30,9 @@ def test_any_chunks_give_the_numbers_of_the_reference_and_one_gradient(number, v
     temperature = torch.rand(number, generator=generator, dtype=torch.float64) + 0.5
     layer = head(3, vocab)
 
-    unchunked = logprobs_and_entropy(states, layer, targets, temperature)
+    unchunked = logprobs_and_entropy(states, layer, Targets(targets, temperature))
     expected = torch.autograd.grad(unchunked.logp_N.square().sum(), [states, layer.weight])
-    chunked = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
+    chunked = logprobs_and_entropy(states, layer, Targets(targets, temperature), max_logits=max_logits)
     actual = torch.autograd.grad(chunked.logp_N.square().sum(), [states, layer.weight])
 
     logp, entropy = reference(layer(states).detach().numpy(), targets.numpy(), temperature.numpy())
@@ -65,11 +65,11 @@ def test_without_a_gradient_there_is_the_sum_of_squared_probabilities_too(number
     targets, temperature = torch.zeros(number, dtype=torch.int64), torch.full((number,), 0.7).double()
     layer = head(3, vocab)
     with torch.no_grad():
-        outputs = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
+        outputs = logprobs_and_entropy(states, layer, Targets(targets, temperature), max_logits=max_logits)
         pi = np.exp(layer(states).numpy() / 0.7)
     pi /= pi.sum(1, keepdims=True)
     np.testing.assert_allclose(outputs.sum_pi_squared_N, (pi**2).sum(1), atol=1e-12)
-    learning = logprobs_and_entropy(states, layer, targets, temperature, max_logits=max_logits)
+    learning = logprobs_and_entropy(states, layer, Targets(targets, temperature), max_logits=max_logits)
     assert learning.sum_pi_squared_N is None
 
 
@@ -77,7 +77,7 @@ def test_logits_are_never_all_there_at_once():
     layer = Counting(head(3, 11))
     states = torch.randn(100, 3, dtype=torch.float64, requires_grad=True)
     outputs = logprobs_and_entropy(
-        states, layer, torch.zeros(100, dtype=torch.int64), torch.ones(100), max_logits=55
+        states, layer, Targets(torch.zeros(100, dtype=torch.int64), torch.ones(100)), max_logits=55
     )
     outputs.logp_N.sum().backward()
     assert layer.most == 55
@@ -87,8 +87,7 @@ def test_half_precision_logits_meet_a_softmax_in_full():
     outputs = logprobs_and_entropy(
         torch.randn(4, 3, dtype=torch.bfloat16),
         nn.Linear(3, 50, dtype=torch.bfloat16),
-        torch.zeros(4, dtype=torch.int64),
-        torch.ones(4),
+        Targets(torch.zeros(4, dtype=torch.int64), torch.ones(4)),
     )
     assert outputs.logp_N.dtype == torch.float32
 
@@ -96,7 +95,7 @@ def test_half_precision_logits_meet_a_softmax_in_full():
 def test_a_certain_token_has_no_entropy_and_no_infinity():
     states = torch.tensor([[1e4, 0.0]], requires_grad=True)
     outputs: TokenOutputs = logprobs_and_entropy(
-        states, nn.Identity(), torch.tensor([1]), torch.tensor([1.0])
+        states, nn.Identity(), Targets(torch.tensor([1]), torch.tensor([1.0]))
     )
     outputs.logp_N.sum().backward()
     assert outputs.logp_N.tolist() == [-1e4]
@@ -115,7 +114,7 @@ def test_asked_for_the_entropy_has_the_same_gradient_in_any_chunks(number, vocab
     gradients = []
     for most in (10_000, max_logits):
         outputs = logprobs_and_entropy(
-            states, layer, targets, temperature, max_logits=most, entropy_gradient=True
+            states, layer, Targets(targets, temperature), max_logits=most, entropy_gradient=True
         )
         gradients.append(torch.autograd.grad((pull * outputs.entropy_N).sum(), [states, layer.weight]))
     for a, b in zip(*gradients, strict=True):
@@ -132,8 +131,7 @@ def test_the_entropys_gradient_is_that_of_finite_differences(max_logits):
     outputs = logprobs_and_entropy(
         leaf,
         nn.Identity(),
-        torch.tensor(targets),
-        torch.tensor(temperature),
+        Targets(torch.tensor(targets), torch.tensor(temperature)),
         max_logits=max_logits,
         entropy_gradient=True,
     )
@@ -149,7 +147,7 @@ def test_the_entropys_gradient_is_that_of_finite_differences(max_logits):
 def test_a_forbidden_or_impossible_token_breaks_no_gradient_of_the_entropy(logits):
     states = torch.tensor([logits], requires_grad=True)
     outputs = logprobs_and_entropy(
-        states, nn.Identity(), torch.tensor([0]), torch.tensor([1.0]), entropy_gradient=True
+        states, nn.Identity(), Targets(torch.tensor([0]), torch.tensor([1.0])), entropy_gradient=True
     )
     (outputs.entropy_N + outputs.logp_N).sum().backward()
     assert outputs.entropy_N.isfinite().all()
@@ -166,8 +164,7 @@ def test_without_gradients_the_entropy_has_none_whatever_was_asked():
         outputs = logprobs_and_entropy(
             torch.randn(3, 4, requires_grad=True),
             nn.Identity(),
-            torch.zeros(3, dtype=torch.int64),
-            torch.ones(3),
+            Targets(torch.zeros(3, dtype=torch.int64), torch.ones(3)),
             entropy_gradient=True,
         )
     assert not outputs.entropy_N.requires_grad

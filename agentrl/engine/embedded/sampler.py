@@ -7,13 +7,17 @@ the batch, and a row needs one random number instead of one per token of the voc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from agentrl.types import IntArray
 
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BLOCK = 128
@@ -23,18 +27,32 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """How each of B rows is sampled. seeds: uint64; indices: uint64, tokens sampled so far."""
+    """How each of B rows is sampled.
+
+    seeds: uint64. indices: uint64, tokens sampled so far. keeps: whether the ids that a cut kept are asked
+    for; such a row cuts, and is not greedy.
+    """
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int64]
     seeds: npt.NDArray[np.uint64]
     indices: npt.NDArray[np.uint64]
+    keeps: npt.NDArray[np.bool_]
 
 
-def sample(logits_BV: Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Tokens [B] and their logprobs [B], after temperature and before top-p and top-k.
+class Sampled(NamedTuple):
+    """Tokens [B] and their logprobs [B]. kept: by row, the ids that its cut kept, in order (int32)."""
 
+    tokens: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32]
+    kept: Mapping[int, IntArray]
+
+
+def sample(logits_BV: Tensor, rules: Rules) -> Sampled:
+    """A token for each row, and its logprob after temperature and before top-p and top-k.
+
+    Where the kept ids are asked for, the logprob is that of the distribution renormalised over them.
     Temperature 0 takes the likeliest token; its logprob is that of temperature 1. The logits are
     overwritten: a second array of that size costs more, page by page, than the softmax itself.
     """
@@ -44,14 +62,21 @@ def sample(logits_BV: Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.
         logits_BV.div_(torch.from_numpy(divisor)[:, None])
     likeliest = logits_BV.argmax(-1) if greedy.any() else None
     probs_BV = torch.softmax(logits_BV, -1, out=logits_BV)
+    weights_BV = probs_BV if greedy.all() else _cut(probs_BV, rules)
     if likeliest is None:
-        tokens = _draw(_cut(probs_BV, rules), rules)
+        tokens = _draw(weights_BV, rules)
     elif greedy.all():
         tokens = likeliest
     else:
-        tokens = torch.where(torch.from_numpy(greedy), likeliest, _draw(_cut(probs_BV, rules), rules))
+        tokens = torch.where(torch.from_numpy(greedy), likeliest, _draw(weights_BV, rules))
     logprobs = probs_BV.gather(-1, tokens[:, None])[:, 0].log()
-    return tokens.numpy(), logprobs.numpy()
+    (keeping,) = np.nonzero(rules.keeps)
+    kept: dict[int, IntArray] = {}
+    for row in keeping.tolist():
+        # What is kept with a probability of 0 cannot be drawn.
+        kept[row] = weights_BV[row].nonzero()[:, 0].to(torch.int32).numpy()
+        logprobs[row] -= weights_BV[row].sum().log()
+    return Sampled(tokens.numpy(), logprobs.numpy(), kept)
 
 
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.engine.embedded.sampler import Rules
 from agentrl.protocols import Sampling
-from agentrl.types import Completion, Finish, FloatArray, IntArray
+from agentrl.types import KEPT_IDS, Completion, Extra, Finish, FloatArray, IntArray, NumberArray
 
 _NO_TOKEN = -1
 
@@ -26,7 +26,7 @@ _NO_TOKEN = -1
 class Request:
     """A pending call of generate: waiting while `slot` is None, then running in that slot.
 
-    client: whose it is, see `Turns`.
+    client: whose it is, see `Turns`. kept_ids: of each sampled token, where they are asked for.
     """
 
     prompt: IntArray
@@ -38,6 +38,7 @@ class Request:
     slot: int | None = None
     cached_tokens: int = 0
     client: tuple[str, ...] = ()
+    kept_ids: list[NumberArray] = field(default_factory=list)
 
     @property
     def ids(self) -> IntArray:
@@ -66,6 +67,7 @@ class Slots:
             top_k=np.zeros(num_slots, np.int64),
             seeds=np.zeros(num_slots, np.uint64),
             indices=np.zeros(num_slots, np.uint64),
+            keeps=np.zeros(num_slots, np.bool_),
         )
         self._stops = np.full((num_slots, 1), _NO_TOKEN, np.int64)
         self._free = list(range(num_slots))
@@ -91,6 +93,7 @@ class Slots:
         if sampling.continues is not None:
             self.logprobs[slot, start:size] = sampling.continues.logprobs
             self.versions[slot, start:size] = sampling.continues.versions
+            request.kept_ids = sampling.kept_before()
         self.num_tokens[slot], self.start[slot] = size, start
         self.limit[slot] = start + sampling.max_new_tokens
         rules = self._rules
@@ -98,6 +101,7 @@ class Slots:
         rules.top_p[slot] = sampling.top_p
         rules.top_k[slot] = sampling.top_k
         rules.seeds[slot] = request.seed
+        rules.keeps[slot] = sampling.keeps_ids
         self._set_stops(slot, request.stop_token_ids)
         if sampling.stop:
             self.searching.add(slot)
@@ -115,6 +119,7 @@ class Slots:
             top_k=all_rules.top_k[slots],
             seeds=all_rules.seeds[slots],
             indices=(self.num_tokens[slots] - self.start[slots]).astype(np.uint64),
+            keeps=all_rules.keeps[slots],
         )
 
     def append(
@@ -143,14 +148,16 @@ class Slots:
     def completion(self, slot: int, finish: Finish, matched: str | int | None) -> Completion:
         """The tokens that the slot's request has sampled so far."""
         sampled = slice(int(self.start[slot]), int(self.num_tokens[slot]))
+        request = self.request(slot)
         return Completion(
             self.ids[slot, sampled].astype(np.int32),
             self.logprobs[slot, sampled].copy(),
             self.versions[slot, sampled].copy(),
             finish,
             matched,
-            self.request(slot).cached_tokens,
-            self.request(slot).sampling.temperature,
+            request.cached_tokens,
+            request.sampling.temperature,
+            {KEPT_IDS: Extra.of_lists(request.kept_ids)} if request.sampling.keeps_ids else {},
         )
 
     def keep(self, slot: int) -> None:
@@ -197,8 +204,8 @@ class Slots:
             self.limit,
         )
         rules = self._rules
-        more = (self.active, self._stops, rules.temperature, rules.top_p, rules.top_k, rules.seeds)
-        for array in (*arrays, *more):
+        more = (rules.temperature, rules.top_p, rules.top_k, rules.seeds, rules.keeps)
+        for array in (*arrays, self.active, self._stops, *more):
             array[[active, other]] = array[[other, active]]
         requests = self.requests
         requests[active], requests[other] = requests[other], requests[active]

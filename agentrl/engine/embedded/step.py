@@ -151,8 +151,10 @@ class Stepper:
         if not len(rows):
             return []
         slots = self._slots
-        tokens, logprobs = sample(logits, slots.rules(rows))
+        tokens, logprobs, kept = sample(logits, slots.rules(rows))
         slots.append(rows, tokens, logprobs, self.version)
+        for row, ids in kept.items():
+            slots.request(int(rows[row])).kept_ids.append(ids)
         stopped = slots.stopped(rows)
         finished = [
             self._finish(int(slot), Finish.STOP, int(token))

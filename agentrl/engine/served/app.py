@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.sink import update_from_disk
-from agentrl.engine.served import requests
+from agentrl.engine.served import replies, requests
 from agentrl.engine.served.pending import Client, Pending
 from agentrl.engine.served.requests import (
     CompletionBatch,
@@ -208,13 +208,13 @@ class EngineApp:
         try:
             return self._reply(item, await task, seconds)
         except EngineError as error:
-            return requests.refusal(str(error))
+            return replies.refusal(str(error))
 
     def _reply(
         self, item: CompletionRequest, completion: Completion, seconds: float, *, ended: bool = True
     ) -> dict[str, JSON]:
         version = self._engine.version
-        return requests.reply(item, completion, self._codec, version=version, seconds=seconds, ended=ended)
+        return replies.reply(item, completion, self._codec, version=version, seconds=seconds, ended=ended)
 
     async def _abort(self, request: Request) -> Response:
         """End requests. Another client's rid is unknown to a client, and must not be reached by a prefix."""
@@ -297,7 +297,7 @@ class EngineApp:
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._sample_token())
         failure = await asyncio.shield(self._probe)
-        return Response() if failure is None else JSONResponse(requests.refusal(failure), 503)
+        return Response() if failure is None else JSONResponse(replies.refusal(failure), 503)
 
     async def _sample_token(self) -> str | None:
         """Sample a token; returns the reason of a failure."""
@@ -373,13 +373,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     del request
     # An error with a cause is a failure of the engine; without one, the request was invalid.
     failed = error.__cause__ is not None
-    return JSONResponse(requests.refusal(str(error)), 500 if failed else 400)
+    return JSONResponse(replies.refusal(str(error)), 500 if failed else 400)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, HTTPException), "registered for HTTPException only"
-    return JSONResponse(requests.refusal(error.detail), error.status_code)
+    return JSONResponse(replies.refusal(error.detail), error.status_code)
 
 
 _HANDLERS = {HTTPException: _http, RefusedError: _refused, EngineError: _refused}

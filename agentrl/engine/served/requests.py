@@ -1,4 +1,4 @@
-"""Request and reply bodies of the server: parsing, validation with one-sentence errors, serialization."""
+"""Request bodies of the server: parsing, and validation with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 import reprlib
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.engine.sglang.wire import UNSET_VERSION
 from agentrl.protocols import MemoryTag, Sampling
-from agentrl.types import JSON, Completion, Finish
+from agentrl.types import JSON
 
 MAX_COMPLETIONS = 1024
 MAX_STOPS = 64
@@ -130,6 +130,7 @@ class _Generate(_Body):
     sampling_params: _Rules | _Each[_Rules] | None = None
     return_logprob: bool | _Each[bool] | None = None
     logprob_start_len: _Int32 | _Each[_Int32] | None = None
+    return_kept_ids: bool | _Each[bool] | None = None
     stream: bool = False
 
 
@@ -205,7 +206,9 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
     """
     parsed = read(_Generate, body)
     extra = parsed.model_extra or {}
-    for name in _UNSUPPORTED:
+    # The kept ids are what a client of both servers asks for, so SGLang's means to them does no harm.
+    replaced = {"top_logprobs_num"} if parsed.return_kept_ids else set()
+    for name in set(_UNSUPPORTED) - replaced:
         if extra.get(name) not in (None, 0, False, "", []):
             raise RefusedError(f"This server does not do `{name}`; leave it out.")
     prompts, single = await _prompts(parsed, codec, limits)
@@ -218,6 +221,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
     rids = _rids(parsed.rid, len(prompts), n)
     salts = _each("extra_key", parsed.extra_key or "", len(prompts))
     logprobs = _each("return_logprob", parsed.return_logprob or False, len(prompts))
+    keeps = _each("return_kept_ids", parsed.return_kept_ids or False, len(prompts))
     for start, prompt in zip(_each("logprob_start_len", _start(parsed), len(prompts)), prompts, strict=True):
         if start != -1 and start < len(prompt):
             raise RefusedError(
@@ -228,7 +232,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
             rids[number * n + copy],
             salts[number],
             prompt,
-            _sampling(rule, copy, limits),
+            replace(_sampling(rule, copy, limits), return_kept_ids=keeps[number]),
             logprobs[number],
             rule.skip_special_tokens is False,
             bool(rule.no_stop_trim),
@@ -334,62 +338,3 @@ def _sampling(rule: _Rules, copy: int, limits: Limits) -> Sampling:
         # The copies of one prompt are different completions.
         seed=None if rule.sampling_seed is None else (rule.sampling_seed + copy) % _SEEDS,
     )
-
-
-def reply(
-    request: CompletionRequest,
-    completion: Completion,
-    codec: TextCodec,
-    *,
-    version: int,
-    seconds: float,
-    ended: bool = True,
-) -> dict[str, JSON]:
-    """The reply to one request. version: the current one. ended: False where more tokens will follow."""
-    ids: list[int] = completion.token_ids.tolist()
-    meta: dict[str, JSON] = {
-        "id": request.rid,
-        "finish_reason": _finish(request, completion) if ended else None,
-        "prompt_tokens": len(request.prompt_ids),
-        "completion_tokens": len(ids),
-        "cached_tokens": completion.cached_tokens,
-        "weight_version": str(version),
-        "num_retractions": 0,
-        "dp_rank": None,
-        "e2e_latency": seconds,
-    }
-    if request.logprobs:
-        pairs = zip(completion.logprobs.tolist(), ids, strict=True)
-        meta["input_token_logprobs"] = []
-        meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
-        meta["output_token_logprobs_length"] = len(ids)
-    versions: list[int] = completion.versions.tolist()
-    if set(versions) - {version}:
-        meta["output_token_versions"] = [str(token_version) for token_version in versions]
-    return {"text": _text(request, completion, codec), "output_ids": list(ids), "meta_info": meta}
-
-
-def refusal(sentence: str) -> dict[str, JSON]:
-    """The reply to a refused request."""
-    return {"error": {"message": sentence}}
-
-
-def _finish(request: CompletionRequest, completion: Completion) -> JSON:
-    match completion.finish:
-        case Finish.LENGTH:
-            return {"type": "length", "length": request.sampling.max_new_tokens}
-        case Finish.STOP:
-            return {"type": "stop", "matched": completion.matched}
-        case Finish.ABORT:
-            return {"type": "abort", "message": "Aborted"}
-
-
-def _text(request: CompletionRequest, completion: Completion, codec: TextCodec) -> str:
-    ids = completion.token_ids.tolist()
-    stopped = completion.finish is Finish.STOP and not request.keep_stop
-    if stopped and isinstance(completion.matched, int):
-        ids = ids[:-1]
-    text = codec.decode(ids, not request.keep_special)
-    if stopped and isinstance(completion.matched, str):
-        text = text.split(completion.matched, 1)[0]
-    return text

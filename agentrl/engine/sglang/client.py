@@ -17,7 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.clocks import clocks_stopped
 from agentrl.engine.sglang import wire
@@ -150,6 +150,9 @@ class SGLangPolicy:
         """
         self._check(prompt_ids, sampling, session)
         deadline = asyncio.timeout(self.timeout_s)
+        if self.vocab_size is not None and sampling.top_k > self.vocab_size:
+            # No server can report more of the likeliest tokens.
+            sampling = replace(sampling, top_k=self.vocab_size)
         draft = Draft(sampling, self.decode)
         pending = self._pending[session] = PendingRequest(draft, deadline, next(self._numbers))
         self._follow_loads()

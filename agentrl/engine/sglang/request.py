@@ -16,9 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from agentrl.engine.sglang import wire
+from agentrl.engine.sglang.kept import kept_tokens
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
-from agentrl.types import Completion, Finish
+from agentrl.types import KEPT_IDS, Completion, Extra, Finish, NumberArray
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -40,6 +41,7 @@ class Draft:
         self._text = ""
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self._kept: list[NumberArray] = sampling.kept_before()
         self._finish: tuple[Finish, str | int | None] | None = None
         self.ids: list[int] = []
         self.version = 0
@@ -71,6 +73,7 @@ class Draft:
         """Append the tokens of a reply.
 
         Raises:
+            ConfigError: the server does not report the kept ids that were asked for.
             EngineError: tokens and logprobs do not match, or the stop string is not one of the request.
             RequestTooLargeError: the server's capacity ended the request before its limit.
         """
@@ -89,7 +92,11 @@ class Draft:
         # A part's text may lack its leading space.
         joined = self._text + reply.text
         self._text = self._decode(self.ids) if self._text and self._decode else joined
-        self._logprobs += [entry[0] for entry in entries]
+        logprobs = [entry[0] for entry in entries]
+        if self._sampling.keeps_ids:
+            kept, logprobs = kept_tokens(meta, self._sampling)
+            self._kept += kept
+        self._logprobs += logprobs
         self._versions += [number_of[version] for version in versions]
         self.version = number_of[meta.weight_version]
         if self.cached_tokens is None:
@@ -111,6 +118,7 @@ class Draft:
             matched,
             self.cached_tokens or 0,
             self._sampling.temperature,
+            {KEPT_IDS: Extra.of_lists(self._kept[:size])} if self._sampling.keeps_ids else {},
         )
 
     def _ending(self, reason: wire.FinishReason) -> tuple[Finish, str | int | None] | None:

@@ -9,6 +9,10 @@
     GET  /server_info     the maximum request length    GET /model_info   the weights' version
     GET  /v1/loads        the queue, and how full the cache is
 
+Where a request asks for the ids that top_k and top_p kept, the body also has "return_kept_ids", which
+`agentrl serve` answers with meta_info.output_kept_ids, [[59, 254], ..], and logprobs renormalised over them;
+and "top_logprobs_num", which SGLang answers with meta_info.output_top_logprobs, [[[-3.9, 59, null], ..], ..].
+
 As observed on SGLang 0.5.15. Its logprobs are after temperature, before top-p and top-k; at temperature 0
 they are those of temperature 1. (With SGLANG_RETURN_ORIGINAL_LOGPROB set they are before temperature: do not
 set it on a server whose logprobs are trained on.)
@@ -22,6 +26,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from agentrl.engine.config import reports_prefix
 from agentrl.errors import EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
 
@@ -53,7 +58,8 @@ class MetaInfo(WireModel):
     """The metadata of a reply's tokens. An entry of output_token_logprobs is (logprob, id, text).
 
     output_token_versions: the version of each token, where they differ. SGLang does not report them,
-    `agentrl serve` does.
+    `agentrl serve` does. output_kept_ids: from `agentrl serve`, see above. output_top_logprobs: from SGLang,
+    the likeliest tokens in each one's place, in order; null stands for a logprob of -inf.
     """
 
     finish_reason: FinishReason
@@ -61,6 +67,8 @@ class MetaInfo(WireModel):
     cached_tokens: Annotated[int, Field(ge=0)] = 0
     output_token_logprobs: list[tuple[float, int, str | None]] = Field(default_factory=list)
     output_token_versions: list[str] | None = None
+    output_kept_ids: list[list[int]] | None = None
+    output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] | None = None
 
 
 class GenerateReply(WireModel):
@@ -222,6 +230,10 @@ def generate_body(rid: str, prompt_ids: Sequence[int], sampling: Sampling, salt:
     }
     if salt is not None:
         request["extra_key"] = salt
+    if sampling.keeps_ids:
+        request["return_kept_ids"] = True
+        if reports_prefix(sampling.top_k):
+            request["top_logprobs_num"] = sampling.top_k
     return _REQUEST.dump_json(request)
 
 

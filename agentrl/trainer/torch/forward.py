@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import ModelLoadError
-from agentrl.losses import TokenOutputs, logprobs_and_entropy
+from agentrl.losses import Targets, TokenOutputs, logprobs_and_entropy
 from agentrl.trainer.attention import folds_of
 from agentrl.trainer.batch import MicroBatch, micro_batches
 from agentrl.trainer.torch.segments import segment_attention
@@ -25,8 +25,11 @@ def token_outputs(
         return logprobs_and_entropy(
             predicting_states(model, row),
             head_of(model),
-            torch.from_numpy(row.targets_N).to(device),
-            torch.from_numpy(row.temperature_N).to(device),
+            Targets(
+                torch.from_numpy(row.targets_N).to(device),
+                torch.from_numpy(row.temperature_N).to(device),
+                row.kept_N,
+            ),
             entropy_gradient=entropy_gradient,
         )
 

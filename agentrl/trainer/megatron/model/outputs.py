@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 from torch.nn.functional import linear
 
-from agentrl.losses import TokenOutputs
+from agentrl.losses import Targets, TokenOutputs
 from agentrl.trainer.megatron.device import compute_device
 from agentrl.trainer.megatron.model.network import Network
 from agentrl.trainer.megatron.model.rows import RowShard
@@ -40,8 +40,11 @@ def logprobs_of(
     outputs = parallel_logprobs(
         hidden.index_select(0, on_device(row.predictor_n)),
         network.head,
-        on_device(micro.targets_N[row.chosen_n]),
-        on_device(micro.temperature_N[row.chosen_n]),
+        Targets(
+            on_device(micro.targets_N[row.chosen_n]),
+            on_device(micro.temperature_N[row.chosen_n]),
+            None if micro.kept_N is None else micro.kept_N.take(row.chosen_n),
+        ),
         entropy_gradient=entropy_gradient,
     )
     squares_n = outputs.sum_pi_squared_N

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.losses import TokenOutputs, joined_outputs
+from agentrl.losses import LEAST_LOGP, Targets, TokenOutputs, joined_outputs, without_cut
 
 _MAX_LOGITS = 2**24
 """Logits held at once on a rank (64 MB in fp32)."""
@@ -29,8 +29,7 @@ class Head(NamedTuple):
 def parallel_logprobs(
     hidden_ND: Tensor,
     head: Head,
-    targets_N: Tensor,
-    temperature_N: Tensor,
+    targets: Targets,
     *,
     max_logits: int = _MAX_LOGITS,
     entropy_gradient: bool = False,
@@ -42,40 +41,35 @@ def parallel_logprobs(
     hidden_ND: its gradient is only this rank's share; the caller sums the shares.
     """
 
-    def score(hidden: Tensor, targets: Tensor, temperature: Tensor) -> TokenOutputs:
-        return _score(hidden, head, targets, temperature, entropy_gradient)
+    def score(hidden: Tensor, part: Targets) -> TokenOutputs:
+        return _score(hidden, head, part, entropy_gradient)
 
     chunk = max(max_logits // len(head.weight_VD), 1)
-    if len(targets_N) <= chunk:
-        return score(hidden_ND, targets_N, temperature_N)
+    if len(targets.ids_N) <= chunk:
+        return score(hidden_ND, targets)
     parts = [
-        _checkpointed(score, *part)
-        for part in zip(
-            hidden_ND.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
-        )
+        _checkpointed(score, hidden, part)
+        for hidden, part in zip(hidden_ND.split(chunk), targets.split(chunk), strict=True)
     ]
     return joined_outputs(parts)
 
 
-def _checkpointed(score: Callable[..., TokenOutputs], *part: Tensor) -> TokenOutputs:
-    outputs: TokenOutputs = checkpoint(score, *part, use_reentrant=False)
+def _checkpointed(
+    score: Callable[[Tensor, Targets], TokenOutputs], hidden: Tensor, part: Targets
+) -> TokenOutputs:
+    outputs: TokenOutputs = checkpoint(score, hidden, part, use_reentrant=False)
     return outputs
 
 
-def _score(
-    hidden_ND: Tensor,
-    head: Head,
-    targets_N: Tensor,
-    temperature_N: Tensor,
-    entropy_gradient: bool,
-) -> TokenOutputs:
+def _score(hidden_ND: Tensor, head: Head, targets: Targets, entropy_gradient: bool) -> TokenOutputs:
+    targets_N, temperature_N, kept_N = targets
     weight_VD, vocab = head
     logits_NV = linear(hidden_ND, weight_VD)
     precise = torch.promote_types(logits_NV.dtype, torch.float32)
     logits_NV = logits_NV.to(precise) / temperature_N.to(precise)[:, None]
     first = get_tensor_model_parallel_rank() * len(weight_VD)
     num_tokens = min(len(weight_VD), vocab - first)
-    logits_NV = logits_NV[:, :num_tokens]
+    logits_NV = without_cut(logits_NV[:, :num_tokens], kept_N, first)
     shifted_NV = logits_NV - _largest(logits_NV)[:, None]
     exp_NV = shifted_NV.exp()
     total_N = reduce_from_tensor_model_parallel_region(exp_NV.sum(-1))
@@ -85,7 +79,7 @@ def _score(
     target_N = reduce_from_tensor_model_parallel_region(torch.where(is_local_N, gathered_N, 0.0))
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # A forbidden token has a logit of -inf; clamped, it adds 0 to the entropy and to the gradient.
-        bounded_NV = shifted_NV.clamp(min=torch.finfo(precise).min)
+        bounded_NV = shifted_NV.clamp(min=LEAST_LOGP)
         mean_N = reduce_from_tensor_model_parallel_region((exp_NV * bounded_NV).sum(-1)) / total_N
         entropy_N = total_N.log() - mean_N
     squares_N = None

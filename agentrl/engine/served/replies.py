@@ -1,0 +1,67 @@
+"""Reply bodies of the server."""
+
+from __future__ import annotations
+
+from agentrl.engine.served.requests import CompletionRequest, TextCodec
+from agentrl.types import JSON, KEPT_IDS, Completion, Finish
+
+
+def reply(
+    request: CompletionRequest,
+    completion: Completion,
+    codec: TextCodec,
+    *,
+    version: int,
+    seconds: float,
+    ended: bool = True,
+) -> dict[str, JSON]:
+    """The reply to one request. version: the current one. ended: False where more tokens will follow."""
+    ids: list[int] = completion.token_ids.tolist()
+    meta: dict[str, JSON] = {
+        "id": request.rid,
+        "finish_reason": _finish(request, completion) if ended else None,
+        "prompt_tokens": len(request.prompt_ids),
+        "completion_tokens": len(ids),
+        "cached_tokens": completion.cached_tokens,
+        "weight_version": str(version),
+        "num_retractions": 0,
+        "dp_rank": None,
+        "e2e_latency": seconds,
+    }
+    if request.logprobs:
+        pairs = zip(completion.logprobs.tolist(), ids, strict=True)
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        meta["output_token_logprobs_length"] = len(ids)
+    if (kept := completion.extras.get(KEPT_IDS)) is not None:
+        meta["output_kept_ids"] = [kept_ids.tolist() for kept_ids in kept.lists()]
+    versions: list[int] = completion.versions.tolist()
+    if set(versions) - {version}:
+        meta["output_token_versions"] = [str(token_version) for token_version in versions]
+    return {"text": _text(request, completion, codec), "output_ids": list(ids), "meta_info": meta}
+
+
+def refusal(sentence: str) -> dict[str, JSON]:
+    """The reply to a refused request."""
+    return {"error": {"message": sentence}}
+
+
+def _finish(request: CompletionRequest, completion: Completion) -> JSON:
+    match completion.finish:
+        case Finish.LENGTH:
+            return {"type": "length", "length": request.sampling.max_new_tokens}
+        case Finish.STOP:
+            return {"type": "stop", "matched": completion.matched}
+        case Finish.ABORT:
+            return {"type": "abort", "message": "Aborted"}
+
+
+def _text(request: CompletionRequest, completion: Completion, codec: TextCodec) -> str:
+    ids = completion.token_ids.tolist()
+    stopped = completion.finish is Finish.STOP and not request.keep_stop
+    if stopped and isinstance(completion.matched, int):
+        ids = ids[:-1]
+    text = codec.decode(ids, not request.keep_special)
+    if stopped and isinstance(completion.matched, str):
+        text = text.split(completion.matched, 1)[0]
+    return text
