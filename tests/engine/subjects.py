@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +95,8 @@ def embedded_subject(architecture: str, deterministic: bool = False) -> Subject:
 HTTP_CAPS = EngineCaps(private_caches=False, weight_updates=False, releases_memory=False)
 """Over HTTP no session is closed, and the policy has no sink."""
 
-SGLANG_CAPS = EngineCaps(seeds=False, private_caches=False, weight_updates=False, releases_memory=False)
-"""SGLang samples without regard to seeds, has one cache for all, and this policy has no sink."""
+SGLANG_CAPS = replace(HTTP_CAPS, seeds=False, kept_ids_of_top_p=False)
+"""SGLang samples without regard to seeds, reports k likeliest tokens at most, and has one cache for all."""
 
 
 def remote_subject(url: str, caps: EngineCaps, max_context_len: int, *, adaptive: bool = False) -> Subject:

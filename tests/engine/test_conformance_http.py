@@ -45,7 +45,7 @@ def test_missing_capabilities_are_reported(capsys: pytest.CaptureFixture[str]) -
             lacks = [reason for check in CHECKS if (reason := lack(check, caps))]
             print(f"\n{name}:", *lacks, sep="\n  ")
     assert len(CHECKS) - len(checked(HTTP_CAPS)) == 6
-    assert len(CHECKS) - len(checked(SGLANG_CAPS)) == 7
+    assert len(CHECKS) - len(checked(SGLANG_CAPS)) == 8
 
 
 @pytest.mark.parametrize("check", checked(HTTP_CAPS), ids=lambda check: check.name)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentrl.engine.conformance import updates
+from agentrl.engine.conformance import kept, updates
 from agentrl.engine.conformance.subject import (
     PATIENCE_S,
     ConformanceError,
@@ -316,6 +316,9 @@ CHECKS: tuple[Check, ...] = (
     Check("logprobs are after temperature, before top-p and top-k", _temperatures, None),
     Check("top-k and top-p cut the tail", _top_k_and_top_p, None),
     Check("top-p counts in the whole distribution", _top_k_with_top_p, None),
+    Check("kept ids are those of top-k and top-p, and logprobs are of them", kept.kept_ids, "kept_ids"),
+    Check("kept ids are those of top-p alone", kept.kept_ids_of_top_p, "kept_ids_of_top_p"),
+    Check("a completion that goes on has all kept ids", kept.continued_with_kept_ids, "kept_ids"),
     Check("limits are met exactly", _limits, None),
     Check("stop tokens end a completion and are part of it", _stop_tokens, None),
     Check("stop strings end a completion and are part of it", _stop_strings, "stop_strings"),

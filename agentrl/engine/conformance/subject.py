@@ -41,6 +41,12 @@ class EngineCaps:
     weight_updates: bool = True
     """A sink accepts new weights while requests run."""
 
+    kept_ids: bool = True
+    """Completions have the ids that top-k and top-p kept, where they are asked for and top-k is set."""
+
+    kept_ids_of_top_p: bool = True
+    """They have them where only top-p is set, too; needs kept_ids."""
+
     releases_memory: bool = True
     """Weights and cache can be released while requests run, which then wait; needs weight updates."""
 
