@@ -13,16 +13,21 @@ from agentrl.engine.embedded.sampler import Rules, uniform
 
 def sample(logits: torch.Tensor, rules: Rules) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The sampler overwrites its logits; tests need theirs again."""
-    return sampler.sample(logits.clone(), rules)
+    tokens, logprobs, kept = sampler.sample(logits.clone(), rules)
+    assert not kept
+    return tokens, logprobs
 
 
-def rules(size: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Rules:
+def rules(
+    size: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, keeps: bool = False
+) -> Rules:
     return Rules(
         np.full(size, temperature, np.float32),
         np.full(size, top_p, np.float32),
         np.full(size, top_k, np.int64),
         np.arange(size, dtype=np.uint64),
         np.zeros(size, np.uint64),
+        np.full(size, keeps),
     )
 
 
@@ -76,10 +81,11 @@ def test_a_row_does_not_see_its_neighbours() -> None:
         np.array([0, 0, 0, 2, 3, 0], np.int64),
         np.arange(6, dtype=np.uint64) * 1000,
         np.arange(6, dtype=np.uint64),
+        np.zeros(6, np.bool_),
     )
     tokens, logprobs = sample(logits, mixed)
     for n in range(6):
-        fields = (mixed.temperature, mixed.top_p, mixed.top_k, mixed.seeds, mixed.indices)
+        fields = (mixed.temperature, mixed.top_p, mixed.top_k, mixed.seeds, mixed.indices, mixed.keeps)
         token, logprob = sample(logits[n : n + 1], Rules(*(array[n : n + 1] for array in fields)))
         assert token[0] == tokens[n]
         assert logprob[0] == pytest.approx(logprobs[n], abs=1e-6)
@@ -107,3 +113,36 @@ def test_large_vocabularies_are_drawn_from_by_block_and_by_token(size: int) -> N
     assert counts.sum() == draws
     spread = np.sqrt(draws * probs[places] * (1 - probs[places]))
     assert (np.abs(counts - draws * probs[places]) / spread).max() < 4.5
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, 0), (1.0, 3), (0.85, 3), (1e-6, 0), (1.0, 1)])
+def test_kept_ids_are_what_can_be_drawn_and_logprobs_are_of_them(top_p: float, top_k: int) -> None:
+    size, logits = 4_000, np.array([2.0, -1.0, 0.5, 1.5, -3.0, 0.0, 1.0])
+    drawn = sampler.sample(
+        torch.tensor(logits, dtype=torch.float32).repeat(size, 1),
+        rules(size, top_p=top_p, top_k=top_k, keeps=True),
+    )
+    plain, _ = sample(
+        torch.tensor(logits, dtype=torch.float32).expand(size, -1), rules(size, top_p=top_p, top_k=top_k)
+    )
+    assert drawn.tokens.tolist() == plain.tolist()
+    (ids,) = {tuple(ids.tolist()) for ids in drawn.kept.values()}
+    assert set(ids) == set(plain.tolist())
+    pi = np.exp(logits[list(ids)]) / np.exp(logits[list(ids)]).sum()
+    expected = dict(zip(ids, np.log(pi), strict=True))
+    np.testing.assert_allclose(drawn.logprobs, [expected[token] for token in plain.tolist()], atol=1e-6)
+    if len(ids) == 1:
+        assert set(drawn.logprobs.tolist()) == {0.0}
+
+
+def test_only_rows_that_ask_have_kept_ids() -> None:
+    logits = torch.randn(4, 11, generator=torch.Generator().manual_seed(0))
+    asked = rules(4, top_k=3)
+    asked.keeps[2] = True
+    tokens, logprobs, kept = sampler.sample(logits.clone(), asked)
+    plain, whole = sample(logits, rules(4, top_k=3))
+    assert list(kept) == [2]
+    assert sorted(kept[2].tolist()) == sorted(logits[2].topk(3).indices.tolist())
+    assert tokens.tolist() == plain.tolist()
+    assert logprobs[[0, 1, 3]].tolist() == whole[[0, 1, 3]].tolist()
+    assert logprobs[2] > whole[2]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agentrl.engine.sglang import wire
 from agentrl.engine.sglang.request import Draft
-from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.errors import ConfigError, EngineError, RequestTooLargeError
 from agentrl.protocols import Sampling
-from agentrl.types import Finish
+from agentrl.types import KEPT_IDS, Finish
 from tests.engine.serving import generated
 from tests.engine.subjects import text_of
 
@@ -191,3 +192,77 @@ def test_the_capacity_of_a_server_is_what_it_really_samples():
 )
 def test_a_refusal_has_the_servers_message(body, sentence):
     assert wire.refusal(400, body) == sentence
+
+
+KEEPING = Sampling(3, top_p=0.75, top_k=3, return_kept_ids=True)
+
+
+def likeliest(*probs):
+    """Top logprobs of tokens 10, 11, ..., as SGLang writes them; null where the probability is 0."""
+    return [[float(np.log(p)) if p else None, 10 + n, None] for n, p in enumerate(probs)]
+
+
+def kept_of(top, entries, sampling=KEEPING):
+    ids = [entry[1] for entry in entries]
+    sampling = replace(sampling, max_new_tokens=len(ids))
+    reply = generated(ids, output_top_logprobs=top, output_token_logprobs=entries)
+    completion = read(reply, sampling=sampling)
+    return [ids.tolist() for ids in completion.extras[KEPT_IDS].lists()], np.exp(completion.logprobs)
+
+
+def test_only_a_request_that_asks_and_cuts_has_the_server_report_kept_ids():
+    def body(**rule):
+        return json.loads(wire.generate_body("r", [1], Sampling(3, **rule)))
+
+    names = ("return_kept_ids", "top_logprobs_num")
+    assert {name: body(top_k=20, return_kept_ids=True).get(name) for name in names} == {
+        "return_kept_ids": True,
+        "top_logprobs_num": 20,
+    }
+    # The bound of what a prefill server hands on; `agentrl serve` has none.
+    assert "top_logprobs_num" not in body(top_k=129, return_kept_ids=True)
+    assert body(top_p=0.5, return_kept_ids=True)["return_kept_ids"] is True
+    for rule in ({"top_k": 20}, {"return_kept_ids": True}):
+        assert not body(**rule).keys() & set(names)
+
+
+def test_the_prefix_of_the_likeliest_tokens_is_kept():
+    top = [likeliest(0.5, 0.2, 0.1), likeliest(0.6, 0.2, 0.1), likeliest(1.0, 0, 0)]
+    entries = [[float(np.log(p)), id_, None] for p, id_ in ((0.2, 11), (0.2, 11), (1.0, 10))]
+    kept, probs = kept_of(top, entries)
+    # 0.7 before the third is at most 0.75, 0.8 is not; what has probability 0 cannot be drawn.
+    assert kept == [[10, 11, 12], [10, 11], [10]]
+    np.testing.assert_allclose(probs, [0.2 / 0.8, 0.2 / 0.8, 1.0], rtol=1e-6)
+
+
+def test_a_sampled_token_that_ties_with_the_last_one_is_kept_beside_it():
+    kept, probs = kept_of([likeliest(0.4, 0.2, 0.1)], [[float(np.log(0.1)), 30, None]])
+    assert kept == [[10, 11, 12, 30]]
+    np.testing.assert_allclose(probs, [0.1 / 0.8], rtol=1e-6)
+
+
+def test_kept_ids_of_several_parts_are_joined_and_cut_with_the_tokens():
+    parts = [
+        generated(ids, finish, output_kept_ids=kept)
+        for ids, finish, kept in (
+            ([1, 2], {"type": "abort"}, [[1], [2, 3]]),
+            ([4], None, [[4, 5, 6]]),
+        )
+    ]
+    completion = read(*parts, sampling=KEEPING)
+    assert [ids.tolist() for ids in completion.extras[KEPT_IDS].lists()] == [[1], [2, 3], [4, 5, 6]]
+    assert completion.logprobs.tolist() == [-0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("meta", "error", "sentence"),
+    [
+        ({}, ConfigError, "set rollout_top_k to 1 to 128"),
+        ({"output_kept_ids": [[1]]}, EngineError, "2 tokens, and kept ids of 1"),
+        ({"output_kept_ids": [[1], [3]]}, EngineError, "without the token that was sampled"),
+        ({"output_top_logprobs": [[[-1.0, 1, None]]]}, EngineError, "2 tokens, and kept ids of 1"),
+    ],
+)
+def test_kept_ids_that_are_missing_or_wrong_are_refused(meta, error, sentence):
+    with pytest.raises(error, match=sentence):
+        read(generated([1, 2], **meta), sampling=KEEPING)

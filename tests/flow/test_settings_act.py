@@ -102,6 +102,7 @@ CHANGES = {
     "rollout_temperature": Change(0.7),
     "rollout_top_p": Change(0.9),
     "rollout_top_k": Change(5),
+    "replay_sampling_mask": Change(False, {"rollout_top_p": 0.9}),
     "rollout_max_response_len": Change(4),
     "rollout_max_context_len": Change(32),
     "max_turns": Change(1),

@@ -19,7 +19,7 @@ from agentrl.rollout.agent import SamplingSettings, TokenAgent
 from agentrl.rollout.group import GroupOutcome
 from agentrl.run.journal_entries import leftover_entries
 from agentrl.run.loop import Loop
-from agentrl.types import Extra, Group, RolloutId, Verdict
+from agentrl.types import KEPT_IDS, Extra, Group, RolloutId, Verdict
 from tests.rollout.test_agent import Letters
 from tests.worlds import ASK, QUICK, Reciter, Speaker, Talk
 
@@ -69,6 +69,10 @@ def floats(*values):
     return np.array(values, np.float32)
 
 
+def kept(*lists):
+    return Extra.of_lists([ints(*ids) for ids in lists])
+
+
 class AddsToThePrompt(Letters):
     def parse(self, ids, tools, *, prompt_ids=()):
         prompt_ids[0] = 99
@@ -104,6 +108,9 @@ ENGINES = {
     "no version": ("versions", 1, changed(versions=ints(-1, -1, -1))),
     "versions that fall in a turn": ("versions", 1, changed(versions=ints(5, 4, 5))),
     "versions that fall between turns": ("versions", 1, changed(versions=ints(4, 4, 5))),
+    "kept ids without the token": ("kept", 1, changed(extras={KEPT_IDS: kept([1], [2], [0, 2])})),
+    "kept ids beyond the vocabulary": ("kept", 1, changed(extras={KEPT_IDS: kept([1], [2, VOCAB], [3])})),
+    "kept ids that are not ragged": ("kept", 1, changed(extras={KEPT_IDS: Extra.dense(ints(1, 2, 3))})),
     "greedy sampling": ("temperature", 1, changed(temperature=0.0)),
     "no temperature": ("temperature", 1, changed(temperature=float("nan"))),
 }

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.assembly.config import RunConfig
+from agentrl.engine.config import EngineConfig
 from agentrl.rollout.config import RolloutConfig
 
 SIZES = st.integers(1, 64)
@@ -128,3 +129,43 @@ def test_the_warning_names_the_remedy_that_would_act():
     assert "buffer_filter_path" in synchronous
     assert "buffer_filter_path" not in asynchronous
     assert RolloutConfig(over_sampling_batch_size=64, replay="runs/other").warnings == ()
+
+
+CUT = {"rollout_top_p": 0.9}
+ON_SGLANG = {"engine": "sglang"}
+AT_ADDRESS = {**ON_SGLANG, "sglang_url": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "engine", "replays", "warns"),
+    [
+        ({}, {}, False, False),
+        (CUT, {}, True, False),
+        ({"rollout_top_k": 1000}, {}, True, False),
+        ({**CUT, "replay_sampling_mask": False}, {}, False, True),
+        (CUT, ON_SGLANG, False, True),
+        ({**CUT, "rollout_top_k": 128}, ON_SGLANG, True, False),
+        ({"rollout_top_k": 129}, ON_SGLANG, False, True),
+        (CUT, AT_ADDRESS, False, True),
+        ({**CUT, "replay_sampling_mask": True}, AT_ADDRESS, True, False),
+        ({**CUT, "debug_rollout_only": True}, {}, True, False),
+        ({**CUT, "debug_rollout_only": True, "replay_sampling_mask": False}, {}, False, False),
+        ({"replay": "runs/other"}, {}, False, False),
+    ],
+)
+def test_a_cut_is_replayed_wherever_the_engine_can_report_it_and_else_warned_of(
+    rollout, engine, replays, warns
+):
+    config = RunConfig(rollout=RolloutConfig(**rollout), engine=EngineConfig(**engine))
+    assert config.replays_sampling_mask is replays
+    assert any("cut the distribution" in warning for warning in config.warnings) is warns
+    for warning in config.warnings:
+        bounded = engine and not 0 < rollout.get("rollout_top_k", 0) <= 128
+        assert ("with rollout_top_k of 1 to 128" in warning) is bool(bounded)
+
+
+@pytest.mark.parametrize("top_k", [0, 129])
+def test_kept_ids_that_servers_cannot_report_are_refused(top_k):
+    rollout = RolloutConfig(**CUT, rollout_top_k=top_k, replay_sampling_mask=True)
+    with pytest.raises(ValidationError, match="set rollout_top_k to 1 to 128"):
+        RunConfig(rollout=rollout, engine=EngineConfig(engine="sglang"))

@@ -20,7 +20,7 @@ from agentrl.trainer.megatron.model.rows import padded
 from agentrl.trainer.megatron.model.rules import Run
 from agentrl.trainer.megatron.model.shape import Shape, shape_of
 from agentrl.trainer.megatron.sharing import shares_of
-from agentrl.types import RolloutId, Sample
+from agentrl.types import KEPT_IDS, Extra, RolloutId, Sample
 from tests.trainer.megatron.models import SIZES, VOCAB, model_of
 from tests.trainer.tiny import divisor
 
@@ -40,15 +40,16 @@ class Part(NamedTuple):
 
 @lru_cache
 def samples() -> tuple[Sample, ...]:
-    """Ragged, with holes in the mask; the last one has a single predicted token."""
+    """Ragged, with holes in the mask; the last one has a single predicted token. Two of three were cut."""
     draw = np.random.default_rng(0)
     samples_ = []
     for number, length in enumerate([*draw.integers(4, 23, 7), 2]):
         mask = draw.random(length) < 0.6
         mask[0], mask[-1] = False, True
+        ids = draw.integers(0, VOCAB, length).astype(np.int32)
         samples_.append(
             Sample(
-                token_ids=draw.integers(0, VOCAB, length).astype(np.int32),
+                token_ids=ids,
                 author=mask.astype(np.int8),
                 loss_mask=mask,
                 logprobs=np.where(mask, -1, 0).astype(np.float32),
@@ -56,9 +57,23 @@ def samples() -> tuple[Sample, ...]:
                 turns=np.zeros(length, np.int32),
                 temperatures=np.full(length, 0.8 if number % 2 else 1.0, np.float32),
                 rollout_id=RolloutId(f"r{number}"),
+                extras={KEPT_IDS: Extra.of_lists(kept_ids(draw, ids, mask))} if number % 3 else {},
             )
         )
     return tuple(samples_)
+
+
+def kept_ids(draw, ids, mask) -> list[np.ndarray]:
+    """Of each predicted token, itself and up to VOCAB / 2 others; of one it alone; of one nothing was cut."""
+    sizes = draw.integers(0, VOCAB // 2, len(ids))
+    kept = [
+        np.unique([id_, *draw.integers(0, VOCAB, size)]) if at else np.zeros(0, int)
+        for id_, size, at in zip(ids, sizes, mask, strict=True)
+    ]
+    kept[np.flatnonzero(mask)[0]] = np.array([ids[mask][0]])
+    if mask.sum() > 2:
+        kept[np.flatnonzero(mask)[1]] = np.zeros(0, int)
+    return [each.astype(np.int32) for each in kept]
 
 
 def weights() -> list[np.ndarray]:
@@ -138,10 +153,19 @@ def oracle(kind: str) -> Reference:
     logps, entropies, total = {}, {}, torch.zeros(())
     for number, (sample, weight) in enumerate(zip(samples(), weights(), strict=True)):
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))
-        logp_TV = torch.log_softmax(model(ids[None]).logits[0, :-1] / divisor(sample)[:-1], -1)
+        logits_TV = model(ids[None]).logits[0, :-1] / divisor(sample)[:-1]
         at = np.flatnonzero(sample.loss_mask)
-        logp_N = logp_TV[at - 1, ids[at]]
-        entropy_N = -(logp_TV.exp() * logp_TV).sum(-1)[at - 1]
+        # One token at a time, the softmax of the ids that it was sampled from.
+        extra, scored = sample.extras.get(KEPT_IDS), []
+        for position in at:
+            kept = (
+                list(range(VOCAB))
+                if extra is None
+                else extra.lists()[position].tolist() or list(range(VOCAB))
+            )
+            logp_K = torch.log_softmax(logits_TV[position - 1, kept], -1)
+            scored.append((logp_K[kept.index(int(ids[position]))], -(logp_K.exp() * logp_K).sum()))
+        logp_N, entropy_N = (torch.stack(values) for values in zip(*scored, strict=True))
         total = total + (torch.from_numpy(weight[at]) * (ENTROPY * entropy_N - logp_N)).sum()
         logps[number], entropies[number] = logp_N.detach().numpy(), entropy_N.detach().numpy()
     total.backward()
