@@ -87,10 +87,11 @@ def test_without_the_kept_ids_engine_and_trainer_disagree(run, tmp_path):
     for path in (folder / "trajectories").glob("*.jsonl.gz"):
         with gzip.open(path, "rt") as file:
             entries = [json.loads(line) for line in file]
-        for entry in entries:
-            for trajectory in entry["episode"]["trajectories"]:
-                for turn in trajectory["turns"]:
-                    turn["tokens"]["completion"].pop("extras", None)
+        turns = [
+            t for e in entries for trajectory in e["episode"]["trajectories"] for t in trajectory["turns"]
+        ]
+        for turn in turns:
+            turn["tokens"]["completion"].pop("extras", None)
         with gzip.open(path, "wt") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
     row = steps_of(replayed(folder, tmp_path, "again"))[0]

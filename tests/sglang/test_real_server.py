@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from agentrl.protocols import Sampling
-from agentrl.types import Finish
+from agentrl.trainer.batch import micro_batches
+from agentrl.trainer.torch.forward import token_outputs
+from agentrl.trainer.torch.segments import segment_attention
+from agentrl.types import KEPT_IDS, Author, Finish, RolloutId, Sample, joined_extras
 from tests.engine.across_updates import play_across_updates
 from tests.engine.fleets import pids_at, sglang_fleet, until
+from tests.engine.subjects import tiny
 from tests.engine.test_fleet import expect_versions, publish, start_request
 
 pytestmark = pytest.mark.full
@@ -31,6 +38,7 @@ async def test_it_starts_samples_takes_weights_ends_a_request_and_is_gone(tmp_pa
             assert set(sampled[version].versions.tolist()) == {version}
             expect_versions(PROMPT, sampled[version])
         assert sampled[0].token_ids.tolist() != sampled[1].token_ids.tolist()
+        await expect_replayed(fleet, tiny("qwen3", 1))
 
         prompt, running = start_request(fleet, 3, LONG)
         await until(lambda: any(pending.sent for pending in fleet.policy._pending.values()))
@@ -52,3 +60,42 @@ async def test_every_logprob_is_the_trainers_at_the_version_of_its_token(tmp_pat
         await play_across_updates(fleet, 120)
         assert fleet.policy.counts["resumed"] >= 2
         assert fleet.incidents == []
+
+
+def sample_of(number, prompt, completion):
+    sizes = len(prompt), len(completion.token_ids)
+    is_sampled = np.repeat([False, True], sizes)
+    before = np.zeros(len(prompt))
+    return Sample(
+        token_ids=np.concatenate([prompt, completion.token_ids]).astype(np.int32),
+        author=np.where(is_sampled, Author.POLICY, Author.WORLD).astype(np.int8),
+        loss_mask=is_sampled,
+        logprobs=np.concatenate([before, completion.logprobs]).astype(np.float32),
+        versions=np.concatenate([before - 1, completion.versions]).astype(np.int32),
+        turns=np.zeros(sum(sizes), np.int32),
+        temperatures=np.full(sum(sizes), completion.temperature, np.float32),
+        rollout_id=RolloutId(f"e{number}"),
+        extras=joined_extras([(len(prompt), {}), (len(completion.token_ids), completion.extras)]),
+    )
+
+
+async def expect_replayed(fleet, model):
+    """The trainer renormalises over what the server kept, and gives every token the same logprob."""
+    rule = Sampling(100, temperature=0.8, top_p=0.4, top_k=8, return_kept_ids=True)
+    prompts = [[number, 2, 3, 4] for number in range(8)]
+    completions = await asyncio.gather(
+        *(fleet.generate(prompt, rule, session=f"k{number}") for number, prompt in enumerate(prompts))
+    )
+    samples = [sample_of(n, *pair) for n, pair in enumerate(zip(prompts, completions, strict=True))]
+    sizes = np.concatenate([np.diff(completion.extras[KEPT_IDS].offsets) for completion in completions])
+    assert sizes.max() == 8, "top_k cut somewhere"
+    assert 1 <= sizes.min() < 8, "top_p cut somewhere"
+    gaps, biased = [], []
+    with torch.no_grad(), segment_attention(model):
+        for row in micro_batches(samples, [sample.loss_mask for sample in samples], 512):
+            behaviour_N = row.gather([sample.logprobs for sample in samples])
+            for found, cut in ((gaps, row), (biased, replace(row, kept_N=None))):
+                outputs = token_outputs(model, cut, bf16=False)
+                found.append(np.abs(outputs.logp_N.numpy() - behaviour_N))
+    assert np.concatenate(gaps).max() < 2e-5
+    assert np.concatenate(biased).mean() > 0.05
