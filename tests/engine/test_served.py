@@ -174,7 +174,7 @@ WRONG = [
     ({"input_ids": [1.5]}, "`input_ids"),
     ({"input_ids": [61]}, "the vocabulary is 0 to 60"),
     ({"input_ids": [-1]}, "the vocabulary is 0 to 60"),
-    ({"input_ids": [1], RULES: {"max_new_tokens": 0}}, "max_new_tokens"),
+    ({"input_ids": [1], RULES: {"max_new_tokens": -1}}, "max_new_tokens"),
     ({"input_ids": [1], RULES: {"max_new_tokens": 256}}, "max_context_len = 256"),
     ({"input_ids": [1], RULES: {"temperature": -1}}, "temperature"),
     ({"input_ids": [1], RULES: {"top_p": 0}}, "top_p"),
@@ -185,7 +185,8 @@ WRONG = [
     ({"input_ids": [1], RULES: {"regex": "a"}}, "does not do `regex`"),
     ({"input_ids": [[1], [2]], RULES: [{}]}, "1 entries for 2 prompts"),
     ({"input_ids": [[1], [2]], "rid": ["a", "a"]}, "`rid`"),
-    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": 0}, "no logprobs of prompts"),
+    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": 2}, "the prompt has 1 tokens"),
+    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": -2}, "`logprob_start_len` is -2"),
     ({"input_ids": [1], "image_data": "x"}, "does not do `image_data`"),
     ({"input_ids": [1], "stream": "yes"}, "`stream`"),
 ]

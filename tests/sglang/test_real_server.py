@@ -16,8 +16,10 @@ from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import KEPT_IDS, Author, Finish, RolloutId, Sample, joined_extras
 from tests.engine.across_updates import play_across_updates
 from tests.engine.fleets import pids_at, sglang_fleet, until
+from tests.engine.serving import embedded_server
 from tests.engine.subjects import tiny
 from tests.engine.test_fleet import expect_versions, publish, start_request
+from tests.engine.test_scoring import scored_replies
 
 pytestmark = pytest.mark.full
 
@@ -99,3 +101,19 @@ async def expect_replayed(fleet, model):
                 found.append(np.abs(outputs.logp_N.numpy() - behaviour_N))
     assert np.concatenate(gaps).max() < 2e-5
     assert np.concatenate(biased).mean() > 0.05
+
+
+def rounded(reply):
+    """A reply whose logprobs are compared to 1e-4: the two compute in float32, in different orders."""
+    if isinstance(reply, float):
+        return pytest.approx(reply, abs=1e-4)
+    if isinstance(reply, dict):
+        return {name: rounded(value) for name, value in reply.items()}
+    return [rounded(value) for value in reply] if isinstance(reply, list) else reply
+
+
+async def test_our_server_scores_prompts_as_sglang_does(tmp_path):
+    async with sglang_fleet(tmp_path, 1, context_len=256) as fleet, embedded_server() as (url, _):
+        expected = await scored_replies(f"http://127.0.0.1:{fleet.processes[0].port}")
+        assert await scored_replies(url) == rounded(expected)
+        assert any(reply["input_token_logprobs"] for reply in expected)

@@ -141,8 +141,9 @@ class Decoder:
             heads = self._project(layer, index, x, write)
             if index == last and not batch.pick.size:
                 return x.new_empty(0, self._architecture.vocab_size)
-            if index == last and num_new > 1:
-                # The last layer's outputs for the other tokens are not used.
+            if index == last and num_new > 1 and len(pick) <= len(batch.slots):
+                # The last layer's outputs for the other tokens are not used. Each picked token attends to a
+                # copy of its slot, so there may be few of them.
                 x, heads = x[pick], heads[pick]
                 columns = batch.columns.reshape(-1, 1)[batch.pick]
                 read = self._cache_read(batch.slots[batch.pick // num_new], columns, batch)

@@ -8,11 +8,9 @@ boundary. It ends when no request waits or runs; `close` aborts the rest. When i
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -21,14 +19,15 @@ from agentrl.clocks import BlockTimer, Waits
 from agentrl.collector import freed_bytes
 from agentrl.engine.embedded.architecture import eos_of, read_architecture
 from agentrl.engine.embedded.decoder import Decoder
+from agentrl.engine.embedded.intake import Intake
 from agentrl.engine.embedded.parameters import Parameters
 from agentrl.engine.embedded.sink import EmbeddedSink
 from agentrl.engine.embedded.slots import Request, Slots, no_tokens
 from agentrl.engine.embedded.step import Stepper
 from agentrl.engine.embedded.turns import Turns
-from agentrl.errors import EngineError, RequestTooLargeError
+from agentrl.errors import EngineError
 from agentrl.protocols import MemoryTag, Sampling
-from agentrl.types import Completion, Finish
+from agentrl.types import Completion, Finish, FloatArray
 from agentrl.weights import named_weights
 
 Decode = Callable[[Sequence[int]], str]
@@ -66,9 +65,9 @@ class EmbeddedEngine:
         self._slots = Slots(max_slots, self.max_context_len)
         self._decoder = Decoder(architecture, max_slots, self.max_context_len, dtype)
         self._stepper = Stepper(self._slots, self._decoder, parameters, decode, deterministic=deterministic)
-        self._vocab_size = architecture.vocab_size
-        self._can_decode = decode is not None
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._intake = Intake(
+            architecture.vocab_size, self.max_context_len, decode is not None, tuple(eos_token_ids)
+        )
         self._waiting: Turns[Request] = Turns()
         self._pump: asyncio.Task[None] | None = None
         self._busy: set[str] = set()
@@ -159,7 +158,7 @@ class EmbeddedEngine:
     @property
     def vocab_size(self) -> int:
         """The number of tokens of the vocabulary."""
-        return self._vocab_size
+        return self._intake.vocab_size
 
     @property
     def num_requests(self) -> int:
@@ -187,10 +186,40 @@ class EmbeddedEngine:
             RequestTooLargeError: prompt and max_new_tokens exceed max_context_len.
             EngineError: the engine is closed, the request is invalid, the session is busy, or a step failed.
         """
-        request = self._request(prompt_ids, sampling, session)
+        self._check_free(session)
+        return await self._answered(self._intake.sampled(prompt_ids, sampling, session), client)
+
+    async def score(
+        self, token_ids: Sequence[int], start: int, *, session: str, client: tuple[str, ...] = ()
+    ) -> FloatArray | None:
+        """The logprobs of `token_ids[start + 1:]`, each given all tokens before it (nats, temperature 1).
+
+        The session keeps the keys and values, also for `generate`. client: as in `generate`.
+
+        Returns:
+            float32 [len(token_ids) - start - 1], or empty; None = the request was ended by an abort.
+
+        Raises:
+            RequestTooLargeError: the tokens exceed max_context_len.
+            EngineError: as in `generate`.
+        """
+        self._check_free(session)
+        request = self._intake.scored(token_ids, start, session)
+        await self._answered(request, client)
+        return request.scores
+
+    def _check_free(self, session: str) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; build a new one.")
+        if session in self._busy:
+            raise EngineError(
+                f"session {session} already runs a request; wait for it or name another session."
+            )
+
+    async def _answered(self, request: Request, client: tuple[str, ...]) -> Completion:
         request.client = client
         self._waiting.add(request, client)
-        self._busy.add(session)
+        self._busy.add(request.session)
         self._start()
         try:
             with self._waits.entered():
@@ -199,7 +228,7 @@ class EmbeddedEngine:
             self._discard(request)
             raise
         finally:
-            self._busy.discard(session)
+            self._busy.discard(request.session)
 
     async def close_session(self, session: str) -> None:
         """Drop a session's cache; a request still running in it ends with finish = abort."""
@@ -289,39 +318,6 @@ class EmbeddedEngine:
         if "kv_cache" in self._released:
             self.drop_caches()
             self._decoder.free()
-
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
-        if self._closed:
-            raise EngineError("the engine is closed; build a new one.")
-        prompt = np.asarray(prompt_ids, dtype=np.int32)
-        num_begun = 0 if sampling.continues is None else len(sampling.continues.token_ids)
-        if not len(prompt) or sampling.max_new_tokens <= num_begun:
-            raise EngineError("a request needs a prompt and at least one token to sample; give it both.")
-        if prompt.min() < 0 or prompt.max() >= self._vocab_size:
-            raise EngineError(
-                f"the prompt's tokens go from {prompt.min()} to {prompt.max()}, the vocabulary is 0 to "
-                f"{self._vocab_size - 1}; encode it with the model's own tokenizer."
-            )
-        if len(prompt) + sampling.max_new_tokens > self.max_context_len:
-            raise RequestTooLargeError(
-                f"a prompt of {len(prompt)} tokens and max_new_tokens = {sampling.max_new_tokens} exceed "
-                f"max_context_len = {self.max_context_len}; raise max_context_len or ask for fewer tokens."
-            )
-        if session in self._busy:
-            raise EngineError(
-                f"session {session} already runs a request; wait for it or name another session."
-            )
-        if sampling.stop and not self._can_decode:
-            raise EngineError("stop strings need the engine's `decode`; give it one, or use stop_token_ids.")
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        return Request(
-            prompt,
-            sampling,
-            session,
-            seed % 2**64,
-            (*sampling.stop_token_ids, *self._eos_token_ids),
-            asyncio.get_running_loop().create_future(),
-        )
 
     def _start(self) -> None:
         if self._pump is None or self._pump.done():

@@ -27,6 +27,8 @@ class Request:
     """A pending call of generate: waiting while `slot` is None, then running in that slot.
 
     client: whose it is, see `Turns`. kept_ids: of each sampled token, where they are asked for.
+    score_from: the tokens of the prompt after this one are scored, and none is sampled; None = one samples.
+    scores: float32, their logprobs, once they are computed.
     """
 
     prompt: IntArray
@@ -39,6 +41,8 @@ class Request:
     cached_tokens: int = 0
     client: tuple[str, ...] = ()
     kept_ids: list[NumberArray] = field(default_factory=list)
+    score_from: int | None = None
+    scores: FloatArray | None = None
 
     @property
     def ids(self) -> IntArray:
@@ -59,6 +63,7 @@ class Slots:
         self.start = np.zeros(num_slots, np.int64)
         self.limit = np.zeros(num_slots, np.int64)
         self.active = np.zeros(num_slots, np.bool_)
+        self.scoring = np.zeros(num_slots, np.bool_)
         self.requests: list[Request | None] = [None] * num_slots
         self.searching: set[int] = set()
         self._rules = Rules(
@@ -89,6 +94,9 @@ class Slots:
         sampling, start = request.sampling, len(request.prompt)
         ids, size = request.ids, len(request.ids)
         self.cached[slot] = self._shared_prefix(slot, ids)
+        if request.score_from is not None:
+            self.cached[slot] = min(int(self.cached[slot]), request.score_from)
+            self.scoring[slot] = True
         self.ids[slot, :size] = ids
         if sampling.continues is not None:
             self.logprobs[slot, start:size] = sampling.continues.logprobs
@@ -160,6 +168,13 @@ class Slots:
             {KEPT_IDS: Extra.of_lists(request.kept_ids)} if request.sampling.keeps_ids else {},
         )
 
+    def scored(self, slot: int) -> Request:
+        """The request of a slot with all its logprobs; they are copied from the slot."""
+        request = self.request(slot)
+        first = (request.score_from or 0) + 1
+        request.scores = self.logprobs[slot, first : int(self.num_tokens[slot])].copy()
+        return request
+
     def keep(self, slot: int) -> None:
         """Make an active slot idle: the request has ended, its tokens stay for the session's next turn."""
         self._deactivate(slot)
@@ -205,7 +220,7 @@ class Slots:
         )
         rules = self._rules
         more = (rules.temperature, rules.top_p, rules.top_k, rules.seeds, rules.keeps)
-        for array in (*arrays, self.active, self._stops, *more):
+        for array in (*arrays, self.active, self.scoring, self._stops, *more):
             array[[active, other]] = array[[other, active]]
         requests = self.requests
         requests[active], requests[other] = requests[other], requests[active]
@@ -233,7 +248,7 @@ class Slots:
         return slot
 
     def _deactivate(self, slot: int) -> None:
-        self.active[slot] = False
+        self.active[slot] = self.scoring[slot] = False
         self.requests[slot] = None
         self.searching.discard(slot)
 
@@ -252,6 +267,6 @@ class Slots:
         self._stops[slot, : len(token_ids)] = token_ids
 
 
-def no_tokens() -> Completion:
-    """The completion of a request that was aborted before it had a slot."""
-    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), Finish.ABORT)
+def no_tokens(finish: Finish = Finish.ABORT) -> Completion:
+    """The completion of a request that was aborted before it had a slot, or that samples none."""
+    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), finish)

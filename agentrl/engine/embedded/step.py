@@ -18,6 +18,9 @@ Finished = tuple[Request, Completion]
 _Slots = npt.NDArray[np.int64]
 
 _PREFILL_TOKENS = 2048
+# Logits of tokens that are scored together (count of numbers), and the fewest such tokens.
+_SCORED_LOGITS = 1 << 24
+_MIN_SCORED = 16
 # Deterministic inference: tokens of each forward pass, and the shortest context that they attend to.
 _FIXED_ROWS = 16
 _SHORTEST = 64
@@ -56,7 +59,7 @@ class Stepper:
         """Prefill slots with more than one token to compute, then decode one token for every active slot."""
         if self._deterministic:
             return self._step_in_blocks()
-        finished = self._prefill()
+        finished = self._score() + self._prefill()
         self._make_dense()
         running = self._slots.running()
         if len(running):
@@ -69,7 +72,7 @@ class Stepper:
         """Compute the new tokens of all active slots in blocks of fixed shapes, then sample."""
         slots = self._slots
         positions = np.arange(slots.ids.shape[1])
-        due = (positions >= slots.cached[:, None]) & (positions < slots.num_tokens[:, None])
+        due = (positions >= slots.cached[:, None]) & (positions < self._num_due()[:, None])
         rows, columns = np.nonzero(due & slots.active[:, None])
         lengths = self._fixed_lengths(columns)
         finished: list[Finished] = []
@@ -79,7 +82,7 @@ class Stepper:
             for begin in range(0, len(tokens), _FIXED_ROWS):
                 block = tokens[begin : begin + _FIXED_ROWS]
                 finished += self._block(rows[block], columns[block], int(length))
-        return finished
+        return finished + self._finish_scored()
 
     def _fixed_lengths(self, columns: _Slots) -> _Slots:
         """The length of the context that each token attends to: the next power of two."""
@@ -96,9 +99,62 @@ class Stepper:
         at = np.pad(columns, (0, padding), constant_values=self._decoder.scratch)[:, None]
         batch = Batch(padded, self._tokens(padded, at), at, length, np.arange(_FIXED_ROWS), gathers=True)
         logits = self._forward(batch)
+        self._record(rows, columns, logits[: len(rows)])
         complete = rows[last]
         slots.cached[complete] = slots.num_tokens[complete]
         return self._sample(complete, logits[torch.from_numpy(np.flatnonzero(last))])
+
+    def _num_due(self) -> _Slots:
+        """The tokens of each slot that are computed: where they are scored, nothing follows the last one."""
+        return self._slots.num_tokens - self._slots.scoring
+
+    def _score(self) -> list[Finished]:
+        """Compute the logprobs of all prompts that are scored, in batches whose logits are bounded."""
+        slots = self._slots
+        vocab_size = self.parameters.outer.embedding.shape[0] if self.parameters is not None else 1
+        size = min(max(_SCORED_LOGITS // vocab_size, _MIN_SCORED), _PREFILL_TOKENS)
+        while True:
+            scoring = np.flatnonzero(slots.scoring)
+            remaining = (self._num_due() - slots.cached)[scoring]
+            rows, remaining = scoring[remaining > 0], remaining[remaining > 0]
+            if not len(rows):
+                return self._finish_scored()
+            order = np.argsort(-remaining, kind="stable")
+            width = min(int(remaining[order[0]]), size)
+            self._score_chunk(np.sort(rows[order[: size // width]]), width)
+
+    def _score_chunk(self, rows: _Slots, width: int) -> None:
+        """Compute up to `width` tokens of each row, and score the token after each."""
+        slots = self._slots
+        start = slots.cached[rows]
+        end = np.minimum(self._num_due()[rows], start + width)
+        columns = start[:, None] + np.arange(width)
+        is_due = columns < end[:, None]
+        columns = np.where(is_due, columns, self._decoder.scratch)
+        batch = Batch(
+            rows, self._tokens(rows, columns), columns, int(end.max()), np.flatnonzero(is_due.reshape(-1))
+        )
+        logits = self._forward(batch)
+        slots.cached[rows] = end
+        self._record(np.repeat(rows, width)[batch.pick], columns.reshape(-1)[batch.pick], logits)
+
+    def _record(self, rows: _Slots, columns: _Slots, logits: torch.Tensor) -> None:
+        """Keep the logprob of the token after each of these, where its slot is scored. logits: [P, V]."""
+        slots, scored = self._slots, np.flatnonzero(self._slots.scoring[rows])
+        if not len(scored):
+            return
+        rows, columns, at = rows[scored], columns[scored] + 1, torch.from_numpy(scored)
+        targets = torch.from_numpy(slots.ids[rows, columns])
+        logprobs = logits[at, targets] - logits.logsumexp(-1)[at]
+        slots.logprobs[rows, columns] = logprobs.numpy()
+
+    def _finish_scored(self) -> list[Finished]:
+        finished = []
+        for slot in np.flatnonzero(self._slots.scoring).tolist():
+            self._slots.cached[slot] = self._num_due()[slot]
+            self._slots.scored(slot)
+            finished.append(self._finish(slot, Finish.LENGTH, None))
+        return finished
 
     def _prefill(self) -> list[Finished]:
         """Prefill until every active slot has exactly one token to compute, in batches of similar length."""

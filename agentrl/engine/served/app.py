@@ -24,8 +24,10 @@ from starlette.routing import Route
 
 from agentrl.engine.embedded import EmbeddedEngine
 from agentrl.engine.embedded.sink import update_from_disk
+from agentrl.engine.embedded.slots import no_tokens
 from agentrl.engine.served import replies, requests
 from agentrl.engine.served.pending import Client, Pending
+from agentrl.engine.served.replies import Answer
 from agentrl.engine.served.requests import (
     CompletionBatch,
     CompletionRequest,
@@ -36,7 +38,7 @@ from agentrl.engine.served.requests import (
 from agentrl.errors import AgentRLError, EngineError, ModelLoadError
 from agentrl.protocols import Sampling
 from agentrl.serving import BodyReader, Endpoint, RequestChecks, cancel, json_list, unless_disconnected
-from agentrl.types import JSON, Completion
+from agentrl.types import JSON, Finish
 
 _MAX_BODY_BYTES = 1 << 20
 _BODY_BYTES_OF_TOKEN = 32
@@ -128,25 +130,24 @@ class EngineApp:
         completed = await unless_disconnected(request, self._complete_all(batch, client))
         if completed is None:
             return Response(status_code=_CLIENT_IS_GONE)
-        completions, seconds = completed
-        replies = (
-            self._reply(item, completion, seconds)
-            for item, completion in zip(batch.requests, completions, strict=True)
+        answers, seconds = completed
+        bodies = (
+            self._reply(item, answer, seconds) for item, answer in zip(batch.requests, answers, strict=True)
         )
         if batch.single:
-            return JSONResponse(next(replies))
-        return Response(await json_list(replies), media_type="application/json")
+            return JSONResponse(next(bodies))
+        return Response(await json_list(bodies), media_type="application/json")
 
-    async def _complete_all(self, batch: CompletionBatch, client: Client) -> tuple[list[Completion], float]:
+    async def _complete_all(self, batch: CompletionBatch, client: Client) -> tuple[list[Answer], float]:
         started = time.perf_counter()
         tasks = [asyncio.create_task(self._complete(item, client)) for item in batch.requests]
         try:
-            completions = await asyncio.gather(*tasks)
+            answers = await asyncio.gather(*tasks)
         finally:
             await cancel(tasks)
-        return completions, time.perf_counter() - started
+        return answers, time.perf_counter() - started
 
-    async def _complete(self, item: CompletionRequest, client: Client) -> Completion:
+    async def _complete(self, item: CompletionRequest, client: Client) -> Answer:
         """Run one request in the session of its key and salt, or, where that is busy, in a new session."""
         # JSON keeps the two apart, whatever characters they have.
         own = f"key {json.dumps([client.key, item.salt])}"
@@ -154,11 +155,22 @@ class EngineApp:
         session = own if keyed else uuid.uuid4().hex
         try:
             with self._pending.entered(client, item.rid, session):
-                prompt, names = item.prompt_ids, client.names
-                return await self._engine.generate(prompt, item.sampling, session=session, client=names)
+                return await self._answered(item, session, client.names)
         finally:
             if not keyed:
                 await self._engine.close_session(session)
+
+    async def _answered(self, item: CompletionRequest, session: str, names: tuple[str, str]) -> Answer:
+        """The logprobs of the prompt, where they are asked for, then the completion, from the same cache."""
+        scores, prompt = None, item.prompt_ids
+        if item.score_from is not None:
+            scores = await self._engine.score(prompt, item.score_from, session=session, client=names)
+            if scores is None:
+                return Answer(no_tokens())
+        if not item.sampling.max_new_tokens:
+            return Answer(no_tokens(Finish.LENGTH), scores)
+        completion = await self._engine.generate(prompt, item.sampling, session=session, client=names)
+        return Answer(completion, scores)
 
     async def _events(self, request: Request, batch: CompletionBatch, client: Client) -> AsyncIterator[str]:
         """Server-sent events: partial replies at intervals, the final reply of each request, `[DONE]`."""
@@ -198,12 +210,12 @@ class EngineApp:
             completion = self._engine.partial_completion(self._pending.sessions.get(item.rid, ""))
             if completion is not None and len(completion.token_ids) > sent[number]:
                 sent[number] = len(completion.token_ids)
-                event = _event(self._reply(item, completion, seconds, ended=False), batch, number)
+                event = _event(self._reply(item, Answer(completion), seconds, ended=False), batch, number)
                 yield event, time.perf_counter() - began
                 await asyncio.sleep(0)
 
     async def _final_reply(
-        self, task: asyncio.Task[Completion], item: CompletionRequest, seconds: float
+        self, task: asyncio.Task[Answer], item: CompletionRequest, seconds: float
     ) -> dict[str, JSON]:
         try:
             return self._reply(item, await task, seconds)
@@ -211,10 +223,10 @@ class EngineApp:
             return replies.refusal(str(error))
 
     def _reply(
-        self, item: CompletionRequest, completion: Completion, seconds: float, *, ended: bool = True
+        self, item: CompletionRequest, answer: Answer, seconds: float, *, ended: bool = True
     ) -> dict[str, JSON]:
         version = self._engine.version
-        return replies.reply(item, completion, self._codec, version=version, seconds=seconds, ended=ended)
+        return replies.reply(item, answer, self._codec, version=version, seconds=seconds, ended=ended)
 
     async def _abort(self, request: Request) -> Response:
         """End requests. Another client's rid is unknown to a client, and must not be reached by a prefix."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from agentrl.engine.served.requests import CompletionRequest, TextCodec
-from agentrl.types import JSON, KEPT_IDS, Completion, Finish
+from agentrl.types import JSON, KEPT_IDS, Completion, Finish, FloatArray
+
+
+class Answer(NamedTuple):
+    """What the engine has for a request. scores: logprobs of the prompt's tokens after `score_from`."""
+
+    completion: Completion
+    scores: FloatArray | None = None
 
 
 def reply(
     request: CompletionRequest,
-    completion: Completion,
+    answer: Answer,
     codec: TextCodec,
     *,
     version: int,
@@ -16,6 +25,7 @@ def reply(
     ended: bool = True,
 ) -> dict[str, JSON]:
     """The reply to one request. version: the current one. ended: False where more tokens will follow."""
+    completion = answer.completion
     ids: list[int] = completion.token_ids.tolist()
     meta: dict[str, JSON] = {
         "id": request.rid,
@@ -30,7 +40,7 @@ def reply(
     }
     if request.logprobs:
         pairs = zip(completion.logprobs.tolist(), ids, strict=True)
-        meta["input_token_logprobs"] = []
+        meta["input_token_logprobs"] = _input_logprobs(request, answer)
         meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         meta["output_token_logprobs_length"] = len(ids)
     if (kept := completion.extras.get(KEPT_IDS)) is not None:
@@ -39,6 +49,15 @@ def reply(
     if set(versions) - {version}:
         meta["output_token_versions"] = [str(token_version) for token_version in versions]
     return {"text": _text(request, completion, codec), "output_ids": list(ids), "meta_info": meta}
+
+
+def _input_logprobs(request: CompletionRequest, answer: Answer) -> list[JSON]:
+    """As SGLang has them: from `score_from` on, whose own logprob is null."""
+    if request.score_from is None or answer.scores is None:
+        return []
+    values: list[float | None] = [None, *answer.scores.tolist()]
+    ids = request.prompt_ids[request.score_from :]
+    return [[logprob, token, None] for logprob, token in zip(values, ids, strict=True)]
 
 
 def refusal(sentence: str) -> dict[str, JSON]:

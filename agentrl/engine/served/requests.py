@@ -81,6 +81,7 @@ class CompletionRequest:
 
     rid: its id. salt: requests with another one do not use its cached prefix. logprobs: the reply holds them.
     keep_special, keep_stop: the reply's text includes special tokens, and the stop string.
+    score_from: the reply also holds the logprobs of the prompt's tokens after this one; None = of none.
     """
 
     rid: str
@@ -90,6 +91,7 @@ class CompletionRequest:
     logprobs: bool
     keep_special: bool
     keep_stop: bool
+    score_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class _Body(BaseModel):
 class _Rules(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
-    max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -222,11 +224,8 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
     salts = _each("extra_key", parsed.extra_key or "", len(prompts))
     logprobs = _each("return_logprob", parsed.return_logprob or False, len(prompts))
     keeps = _each("return_kept_ids", parsed.return_kept_ids or False, len(prompts))
-    for start, prompt in zip(_each("logprob_start_len", _start(parsed), len(prompts)), prompts, strict=True):
-        if start != -1 and start < len(prompt):
-            raise RefusedError(
-                "This server computes no logprobs of prompts; leave `logprob_start_len` out, or set it to -1."
-            )
+    starts = _each("logprob_start_len", _start(parsed), len(prompts))
+    scores_from = [_score_from(start, prompt) for start, prompt in zip(starts, prompts, strict=True)]
     completions = [
         CompletionRequest(
             rids[number * n + copy],
@@ -236,6 +235,7 @@ async def read_generate(body: bytes, codec: TextCodec, limits: Limits) -> Comple
             logprobs[number],
             rule.skip_special_tokens is False,
             bool(rule.no_stop_trim),
+            scores_from[number],
         )
         for number, (prompt, rule) in enumerate(zip(prompts, rules, strict=True))
         for copy in range(n)
@@ -296,6 +296,15 @@ def _start(parsed: _Generate) -> int | list[int]:
     return -1 if parsed.logprob_start_len is None or not parsed.return_logprob else parsed.logprob_start_len
 
 
+def _score_from(start: int, prompt: tuple[int, ...]) -> int | None:
+    if not -1 <= start <= len(prompt):
+        raise RefusedError(
+            f"`logprob_start_len` is {start}, and the prompt has {len(prompt)} tokens; give a position in "
+            "it, or -1 for no logprobs of the prompt."
+        )
+    return None if start in (-1, len(prompt)) else start
+
+
 def _rids(rid: str | list[str] | None, num_prompts: int, n: int) -> list[str]:
     if isinstance(rid, str) and num_prompts * n > 1:
         return [f"{rid}_{number}" for number in range(num_prompts * n)]
@@ -329,7 +338,7 @@ def _sampling(rule: _Rules, copy: int, limits: Limits) -> Sampling:
     temperature = 1.0 if rule.temperature is None else rule.temperature
     top_k = rule.top_k or 0
     return Sampling(
-        max_new_tokens=rule.max_new_tokens or 128,
+        max_new_tokens=128 if rule.max_new_tokens is None else rule.max_new_tokens,
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=1.0 if rule.top_p is None else rule.top_p,
         top_k=0 if top_k < 0 or top_k >= _ALL_TOKENS else top_k,
