@@ -16,6 +16,7 @@
         EnvCodeError            code of an environment outside of its episodes failed; a StageError, too
         TokenLawError           a trajectory breaks a token law, so nothing of its batch is trained on
         DivergedError           an update has made weights that are not finite numbers; they are not published
+        TeacherError            a served teacher cannot be reached, or does not score what it is sent
         NoSignalError           a run has ended, because nothing that it played gave a gradient
       StageError                one episode failed at a named stage; data for the journal, never a crash
         ToolError               a tool failed without fault of the model
@@ -111,6 +112,10 @@ class TokenLawError(UserError):
 
 class DivergedError(UserError):
     """An update has made weights that are not finite numbers. They are not published."""
+
+
+class TeacherError(UserError):
+    """A served teacher cannot be reached, refuses, or does not score the tokens that it is sent."""
 
 
 class NoSignalError(UserError):

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 BUSY = frozenset({429, 502, 503, 504})
 MAX_VALUES = 200_000
 """Of a reply in JSON: parsing so many takes about 50 ms."""
-TOO_MANY_VALUES = f"the reply holds more than {MAX_VALUES:,} values"
+TOO_MANY_VALUES = "the reply holds more than {:,} values"
 PACKED = "the reply is packed with {!r}; the server must send it as it is"
 _MAX_BODY_CHARS = 200
 _MAX_CODING_CHARS = 40
@@ -140,13 +140,19 @@ def _error_of(state: RetryCallState) -> Exception:
 
 
 async def body_of(
-    http: httpx2.AsyncClient, method: str, url: httpx2.URL, content: bytes | None = None, *, max_bytes: int
+    http: httpx2.AsyncClient,
+    method: str,
+    url: httpx2.URL,
+    content: bytes | None = None,
+    *,
+    max_bytes: int,
+    max_values: int = MAX_VALUES,
 ) -> bytes:
     """Send one request, with a JSON body or none, and return the body of the reply.
 
     Raises:
         StatusError: the status is not 200.
-        ValueError: the reply is packed, longer than `max_bytes`, or JSON of more than MAX_VALUES values.
+        ValueError: the reply is packed, longer than `max_bytes`, or JSON of more than `max_values` values.
         httpx2.HTTPError: the network or the server failed.
     """
     headers = {"accept-encoding": "identity"}
@@ -156,8 +162,8 @@ async def body_of(
         if packing := content_coding(response):
             raise ValueError(PACKED.format(packing))
         body = await read_all(response.aiter_raw(), max_bytes)
-    if num_values(body) > MAX_VALUES:
-        raise ValueError(TOO_MANY_VALUES)
+    if num_values(body, max_values) > max_values:
+        raise ValueError(TOO_MANY_VALUES.format(max_values))
     if response.status_code != httpx2.codes.OK:
         raise StatusError(response, body)
     return body
@@ -169,13 +175,13 @@ def content_coding(response: httpx2.Response) -> str:
     return "" if coding == "identity" else coding[:_MAX_CODING_CHARS]
 
 
-def num_values(text: bytes) -> int:
+def num_values(text: bytes, limit: int = MAX_VALUES) -> int:
     """The number of values in JSON, at most. Parsing holds the event loop by it, even in a thread.
 
-    Where it is above MAX_VALUES, characters inside of strings are left out of the count.
+    Where it is above the limit, characters inside of strings are left out of the count.
     """
     number = _num_marks(text)
-    return number if number <= MAX_VALUES else _num_marks(_STRING.sub(b"", text))
+    return number if number <= limit else _num_marks(_STRING.sub(b"", text))
 
 
 def _num_marks(text: bytes) -> int:

@@ -17,6 +17,7 @@ from agentrl.algorithms.correction_config import (
     Positive,
     TisConfig,
 )
+from agentrl.algorithms.distillation_config import OpdConfig
 from agentrl.algorithms.estimator_config import (
     ClipCovConfig,
     DppoConfig,
@@ -46,6 +47,7 @@ from agentrl.config import ImportPath, Section, Spelling, chosen, renamed
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+_WITHOUT_OPD_ONLY = {"ppo": "trains a critic on them", "remax": "plays a baseline for them"}
 _WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
@@ -169,10 +171,7 @@ class AlgorithmConfig(Section):
 
     use_opd: bool = False
     """On-policy distillation: train towards a teacher's logprobs of the policy's own tokens."""
-    opd_kl_coef: Positive = 1.0
-    """Its weight in the advantages."""
-    opd_teacher_load: str | None = None
-    """Hugging Face directory of the teacher, a model with the policy's vocabulary."""
+    opd: OpdConfig = OpdConfig()
 
     use_rollout_logprobs: bool | None = None
     """Take the engine's logprobs (behaviour) for those before the update (proximal); off: the trainer
@@ -228,6 +227,11 @@ class AlgorithmConfig(Section):
         return self._compares or self.needs_statistics or is_older
 
     @property
+    def compares(self) -> bool:
+        """Whether the rewards of siblings are compared."""
+        return self.recipe.compares and not (self.use_opd and self.opd.only)
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether the trainer computes statistics of its distributions, see `Trainer.score`."""
         return self.advantage_estimator == "otb" or self.entropy_control == "top_entropy"
@@ -266,7 +270,7 @@ class AlgorithmConfig(Section):
             ValueError: an estimator that compares siblings has none, or older weights have no correction.
         """
         name = self.advantage_estimator
-        if RECIPES[name].compares and group_size is not None and group_size < 2:
+        if self.compares and group_size is not None and group_size < 2:
             raise ValueError(
                 f"n_samples_per_prompt = {group_size}: advantage_estimator `{name}` compares siblings and "
                 "needs groups of at least 2; raise n_samples_per_prompt."
@@ -286,6 +290,26 @@ class AlgorithmConfig(Section):
                 "batch, and there is only one; set num_steps_per_rollout or ppo_epochs to 2 or more."
             )
 
+    def check_teacher(self, privileged_context_path: str | None, temperature: float) -> None:
+        """Check that the teacher can score what is played with these settings.
+
+        Raises:
+            ValueError: it would read what the policy reads, or is served and tokens have another temperature.
+        """
+        if not self.use_opd:
+            return
+        if self.opd.teacher is not None and privileged_context_path is None:
+            raise ValueError(
+                f"opd_teacher = {self.opd.teacher} teaches by what it reads and the policy does not; name a "
+                "function that returns it (privileged_context_path), such as "
+                "agentrl.algorithms.distillation:answer."
+            )
+        if self.opd.teacher_url is not None and temperature != 1.0:
+            raise ValueError(
+                "opd_teacher_url: servers give logprobs of prompts at temperature 1, and rollout_temperature "
+                f"is {temperature:g}; sample at 1, or load the teacher (opd_teacher_load)."
+            )
+
     @property
     def watched_correction(self) -> str:
         """The name by which a `CorrectionWatch` knows the correction, or without one the gate."""
@@ -293,9 +317,14 @@ class AlgorithmConfig(Section):
         return "gate" if is_gated else self.correction
 
     @property
-    def has_reference(self) -> bool:
-        """Whether a reference model scores the samples."""
+    def has_penalty(self) -> bool:
+        """Whether a reference model scores the samples, for a penalty in the loss or in the reward."""
         return self.use_kl_loss or self.kl_coef > 0
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference model: for a penalty, or as the teacher."""
+        return self.has_penalty or (self.use_opd and self.opd.teacher == "reference")
 
     @property
     def without_effect(self) -> Mapping[str, str]:
@@ -360,8 +389,16 @@ class AlgorithmConfig(Section):
             )
         if self.kl_target is not None and self.use_kl_loss and not self.kl_loss_coef:
             raise ValueError("kl_target adapts the penalty by factors, from kl_loss_coef on; set it above 0.")
-        if self.use_opd != (self.opd_teacher_load is not None):
-            raise ValueError("use_opd and opd_teacher_load, the teacher's directory, go together; set both.")
+        if self.use_opd and self.opd.num_teachers != 1:
+            raise ValueError(
+                "use_opd needs one teacher: opd_teacher_load (a directory), opd_teacher_url (a server), or "
+                "opd_teacher (self or reference); name one of them."
+            )
+        if self.use_opd and self.opd.only and name in _WITHOUT_OPD_ONLY:
+            raise ValueError(
+                f"opd_only leaves the rewards out, and `{name}` {_WITHOUT_OPD_ONLY[name]}; choose another "
+                "advantage_estimator."
+            )
         if self.eps_clip_c is not None and RECIPES[name].objective not in DUAL_CLIPPED:
             raise ValueError(f"{name} has no dual clip; leave out eps_clip_c.")
         return self

@@ -135,6 +135,7 @@ class Adjusted:
     opd_kl_coef: on-policy distillation, advantage -= opd_kl_coef x (proximal - teacher logprob); the
         expectation of that difference is KL(policy, teacher). Source: https://arxiv.org/abs/2306.13649;
         the reverse KL as a reward: https://arxiv.org/abs/2306.08543.
+    opd_only: that is all of the advantage; the estimator is not asked.
     normalize_advantages: whiten advantages over the rollout batch; a critic's returns keep their units.
     control: one of `agentrl.algorithms.entropy`, which takes the gradient of some tokens, or penalises it.
     correction: one of `agentrl.algorithms.corrections`; its factors multiply the advantages, and so only the
@@ -143,6 +144,7 @@ class Adjusted:
 
     estimator: AdvantageEstimator
     opd_kl_coef: float = 0.0
+    opd_only: bool = False
     normalize_advantages: bool = False
     control: EntropyControl | None = None
     correction: Correction | None = None
@@ -153,7 +155,10 @@ class Adjusted:
         Raises:
             ValueError: raised by the estimator; or logprobs of a teacher are missing.
         """
-        estimated = self.estimator(groups, tokens, scores)
+        if self.opd_only:
+            estimated = Advantages(np.zeros(len(tokens)))
+        else:
+            estimated = self.estimator(groups, tokens, scores)
         advantages_N, metrics = estimated.advantages_N, dict(estimated.metrics)
         clipped_N = kl_cov_N = None
         if self.opd_kl_coef:
@@ -176,7 +181,7 @@ class Adjusted:
 def _teacher_gap(scores: TokenScores) -> Floats:
     if scores.teacher_N is None:
         raise ValueError(
-            "on-policy distillation needs the logprobs of a teacher; load one (opd_teacher_load), or set "
-            "opd_kl_coef to 0"
+            "on-policy distillation needs the logprobs of a teacher; name one (opd_teacher_load, "
+            "opd_teacher_url, opd_teacher), or set opd_kl_coef to 0"
         )
     return scores.proximal_N - scores.teacher_N

@@ -114,6 +114,7 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
         temperatures=temperatures,
         rollout_id=RolloutId(episode_id, trajectory.agent),
         extras=joined_extras(runs),
+        privileged_ids=tokens[0].privileged_ids,
     )
 
 

@@ -74,15 +74,20 @@ def _of_other_estimators(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
         yield "scale_rewards", "with credit_level = turn; drop that"
     if config.custom_advantage_function_path is not None:
         yield from dict.fromkeys(_OF_OUR_ESTIMATORS, "with custom_advantage_function_path; drop that").items()
+    if config.use_opd and config.opd.only:
+        of_rewards = (*_OF_OUR_ESTIMATORS, "custom_advantage_function_path", "shaping")
+        yield from dict.fromkeys(of_rewards, "with opd_only, which leaves the rewards out; drop that").items()
 
 
 def _of_other_terms(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     if not config.use_kl_loss:
         # The penalty in the reward (kl_coef) is always k1: its gradient there is that of the divergence.
         yield from dict.fromkeys(_OF_KL_LOSS, "without use_kl_loss; add it").items()
+    if not config.has_penalty:
+        yield "kl_target", "without use_kl_loss or kl_coef; add one"
     if not config.has_reference:
-        for name in ("ref_load", "kl_target", "ref_update_interval"):
-            yield name, "without use_kl_loss or kl_coef; add one"
+        for name in ("ref_load", "ref_update_interval"):
+            yield name, "without use_kl_loss or kl_coef, or opd_teacher = reference; add one"
     for name in ("clip_cov", "kl_cov", "top_entropy"):
         if config.entropy_control != name:
             yield name, f"without entropy_control = {name}; choose it"
@@ -101,7 +106,11 @@ def _without_their_switch(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             config.shaping.overlong_len,
             ("shaping_overlong_buffer_len", "shaping_overlong_penalty"),
         ),
-        "use_opd": (config.use_opd or None, ("opd_kl_coef",)),
+        "use_opd": (config.use_opd or None, ("opd",)),
+        "opd_teacher_url": (
+            config.opd.teacher_url,
+            ("opd_teacher_key_env", "opd_teacher_timeout_s", "opd_teacher_concurrency"),
+        ),
     }
     for switch, (value, names) in switches.items():
         if value is None:

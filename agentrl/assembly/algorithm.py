@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
@@ -41,9 +41,14 @@ from agentrl.algorithms.weights import (
     ungrouped,
 )
 from agentrl.assembly.functions import checked, function_at
+from agentrl.engine.sglang.teacher import ServedTeacher
 from agentrl.errors import ConfigError
 from agentrl.losses import Kernel, KlTerm, Loss, PolicyLoss, check_loss
+from agentrl.protocols import Teacher
+from agentrl.trainer.teacher import TrainerTeacher
 from agentrl.types import Group, ScoreRole
+
+_ROLES_OF_TEACHERS: Mapping[str, ScoreRole] = {"self": "old", "reference": "ref"}
 
 
 def _never(_: Group) -> bool:
@@ -64,6 +69,7 @@ class Algorithm:
     applies to it.
     max_staleness: of the run, in versions; None = no token is older than the weights. masks_older: see
     `RolloutBatch`. statistics: whether the trainer computes those of its distributions, see `Trainer.score`.
+    teacher: scores the tokens, too; None = there is none.
     controls: what changes from one iteration to the next. bootstraps: whether the critic's values after the
     last tokens of truncated episodes are needed.
     """
@@ -81,18 +87,21 @@ class Algorithm:
     bootstraps: bool = False
     correction: Correction | None = None
     uncorrected: AdvantageEstimator | None = None
+    teacher: Teacher | None = None
 
 
 def build_algorithm(
-    config: AlgorithmConfig, *, max_length: int, max_staleness: int | None = None
+    config: AlgorithmConfig, *, max_length: int, max_staleness: int | None = None, max_tokens: int = 0
 ) -> Algorithm:
     """Build all parts.
 
     max_length: most tokens of an episode, which constant weights divide by. max_staleness: of an asynchronous
-    run, in versions; None = no token is older than the weights that it is trained from.
+    run, in versions; None = no token is older than the weights that it is trained from. max_tokens: of the
+    trainer's rows, where that is more than max_length.
 
     Raises:
-        ConfigError: a custom estimator or loss cannot be imported, or violates its contract.
+        ConfigError: a custom estimator or loss cannot be imported, or violates its contract; or a teacher's
+            address or key is invalid.
     """
     controls = build_controls(config)
     estimator, roles = build_estimator(config, controls), roles_of(config, is_async=max_staleness is not None)
@@ -111,6 +120,7 @@ def build_algorithm(
         bootstraps=config.bootstrap_truncated,
         correction=estimator.correction,
         uncorrected=replace(estimator, correction=None) if in_step else None,
+        teacher=build_teacher(config, max(max_length, max_tokens)),
     )
 
 
@@ -141,7 +151,8 @@ def build_estimator(config: AlgorithmConfig, controls: Controls | None = None) -
         estimator = Hierarchical(estimator, _hierarchy(config))
     return Adjusted(
         Shaped(estimator, _shaping(config)) if config.shaping.is_set else estimator,
-        opd_kl_coef=config.opd_kl_coef if config.use_opd else 0.0,
+        opd_kl_coef=config.opd.kl_coef if config.use_opd else 0.0,
+        opd_only=config.use_opd and config.opd.only,
         normalize_advantages=config.recipe.normalize,
         control=_entropy_control(config),
         correction=_correction(config),
@@ -175,15 +186,37 @@ def build_loss(config: AlgorithmConfig) -> Loss:
 
 
 def roles_of(config: AlgorithmConfig, *, is_async: bool = False) -> tuple[ScoreRole, ...]:
-    """The roles that the trainer scores before advantages are estimated. is_async: tokens may be older than
-    the weights."""
+    """The roles that the trainer scores before advantages are estimated, besides those of a teacher.
+
+    is_async: tokens may be older than the weights.
+    """
     is_scored: dict[ScoreRole, bool] = {
         "old": config.rescores(is_async=is_async),
-        "ref": config.has_reference,
-        "teacher": config.use_opd,
+        "ref": config.has_penalty,
         "values": config.advantage_estimator == "ppo",
     }
     return tuple(role for role, scored in is_scored.items() if scored)
+
+
+def build_teacher(config: AlgorithmConfig, max_tokens: int) -> Teacher | None:
+    """What scores tokens for on-policy distillation; None = nothing does.
+
+    max_tokens: of the trainer's rows (count).
+
+    Raises:
+        ConfigError: an address is invalid, or an environment variable holds no key.
+    """
+    if not config.use_opd:
+        return None
+    opd, roles = config.opd, _ROLES_OF_TEACHERS
+    if opd.teacher_url is None:
+        return TrainerTeacher("teacher" if opd.teacher is None else roles[opd.teacher], max_tokens)
+    return ServedTeacher(
+        urls=opd.urls,
+        key_env=opd.teacher_key_env,
+        timeout_s=opd.teacher_timeout_s,
+        max_requests=opd.teacher_concurrency,
+    )
 
 
 def policy_term_only(config: AlgorithmConfig) -> bool:

@@ -203,6 +203,8 @@ class RunConfig(Section):
             own["accept_bias"] = "without max_staleness above 0; raise it"
         if plays and not self.rollout.spans_updates:
             own["mask_offpolicy_in_partial_rollout"] = "without partial_rollout and max_staleness; set both"
+        if plays and not (self.algorithm.use_opd or self.rollout.debug_rollout_only):
+            own["privileged_context_path"] = "without use_opd; add it"
         return super().inactive | own | self._of_other_command | self._of_other_half
 
     @property
@@ -326,6 +328,7 @@ class RunConfig(Section):
         # A journal is checked when it is opened.
         if rollout.num_rollout > 0 and rollout.replay is None and not rollout.debug_rollout_only:
             self.algorithm.check_rollouts(rollout.n_samples_per_prompt, off_policy_by=rollout.off_policy_by)
+            self.algorithm.check_teacher(rollout.privileged_context_path, rollout.rollout_temperature)
         if rollout.num_rollout > 0 and not rollout.debug_rollout_only:
             self.algorithm.check_steps(self.rollout.num_steps_per_rollout * self.algorithm.ppo_epochs)
         return self

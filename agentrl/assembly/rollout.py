@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
 from agentrl.algorithms.contract import check_buffer_filter, check_group_filter, check_rollout_filter
+from agentrl.algorithms.distillation import PrivilegedContext, check_privileged_context
 from agentrl.algorithms.filters import BufferFilter, GroupFilter, RolloutFilter
 from agentrl.assembly.functions import Trying, checked, function_at
 from agentrl.data import Prompt
@@ -23,11 +24,15 @@ F = TypeVar("F")
 
 
 class Filters(NamedTuple):
-    """The filters of a run, where it has any: dynamic sampling, of the buffer, of rollouts."""
+    """The filters of a run, where it has any: dynamic sampling, of the buffer, of rollouts.
+
+    privileged: what a teacher reads besides the prompts.
+    """
 
     drops: GroupFilter | None = None
     choose: BufferFilter | None = None
     removed: RolloutFilter | None = None
+    privileged: PrivilegedContext | None = None
 
 
 def build_filters(config: RolloutConfig) -> Filters:
@@ -40,6 +45,7 @@ def build_filters(config: RolloutConfig) -> Filters:
         _filter_at(config.dynamic_sampling_filter_path, check_group_filter),
         _filter_at(config.buffer_filter_path, check_buffer_filter),
         _filter_at(config.rollout_sample_filter_path, check_rollout_filter),
+        _filter_at(config.privileged_context_path, check_privileged_context, "privileged context"),
     )
 
 
@@ -106,5 +112,5 @@ def staleness_policy(config: RolloutConfig) -> StalenessPolicy:
     return Window(places, config.staleness_window or size)
 
 
-def _filter_at(path: str | None, check: Callable[[F], None]) -> F | None:
-    return None if path is None else checked(path, cast(F, function_at("filter", path)), check)
+def _filter_at(path: str | None, check: Callable[[F], None], noun: str = "filter") -> F | None:
+    return None if path is None else checked(path, cast(F, function_at(noun, path)), check)

@@ -181,7 +181,7 @@ def check_auxiliary_models(source: ModelSource, config: RunConfig) -> None:
     algorithm = config.algorithm
     for directory, is_used in (
         (algorithm.ref_load, algorithm.has_reference),
-        (algorithm.opd_teacher_load, algorithm.use_opd),
+        (algorithm.opd.teacher_load, algorithm.use_opd),
     ):
         if directory is not None and is_used:
             _check_auxiliary(directory, source, config)
@@ -217,8 +217,8 @@ def _models(source: ModelSource, config: RunConfig) -> dict[ScoreRole, str]:
     models: dict[ScoreRole, str] = {"old": policy}
     if algorithm.has_reference:
         models["ref"] = policy if algorithm.ref_load is None else str(Path(algorithm.ref_load).resolve())
-    if algorithm.opd_teacher_load is not None:
-        models["teacher"] = str(Path(algorithm.opd_teacher_load).resolve())
+    if algorithm.opd.teacher_load is not None:
+        models["teacher"] = str(Path(algorithm.opd.teacher_load).resolve())
     return models
 
 

@@ -31,6 +31,7 @@ from agentrl.protocols.environment import (
 from agentrl.protocols.trainer import (
     PublishReport,
     StepReport,
+    Teacher,
     Trainer,
 )
 
@@ -53,6 +54,7 @@ __all__ = [
     "SingleAgentEnvironment",
     "StepReport",
     "Stops",
+    "Teacher",
     "TensorSpec",
     "ToolSchema",
     "Trainer",

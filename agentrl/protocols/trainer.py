@@ -83,3 +83,14 @@ class Trainer(Protocol):
 
     async def close(self) -> None:
         """End all that it has started. Nothing may be called afterwards."""
+
+
+class Teacher(Protocol):
+    """Scores the policy's own tokens, for on-policy distillation."""
+
+    @property
+    def uses_trainer(self) -> bool:
+        """Whether it scores by the trainer; if not, both may score at the same time."""
+
+    async def logprobs(self, samples: Sequence[Sample], trainer: Trainer) -> tuple[FloatArray, ...]:
+        """The teacher's logprobs of the sampled tokens, [T] for each sample (nats); others are not used."""

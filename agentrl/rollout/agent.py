@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from agentrl.activity import requesting
+from agentrl.algorithms.distillation import privileged_prompt
 from agentrl.clocks import SharedDeadline
 from agentrl.envs.resuming import ResumableAgent, TurnStoppedError
 from agentrl.errors import ConfigError
@@ -37,11 +38,15 @@ class SamplingSettings:
 
 
 class _Turn(NamedTuple):
-    """A turn that has begun: its tokens of the world, why its prefix was restarted, what was sampled."""
+    """A turn that has begun: its tokens of the world, why its prefix was restarted, what was sampled.
+
+    privileged: of the first turn of a trajectory, the prompt that the teacher reads.
+    """
 
     world: tuple[int, ...]
     restart: Restart | None
     sampled: Completion | None = None
+    privileged: tuple[int, ...] | None = None
 
 
 class _State(NamedTuple):
@@ -60,6 +65,7 @@ class TokenAgent:
     """Plays one episode by sampling tokens; the prefix only grows, nothing is encoded twice.
 
     bounded: the renderer in bounded time. Without it, all of its work is done on the event loop.
+    privileged_text: what a teacher reads besides the prompt, and the policy does not; None = nothing.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class TokenAgent:
         self._conversation = Conversation(self._renderer)
         self._turn: _Turn | None = None
         self._is_stopping = False
+        self.privileged_text: str | None = None
 
     async def act(self, observation: Observation, *, tools: Sequence[ToolSchema], session: Session) -> Act:
         """Append the observation, sample a turn and parse it.
@@ -88,9 +95,8 @@ class TokenAgent:
         """
         conversation, turn = self._conversation, self._turn
         if turn is None:
-            added, restart = await conversation.add_observation(observation, tools)
-            turn = _Turn(tuple(added), restart)
-        world, restart, _ = turn
+            turn = await self._begun(observation, tools)
+        world, restart = turn.world, turn.restart
         num_free_tokens = self._num_free_tokens(session, len(conversation.prefix))
         if num_free_tokens < 1:
             # A tool may return a very long text: tokens that no policy reads must not lengthen the Sample.
@@ -104,7 +110,8 @@ class TokenAgent:
         sampled: list[int] = completion.token_ids.tolist()
         message = await self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
         conversation.add_turn(sampled, message)
-        return Act(message, TurnTokens(_int32(world), completion, prompt_crc32), restart)
+        privileged_ids = None if turn.privileged is None else _int32(turn.privileged)
+        return Act(message, TurnTokens(_int32(world), completion, prompt_crc32, privileged_ids), restart)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""
@@ -129,6 +136,16 @@ class TokenAgent:
         saved = _states().validate_python(state)
         self._conversation.load(saved.conversation)
         self._turn = saved.turn
+
+    async def _begun(self, observation: Observation, tools: Sequence[ToolSchema]) -> _Turn:
+        """Append the observation; where it begins a trajectory, render its prompt for the teacher, too."""
+        conversation, text = self._conversation, self.privileged_text
+        is_first = not conversation.messages
+        world, restart = await conversation.add_observation(observation, tools)
+        if text is None or not (is_first or restart is not None):
+            return _Turn(tuple(world), restart)
+        prompt = privileged_prompt(conversation.messages, text)
+        return _Turn(tuple(world), restart, None, tuple(await self._renderer.render(prompt, tools)))
 
     async def _sampled(self, turn: _Turn, sampling: Sampling, session_id: str) -> Completion:
         """The completion of a turn, of which some tokens may have been sampled before."""

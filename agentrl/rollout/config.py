@@ -24,7 +24,7 @@ _OF_PLAYING = (
     *("shuffle_rewards", "max_episode_retries", "group_timeout_s"),
     *("dynamic_sampling_filter_path", "max_num_gen_batches"),
     *("over_sampling_batch_size", "buffer_filter_path", "max_staleness", "partial_rollout"),
-    *("staleness_policy", "staleness_window", "async_buffer_size"),
+    *("staleness_policy", "staleness_window", "async_buffer_size", "privileged_context_path"),
 )
 
 
@@ -86,6 +86,11 @@ class RolloutConfig(Section):
     rollout_sample_filter_path: ImportPath | None = None
     """Function that takes single rollouts of a batch out of the loss (package.module:name), such as
     agentrl.algorithms.filters:truncated; they still count in the baselines."""
+
+    privileged_context_path: ImportPath | None = None
+    """Function whose text the prompts of a teacher have and those of the policy have not
+    (package.module:name), such as agentrl.algorithms.distillation:answer (use_opd); left out, both read the
+    same."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Versions of the weights that groups may start ahead of their training (versions): 0 = synchronous, each

@@ -67,6 +67,11 @@ class Conversation:
         self._completion_ids: list[int] = []
         self.prefix: list[int] = []
 
+    @property
+    def messages(self) -> Observation:
+        """All messages of the prefix. After a restart, and at the beginning, they are a complete prompt."""
+        return self._messages
+
     def save(self) -> SavedConversation:
         """All of it."""
         return SavedConversation(

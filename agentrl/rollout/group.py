@@ -10,17 +10,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agentrl.activity import group_in_play, in_play
+from agentrl.algorithms.distillation import PrivilegedContext, privileged_text
 from agentrl.algorithms.filters import GroupFilter
 from agentrl.clocks import SharedDeadline, Waits
 from agentrl.data import Prompt
 from agentrl.envs import AnyEnv, PlayEpisode, Scorer, play
-from agentrl.envs.opponents import Opponent, agents_of
+from agentrl.envs.opponents import Opponent, roles_of
 from agentrl.envs.resuming import EpisodeInProgress, StoppableEpisodes
 from agentrl.envs.scoring import Marked, failed
 from agentrl.errors import StageError, UserError, all_of, stage
 from agentrl.protocols import Agent
-from agentrl.rollout.agent import with_deadline
-from agentrl.types import Ending, Episode, Group, Verdict
+from agentrl.rollout.agent import TokenAgent, with_deadline
+from agentrl.types import Ending, Episode, Group, Task, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,7 @@ class GroupPlayer:
     the siblings that are still in play end with an empty turn, truncated, and no episode is played again.
     absence: of the engine, whose time is not counted then.
     episodes: plays in place of `play_episode`, and can stop; its `stop` stops all groups.
+    privileged: what a teacher reads besides the prompts of an agent; None = nothing.
     """
 
     make_env: Callable[[], AnyEnv]
@@ -104,6 +106,7 @@ class GroupPlayer:
     episodes: StoppableEpisodes | None = None
     make_greedy_agent: Callable[[], Agent] | None = None
     absence: Waits = field(default_factory=Waits)
+    privileged: PrivilegedContext | None = None
     # By prompt, then by sibling: every attempt of the groups in play that has ended.
     _attempts: dict[int, list[list[Marked]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -195,27 +198,45 @@ class GroupPlayer:
     def _num_siblings(self) -> int:
         return self.size + (self.make_greedy_agent is not None)
 
-    def _agent(self, deadline: SharedDeadline, *, is_greedy: bool) -> Agent:
+    def _agent(self, deadline: SharedDeadline, text: str | None, *, is_greedy: bool) -> Agent:
         make_greedy = self.make_greedy_agent if is_greedy else None
         agent = self.make_agent() if make_greedy is None else make_greedy()
+        if isinstance(agent, TokenAgent):
+            agent.privileged_text = text
         return agent if math.isinf(self.timeout_s) else with_deadline(agent, deadline)
 
     async def _played(
         self,
         prompt: Prompt,
         name: str,
-        make_agent: Callable[[], Agent],
+        make_agent: Callable[[str | None], Agent],
         begun: EpisodeInProgress | None,
     ) -> Episode | EpisodeInProgress:
         """Play one attempt, or go on with it."""
         env, sampling_seed = self.make_env(), zlib.crc32(f"{self.seed}/{name}".encode())
-        agents = agents_of(env, prompt.task, make_agent, self.opponents, seed=sampling_seed)
+        texts = await self._privileged_texts(env, prompt.task)
+        agents = roles_of(
+            env, prompt.task, lambda agent: make_agent(texts.get(agent)), self.opponents, seed=sampling_seed
+        )
         if self.episodes is not None and begun is not None:
             return await self.episodes.resume(env, agents, begun)
         play_episode = self.play_episode if self.episodes is None else self.episodes.play
         return await play_episode(
             env, agents, prompt.task, seed=prompt.seed, episode_id=name, sampling_seed=sampling_seed
         )
+
+    async def _privileged_texts(self, env: AnyEnv, task: Task) -> dict[str, str | None]:
+        """What a teacher of each agent reads besides its prompts."""
+        if self.privileged is None:
+            return {}
+        own = [name for name in env.possible_agents if name not in self.opponents]
+        try:
+            async with stage("privileged", None):
+                return {name: privileged_text(self.privileged, task, name) for name in own}
+        except StageError as error:
+            raise UserError(
+                f"the privileged context of task {task.id} failed ({error.detail}); mend it."
+            ) from error
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ correction, are computed from what the step returns, by the same code as before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from agentrl.algorithms.tokens import TokenScores
 from agentrl.assembly.algorithm import Algorithm
 from agentrl.errors import UserError
 from agentrl.protocols import StepReport, Trainer
+from agentrl.run.teaching import taught
 from agentrl.types import FloatArray, ProximalInStep, RolloutId, Scores
 
 
@@ -50,19 +52,25 @@ class Crediting:
     algorithm: Algorithm
     num_steps: int
     is_one_step: bool
+    clock: Callable[[], float] = time.perf_counter
 
     async def before(self, batch: RolloutBatch) -> Credited:
         """The credit before the first optimizer step.
 
         Raises:
             UserError: the estimator refuses the batch.
+            TeacherError: a server of the teacher has failed.
         """
         if not batch.tokens.samples:
             return Credited((), Scores(()), {}, {})
         estimator = self._estimator_in_step(batch)
-        scores = await self._scores(batch, in_step=estimator is not None)
+        scoring = self._scores(batch, in_step=estimator is not None)
         if estimator is None:
-            return self._complete(batch, scores)
+            teacher, samples = self.algorithm.teacher, batch.tokens.samples
+            scores, teaching = await taught(teacher, samples, self.trainer, scoring, self.clock)
+            credited = self._complete(batch, scores)
+            return credited._replace(metrics=credited.metrics | teaching)
+        scores = await scoring
         correction = self.algorithm.correction
         factors = None if correction is None else FactorsInStep(correction)
         leaves_out = correction is not None and self.algorithm.policy_term_only

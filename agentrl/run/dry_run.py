@@ -259,7 +259,7 @@ def _memory(config: RunConfig, source: ModelSource, env: AnyEnv) -> dict[str, Me
         open_config(Path(directory)) if directory is not None else source.config
         for directory, is_used in (
             (algorithm.ref_load, algorithm.has_reference),
-            (algorithm.opd_teacher_load, algorithm.use_opd),
+            (algorithm.opd.teacher_load, algorithm.use_opd),
         )
         if is_used
     ]

@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from agentrl.activity import TAKE, working
-from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.corrections import CorrectionWatch
 from agentrl.algorithms.filters import RolloutFilter, removed_rollouts
 from agentrl.algorithms.laws import TokenLaws
@@ -27,6 +26,7 @@ from agentrl.errors import StageError, TokenLawError, UserError, stage
 from agentrl.protocols import PublishReport, StepReport, Trainer, WeightSink
 from agentrl.rollout.group import GroupOutcome
 from agentrl.rollout.producer import Rollouts
+from agentrl.run.cadence import MovingReference, Publishing
 from agentrl.run.colocation import Colocation
 from agentrl.run.credit import Credited, Crediting
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
@@ -100,40 +100,6 @@ class _Times(NamedTuple):
         """The duration of each phase, and of the iteration."""
         times = {f"perf/{phase.name}_time": phase.end_s - phase.start_s for phase in self.phases}
         return times | {"perf/step_time": self.ended - self.started}
-
-
-class Publishing(NamedTuple):
-    """When new weights are published.
-
-    interval: iterations for each version (count). last_step: that of the last iteration, after which they
-    always are; None = unknown. drains: no episode may be in flight then.
-    """
-
-    interval: int = 1
-    last_step: int | None = None
-    drains: bool = False
-
-    def is_due(self, step: int) -> bool:
-        """Whether weights go out after this iteration, where there are new ones."""
-        return (step + 1) % self.interval == 0 or step == self.last_step
-
-
-class MovingReference(NamedTuple):
-    """When the reference moves towards the policy. interval: iterations from one move to the next (count).
-    share: that of the policy in it then."""
-
-    interval: int
-    share: float
-
-    def is_due(self, step: int) -> bool:
-        """Whether it moves in this iteration."""
-        return (step + 1) % self.interval == 0
-
-
-def moving_reference(config: AlgorithmConfig) -> MovingReference | None:
-    """The configured one."""
-    interval = config.ref_update_interval
-    return None if interval is None else MovingReference(interval, config.ref_mixup_alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +189,7 @@ class Loop:
     @property
     def _crediting(self) -> Crediting:
         is_one_step = self.num_steps * self.num_epochs == 1 and not self.critic_only
-        return Crediting(self.trainer, self.algorithm, self.num_steps, is_one_step)
+        return Crediting(self.trainer, self.algorithm, self.num_steps, is_one_step, self.clock)
 
     def _staleness(self, groups: Sequence[Group]) -> dict[str, float]:
         """Of a batch that was played beside the training of others; before its own updates."""

@@ -236,7 +236,12 @@ def algorithm_of(config: RunConfig, env: BaseEnv) -> Algorithm | None:
     check_agents(config.algorithm, env.possible_agents)
     played = rollout if rollout.replay is None else read_run(Path(rollout.replay)).rollout
     staleness = played.max_staleness if played.off_policy_by else None
-    return build_algorithm(config.algorithm, max_length=_longest(env, config), max_staleness=staleness)
+    return build_algorithm(
+        config.algorithm,
+        max_length=_longest(env, config),
+        max_staleness=staleness,
+        max_tokens=config.trainer.max_tokens_per_gpu,
+    )
 
 
 def player_of(
@@ -270,6 +275,7 @@ def player_of(
         timeout_s=rollout.group_timeout_s or math.inf,
         episodes=StoppableEpisodes() if stops else None,
         absence=absence,
+        privileged=filters.privileged,
     )
 
 
@@ -279,7 +285,7 @@ def facts_of(config: RunConfig, env: BaseEnv) -> RunFacts:
     return RunFacts(
         expert_score=env.expert_score,
         chance_score=env.chance_score,
-        compares=algorithm.recipe.compares and algorithm.custom_advantage_function_path is None,
+        compares=algorithm.compares and algorithm.custom_advantage_function_path is None,
         is_untrained=config.model.hf_checkpoint is None and not config.warm_starts,
         eval_episodes=config.eval.eval_episodes * config.eval.n_samples_per_eval_prompt,
     )
@@ -289,7 +295,7 @@ def filters_of(rollout: RolloutConfig) -> Filters:
     """The filters that act: those of groups unless the run replays, that of rollouts unless it only plays."""
     unused: tuple[str, ...] = ("rollout_sample_filter_path",) if rollout.debug_rollout_only else ()
     if rollout.replay is not None:
-        unused = ("dynamic_sampling_filter_path", "buffer_filter_path")
+        unused = ("dynamic_sampling_filter_path", "buffer_filter_path", "privileged_context_path")
     return build_filters(rollout.model_copy(update=dict.fromkeys(unused)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
 
-from agentrl.algorithms.recipes import RECIPES, WITH_GREEDY_SIBLING
+from agentrl.algorithms.recipes import WITH_GREEDY_SIBLING
 from agentrl.assembly.config import RunConfig
 from agentrl.assembly.load import read_run
 from agentrl.config import effective_values
@@ -111,7 +111,7 @@ class Replay:
     def _warnings(self, config: RunConfig) -> Iterator[str]:
         """Sentences on how the run that replays differs from the one that played."""
         played, estimator = self.config, config.algorithm.advantage_estimator
-        if RECIPES[estimator].compares and played.rollout.n_samples_per_prompt < 2:
+        if config.algorithm.compares and played.rollout.n_samples_per_prompt < 2:
             raise ConfigError(
                 f"advantage_estimator `{estimator}` compares siblings, and groups in {self.folder} are of "
                 "one episode; choose one that does not, such as reinforce_plus_plus."
@@ -120,6 +120,12 @@ class Replay:
             raise ConfigError(
                 f"advantage_estimator `{estimator}` compares with a greedy episode of each prompt, and "
                 f"{self.folder} was played without; choose another, such as rloo."
+            )
+        teacher = config.algorithm.opd.teacher if config.algorithm.use_opd else None
+        if teacher is not None and played.rollout.privileged_context_path is None:
+            raise ConfigError(
+                f"opd_teacher = {teacher} reads prompts with a privileged context, and {self.folder} was "
+                "played without one; name a run that was played with privileged_context_path."
             )
         if off_policy_by := played.rollout.off_policy_by:
             replayed = f"replay = {self.folder}, played with {off_policy_by},"

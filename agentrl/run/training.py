@@ -29,6 +29,7 @@ from agentrl.observe.history import record_sizes
 from agentrl.protocols import Engine, WeightSink
 from agentrl.rollout.producer import Rollouts
 from agentrl.rollout.saved import SavedGroups
+from agentrl.run.cadence import Publishing, moving_reference
 from agentrl.run.checkpoints import RunState
 from agentrl.run.colocation import Colocation
 from agentrl.run.demonstrations import demonstrate
@@ -38,7 +39,7 @@ from agentrl.run.held_out import HeldOut
 from agentrl.run.imitation import imitate, shuffled_batches
 from agentrl.run.journal_entries import iteration_entries, leftover_entries
 from agentrl.run.lag import LagMeter
-from agentrl.run.loop import Iteration, Loop, PlayLoop, Publishing, moving_reference
+from agentrl.run.loop import Iteration, Loop, PlayLoop
 from agentrl.run.metrics import mean_score, skipped_metrics
 from agentrl.run.parts import (
     Progress,
@@ -55,6 +56,7 @@ from agentrl.run.parts import (
 from agentrl.run.pretraining import CriticData, pretrain_critic
 from agentrl.run.recording import StepRecorder, recorded
 from agentrl.run.replay import Replay
+from agentrl.run.teaching import check_served
 
 _FINISHING = "Stopping after the step that is being trained; interrupt again to stop at once."
 BUILD, DEMONSTRATIONS, WARM_START = "building the world", "demonstrations", "warm start"
@@ -113,6 +115,7 @@ class TrainingRun:
             if origin is not None and (prompts := replay or data.source) is not None:
                 prompts.check(origin.state.source)
             critic_data = CriticData.of(config, source)
+            await check_served(algorithm, config, source)
             if not config.rollout.debug_rollout_only:
                 processes.trainers.prepare(source)
             engines = await engines_of(config, source, env, records, processes, evaluates=bool(data.held_out))
@@ -215,11 +218,7 @@ class TrainingRun:
             watch=CorrectionWatch(config.algorithm.watched_correction),
             laws=TokenLaws(progress.source.vocab_size),
             removed=self.filters.removed,
-            publishing=Publishing(
-                config.rollout.update_weights_interval,
-                config.rollout.num_rollout - 1,
-                drains=config.rollout.is_async and not config.rollout.spans_updates,
-            ),
+            publishing=Publishing.of(config.rollout),
             overlaps=config.rollout.is_async,
             colocation=colocation,
             moving=moving_reference(config.algorithm),

@@ -25,6 +25,8 @@ class Sample:
     turns: int32 [T], the turn of the agent that added the token, whoever its author is.
     temperatures: float32 [T], of the sampling, 1 where not sampled; the trainer divides its logits by them.
     extras: more arrays of T tokens by name, from the engine to the loss; see `Extra`.
+    privileged_ids: int32, the first prompt as a teacher reads it, in place of all before the first sampled
+    token; None = as the policy reads it.
 
     Raises:
         ValueError: misaligned arrays, a trainable first token, a trainable world token,
@@ -40,6 +42,7 @@ class Sample:
     temperatures: FloatArray
     rollout_id: RolloutId
     extras: Mapping[str, Extra] = field(default_factory=dict)
+    privileged_ids: IntArray | None = None
 
     def __post_init__(self) -> None:
         arrays = (

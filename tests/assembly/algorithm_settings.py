@@ -38,6 +38,11 @@ ESTIMATOR = {"custom_advantage_function_path": "my_parts:estimator"}
 PPO = {"advantage_estimator": "ppo"}
 OVERLONG = ({}, "without shaping_overlong_len; add it")
 KL_LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1}
+TAUGHT = {"use_opd": True, "opd_teacher_load": "nowhere"}
+SERVED = {"use_opd": True, "opd_teacher_url": "http://127.0.0.1:1"}
+SELF = {"use_opd": True, "privileged_context_path": "my_parts:context"}
+WITHOUT_OPD = ({}, "without use_opd; add it")
+REFERENCE = "without use_kl_loss or kl_coef, or opd_teacher = reference; add one"
 ALGORITHM = {
     "advantage_estimator": Setting("rloo"),
     "custom_advantage_function_path": Setting("my_parts:estimator"),
@@ -84,7 +89,7 @@ ALGORITHM = {
     "entropy_coef_step": Setting(0.01, {"entropy_target": 0.5}, ({}, "without entropy_target; add it")),
     "kl_target": Setting(0.1, KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
     "kl_horizon": Setting(100.0, {**KL_LOSS, "kl_target": 0.1}, (KL_LOSS, "without kl_target; add it")),
-    "ref_update_interval": Setting(4, KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
+    "ref_update_interval": Setting(4, KL_LOSS, ({}, REFERENCE)),
     "ref_mixup_alpha": Setting(
         0.5, {**KL_LOSS, "ref_update_interval": 4}, (KL_LOSS, "without ref_update_interval; add it")
     ),
@@ -101,12 +106,16 @@ ALGORITHM = {
     "kl_loss_coef": Setting(0.1, {"use_kl_loss": True}, ({}, "without use_kl_loss; add it")),
     "kl_loss_type": Setting("k2", KL_LOSS, ({"kl_coef": 0.1}, "without use_kl_loss; add it")),
     "use_unbiased_kl": Setting(True, KL_LOSS, ({}, "without use_kl_loss; add it")),
-    "ref_load": Setting("nowhere", KL_LOSS, ({}, "without use_kl_loss or kl_coef; add one")),
-    "use_opd": Setting(True, {"opd_teacher_load": "nowhere"}, ({}, "go together")),
-    "opd_kl_coef": Setting(
-        0.5, {"use_opd": True, "opd_teacher_load": "nowhere"}, ({}, "without use_opd; add it")
-    ),
-    "opd_teacher_load": Setting("nowhere", {"use_opd": True}, ({}, "go together")),
+    "ref_load": Setting("nowhere", KL_LOSS, ({}, REFERENCE)),
+    "use_opd": Setting(True, {"opd_teacher_load": "nowhere"}, ({}, "use_opd needs one teacher")),
+    "opd_kl_coef": Setting(0.5, TAUGHT, WITHOUT_OPD),
+    "opd_only": Setting(True, TAUGHT, WITHOUT_OPD),
+    "opd_teacher": Setting("reference", {**SELF, "opd_teacher": "self"}, WITHOUT_OPD),
+    "opd_teacher_load": Setting("nowhere", {"use_opd": True}, WITHOUT_OPD),
+    "opd_teacher_url": Setting("http://127.0.0.1:1", {"use_opd": True}, WITHOUT_OPD),
+    "opd_teacher_key_env": Setting("HOME", SERVED, (TAUGHT, "without opd_teacher_url; add it")),
+    "opd_teacher_timeout_s": Setting(9.0, SERVED, (TAUGHT, "without opd_teacher_url; add it")),
+    "opd_teacher_concurrency": Setting(2, SERVED, (TAUGHT, "without opd_teacher_url; add it")),
     "use_rollout_logprobs": Setting(False),
     "correction": Setting("tis"),
     "self_normalize_correction": Setting(

@@ -130,6 +130,7 @@ def test_weights_follow_the_name_or_what_was_said():
 
 # Its advantages are nowhere 0, so that every factor shows.
 CRITIC = {"advantage_estimator": "ppo"}
+ONLY = {"use_opd": True, "opd_teacher_load": "x", "opd_only": True}
 SETTINGS = [
     {"scale_rewards": "none"},
     {"scale_rewards": "batch"},
@@ -148,6 +149,7 @@ SETTINGS = [
     {"advantage_estimator": "reinforce_plus_plus_baseline", "kl_coef": 0.3},
     {"use_opd": True, "opd_teacher_load": "x", "opd_kl_coef": 0.5},
     {"use_opd": True, "opd_teacher_load": "x", "opd_kl_coef": 1.0},
+    ONLY,
     {**CRITIC, "use_tis": True},
     {**CRITIC, "use_tis": True, "tis_clip": 1.1},
     {**CRITIC, "use_tis": True, "tis_clip_low": 0.9},
@@ -239,7 +241,8 @@ def test_each_setting_of_the_loss_reaches_it():
         ({"use_mis": True, "use_kl_loss": True}, ("old", "ref")),
         ({"use_icepop": True, "kl_coef": 0.1}, ("old", "ref")),
         ({"gate_statistic": "k3"}, ("old",)),
-        ({"use_opd": True, "opd_teacher_load": "x"}, ("teacher",)),
+        ({"use_opd": True, "opd_teacher_load": "x"}, ()),
+        ({"use_opd": True, "opd_teacher": "reference"}, ()),
         ({"advantage_estimator": "ppo"}, ("values",)),
     ],
 )
@@ -319,8 +322,14 @@ def test_a_token_without_advantage_has_no_gradient_where_the_policy_term_is_alon
         ({"kl_coef": 0.1, "use_kl_loss": True}, "choose one"),
         ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "whitened"),
         ({"credit_level": "turn"}, "choose rloo, gspo or cispo"),
-        ({"use_opd": True}, "go together"),
-        ({"opd_teacher_load": "x"}, "go together"),
+        ({"use_opd": True}, "use_opd needs one teacher"),
+        ({"use_opd": True, "opd_teacher_load": "x", "opd_teacher": "self"}, "use_opd needs one teacher"),
+        ({"opd_teacher_load": "x"}, "without use_opd; add it"),
+        ({"use_opd": True, "opd_teacher_url": " , "}, "opd_teacher_url holds no address"),
+        ({**ONLY, "advantage_estimator": "ppo"}, "`ppo` trains a critic on them"),
+        ({**ONLY, "advantage_estimator": "remax"}, "`remax` plays a baseline for them"),
+        ({**ONLY, "kl_coef": 0.1}, "kl_coef has no effect with opd_only"),
+        ({**ONLY, "custom_advantage_function_path": "a:b"}, "with opd_only, which leaves the rewards out"),
         ({"advantage_estimator": "cispo", "eps_clip_c": 3.0}, "cispo has no dual clip; leave out eps_clip_c"),
         ({"custom_loss_function_path": "somewhere"}, "custom_loss_function_path"),
     ],

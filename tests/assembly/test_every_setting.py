@@ -20,7 +20,7 @@ from agentrl.checkpoints.source import ModelSource, open_source
 from agentrl.config import by_section, effective_values, leaves, parse, read_toml, spellings, write_toml
 from agentrl.errors import ConfigError, UserError
 from agentrl.losses import PolicyLoss
-from agentrl.run.loop import moving_reference
+from agentrl.run.cadence import moving_reference
 from agentrl.run.pretraining import CriticData
 from agentrl.run.replay import Replay
 from tests.algorithms.batches import EpisodeSpec, batch
@@ -78,7 +78,7 @@ def observed(config: RunConfig, source: ModelSource, folder) -> object:
         *(repr(algorithm.estimator), repr(algorithm.weights), repr(algorithm.loss), algorithm.roles, idle),
         plan.critic and (plan.critic_warmup, repr(plan.critic.loss), plan.critic.config),
         (plan.models, plan.policy.total_steps, plan.moves_reference),
-        (repr(algorithm.controls), algorithm.statistics, algorithm.bootstraps),
+        (repr(algorithm.controls), algorithm.statistics, algorithm.bootstraps, repr(algorithm.teacher)),
         (moving_reference(config.algorithm), repr(CriticData.of(config, source))),
     )
 
@@ -92,8 +92,9 @@ def test_every_setting_of_the_algorithm_is_here():
 @pytest.mark.parametrize("name", ALGORITHM)
 def test_a_setting_changes_what_is_built(source, tmp_path, name):
     setting = ALGORITHM[name]
-    without = {k: v for k, v in setting.under.items() if k not in ("use_opd", "opd_teacher_load")}
-    baseline = config_of(without if name in ("use_opd", "opd_teacher_load") else setting.under)
+    together = ("use_opd", "opd_teacher_load", "opd_teacher_url")
+    without = {k: v for k, v in setting.under.items() if k not in together}
+    baseline = config_of(without if name in together else setting.under)
     changed = config_of({**setting.under, name: setting.value})
     assert observed(changed, source, tmp_path) != observed(baseline, source, tmp_path)
 
@@ -206,6 +207,7 @@ INACTIVE = {
     "rollout_shuffle": (True, {"data_source_path": "x:y"}),
     "train_split": ("demo", {"data_source_path": "x:y"}),
     "inline": (True, {"trainer": "megatron", **SERVERS}),
+    "privileged_context_path": ("x:y", {}),
     "min_lr": (1e-6, {}),
     "lr_decay_iters": (9, {}),
     **{
