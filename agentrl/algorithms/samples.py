@@ -104,6 +104,7 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
     runs: list[tuple[int, Mapping[str, Extra]]] = []
     for turn in tokens:
         runs += [(len(turn.world_ids), {}), (len(turn.completion.token_ids), turn.completion.extras)]
+    privileged = tokens[0].privileged_ids
     return Sample(
         token_ids=np.concatenate(ids).astype(np.int32, copy=False),
         author=author,
@@ -114,7 +115,7 @@ def _sample(trajectory: Trajectory, first_turn: int, episode_id: str) -> Sample:
         temperatures=temperatures,
         rollout_id=RolloutId(episode_id, trajectory.agent),
         extras=joined_extras(runs),
-        privileged_ids=tokens[0].privileged_ids,
+        privileged_ids=None if privileged is None else np.array(privileged, dtype=np.int32),
     )
 
 

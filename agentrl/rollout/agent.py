@@ -110,8 +110,7 @@ class TokenAgent:
         sampled: list[int] = completion.token_ids.tolist()
         message = await self._renderer.parse(sampled, tools, prompt_ids=conversation.prefix)
         conversation.add_turn(sampled, message)
-        privileged_ids = None if turn.privileged is None else _int32(turn.privileged)
-        return Act(message, TurnTokens(_int32(world), completion, prompt_crc32, privileged_ids), restart)
+        return Act(message, TurnTokens(_int32(world), completion, prompt_crc32, turn.privileged), restart)
 
     async def close(self, session_id: str) -> None:
         """Free the engine's cache for this episode."""

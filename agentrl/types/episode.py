@@ -90,19 +90,17 @@ class TurnTokens:
     world_ids: int32 [number of the world's tokens]. completion: the tokens that were sampled after them.
     prompt_crc32: CRC-32 of the complete prompt that the engine received, its ids as int32; None = nothing was
     sampled, or it was not recorded.
-    privileged_ids: int32, of a turn that begins a trajectory: its `world_ids` as a teacher reads them, who
-    knows more (`privileged_context_path`); None = the same.
+    privileged_ids: of a turn that begins a trajectory: its `world_ids` as a teacher reads them, who knows
+    more (`privileged_context_path`); None = the same.
     """
 
     world_ids: IntArray
     completion: Completion
     prompt_crc32: int | None = None
-    privileged_ids: IntArray | None = None
+    privileged_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         freeze(self.world_ids)
-        if self.privileged_ids is not None:
-            freeze(self.privileged_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -188,3 +188,33 @@ async def test_closing_closes_the_session():
     agent, policy = agent_over()
     await agent.close("s")
     assert policy.closed == ["s"]
+
+
+class Spoken(Letters):
+    """A prompt that cannot be extended after the word `new`; what was sampled is 5 letters again."""
+
+    def extend(self, seen, observation, tools):
+        return (
+            Restart.REWRITTEN if observation[0].content == "new" else super().extend(seen, observation, tools)
+        )
+
+
+def letters(text):
+    return [1, *map(ord, text)]
+
+
+async def test_the_teachers_prompt_is_rendered_where_a_trajectory_begins():
+    agent, policy = agent_over([50, 51], [60], [70], [80], renderer=Spoken())
+    agent.privileged_text = "hint"
+    history = History((Message("system", "s"), Message("user", "told")), Restart.COMPACTED)
+    observations = (PROMPT, ANSWER, (Message("tool", "new"),), history)
+    acts = [await agent.act(one, tools=(), session=session()) for one in observations]
+    found = [a.tokens.privileged_ids and [*a.tokens.privileged_ids] for a in acts]
+    # Messages of the model are the numbers of their tokens, see Letters.
+    assert found == [letters("abc\n\nhint"), None, letters("abc\n\nhint2de1new"), letters("stold\n\nhint")]
+    assert [a.restart for a in acts] == [None, None, Restart.REWRITTEN, Restart.COMPACTED]
+    plain, other = agent_over([50, 51], [60], [70], [80], renderer=Spoken())
+    alone = [await plain.act(one, tools=(), session=session()) for one in observations]
+    assert [a.tokens.world_ids.tolist() for a in alone] == [a.tokens.world_ids.tolist() for a in acts]
+    assert policy.prompts == other.prompts, "the policy never reads the hint"
+    assert all(a.tokens.privileged_ids is None for a in alone)

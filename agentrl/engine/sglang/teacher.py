@@ -71,6 +71,11 @@ class ServedTeacher:
     max_requests: int = 64
 
     def __post_init__(self) -> None:
+        if any("@" in url for url in self.urls):
+            raise ConfigError(
+                "opd_teacher_url: leave the user name and password out, and give the name of an environment "
+                "variable with the key (opd_teacher_key_env)."
+            )
         AllowedAddresses(*self.urls)
         self._headers()
 
