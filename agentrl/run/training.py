@@ -114,7 +114,6 @@ class TrainingRun:
             replay = Replay.of(config, vocab_size=source.vocab_size, on_event=console.line)
             if origin is not None and (prompts := replay or data.source) is not None:
                 prompts.check(origin.state.source)
-            critic_data = CriticData.of(config, source)
             await check_served(algorithm, config, source)
             if not config.rollout.debug_rollout_only:
                 processes.trainers.prepare(source)
@@ -136,7 +135,7 @@ class TrainingRun:
             records=records,
             progress=progress,
             replay=replay,
-            critic_data=critic_data,
+            critic_data=CriticData.of(config, source),
         )
         if origin is not None:
             run._restore(origin.state)

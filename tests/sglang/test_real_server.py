@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from agentrl.engine.sglang.teacher import ServedTeacher
+from agentrl.errors import ConfigError, TeacherError
 from agentrl.protocols import Sampling
 from agentrl.trainer.batch import micro_batches
 from agentrl.trainer.torch.forward import token_outputs
 from agentrl.trainer.torch.segments import segment_attention
 from agentrl.types import KEPT_IDS, Author, Finish, RolloutId, Sample, joined_extras
 from tests.engine.across_updates import play_across_updates
-from tests.engine.fleets import pids_at, sglang_fleet, until
+from tests.engine.fleets import pids_at, send_signal, sglang_fleet, until
 from tests.engine.serving import embedded_server
-from tests.engine.subjects import tiny
+from tests.engine.subjects import text_of, tiny
 from tests.engine.test_fleet import expect_versions, publish, start_request
 from tests.engine.test_scoring import scored_replies
+from tests.engine.test_teacher import IDS, expect_the_trainers, samples_of_a_batch
 
 pytestmark = pytest.mark.full
 
@@ -112,8 +116,22 @@ def rounded(reply):
     return [rounded(value) for value in reply] if isinstance(reply, list) else reply
 
 
-async def test_our_server_scores_prompts_as_sglang_does(tmp_path):
+async def test_our_server_scores_prompts_as_sglang_does_and_both_teach_as_the_trainer_does(tmp_path):
     async with sglang_fleet(tmp_path, 1, context_len=256) as fleet, embedded_server() as (url, _):
-        expected = await scored_replies(f"http://127.0.0.1:{fleet.processes[0].port}")
+        port = fleet.processes[0].port
+        address = f"http://127.0.0.1:{port}"
+        expected = await scored_replies(address)
         assert await scored_replies(url) == rounded(expected)
         assert any(reply["input_token_logprobs"] for reply in expected)
+
+        await expect_the_trainers([address])
+        await expect_the_trainers([address, url])
+        teacher = ServedTeacher(urls=(address,), timeout_s=2.0)
+        await teacher.check(text_of(IDS), IDS)
+        with pytest.raises(ConfigError, match="has another tokenizer than the policy"):
+            await teacher.check(text_of(IDS), [*IDS[:-1], 1])
+        scoring = asyncio.create_task(teacher.logprobs(samples_of_a_batch(200), None))
+        await asyncio.sleep(0.1)
+        send_signal(pids_at(port), signal.SIGKILL)
+        with pytest.raises(TeacherError, match=r"did not score .* in 2 s .*then resume the run"):
+            await scoring
