@@ -68,6 +68,8 @@ async def test_a_session_goes_on_from_what_was_scored_and_is_scored_again_from_i
     np.testing.assert_allclose(again, completion.logprobs, atol=1e-5)
     np.testing.assert_allclose(await engine.score(longer, 0, session="a"), exact(model, longer), atol=2e-4)
     np.testing.assert_allclose(first, exact(model, IDS), atol=2e-4)
+    await engine.generate(IDS, Sampling(2), session="b")
+    np.testing.assert_allclose(await engine.score(IDS, 0, session="b"), first, atol=1e-5)
     assert (await engine.score([5], 0, session="a")).tolist() == []
     with pytest.raises(RequestTooLargeError, match="max_context_len = 256"):
         await engine.score([1] * 257, 0, session="a")

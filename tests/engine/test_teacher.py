@@ -68,7 +68,8 @@ async def test_a_served_teacher_is_the_one_in_the_trainer():
 def scored(request):
     """The reply of a server whose logprobs are -1, -2, ..."""
     ids = request["input_ids"][request["logprob_start_len"] :]
-    entries = [[-float(n) if n else None, token, None] for n, token in enumerate(ids)]
+    # SGLang reports the last token of its vocabulary as 0.
+    entries = [[-float(n) if n else None, token if token != 105 else 0, None] for n, token in enumerate(ids)]
     return {"meta_info": {"input_token_logprobs": entries}}
 
 
@@ -146,6 +147,7 @@ async def test_the_key_is_sent_and_is_in_no_sentence(monkeypatch):
     [
         ({"meta_info": {"input_token_logprobs": []}}, "scored other tokens than it was sent: 0 of 5"),
         ({"meta_info": {"input_token_logprobs": [[None, 10, None]] * 5}}, "scored other tokens"),
+        ({"meta_info": {"input_token_logprobs": [[None, 10, None], *[[-1.0, 7, None]] * 4]}}, "5 of 5"),
         ((400, {"error": {"message": "too long"}}), "answered 400: .*too long.* then resume the run"),
         ("{", "does not follow the SGLang protocol"),
     ],
@@ -178,7 +180,7 @@ async def test_a_server_is_checked_before_it_gets_a_token():
         await ServedTeacher(urls=(f"http://127.0.0.1:{port}",)).check("a", [1])
     async with embedded_server() as (url, _):
         with pytest.raises(ConfigError, match="has another tokenizer than the policy"):
-            await ServedTeacher(urls=(url,)).check(text_of(IDS), [*IDS[:-1], 1])
+            await ServedTeacher(urls=(url,)).check(text_of(IDS), [2, *IDS[1:]])
     async with ScriptedServer(
         (400, {"error": {"message": "skip_tokenizer_init: no tokenizer"}})
     ).listening() as url:

@@ -180,7 +180,7 @@ class ServedTeacher:
             ) from error
         entries = await asyncio.to_thread(_entries, urls[0], body)
         scored = [logprob for logprob, _, _ in entries[1:]]
-        if [token for _, token, _ in entries] != ids[start - 1 :].tolist() or None in scored:
+        if not _are_of(ids[start - 1 :], [token for _, token, _ in entries]) or None in scored:
             raise TeacherError(
                 f"the teacher at {urls[0]} scored other tokens than it was sent: {len(entries)} of "
                 f"{len(ids) - start + 1}; see that its server truncates nothing (context_length), then "
@@ -238,10 +238,17 @@ def _entries(url: str, body: bytes) -> list[tuple[float | None, int, str | None]
         raise TeacherError(str(error)) from error
 
 
+def _are_of(ids: IntArray, found: Sequence[int]) -> bool:
+    """Whether a reply is of these tokens. SGLang reports the last token of a vocabulary as 0."""
+    return len(found) == len(ids) and all(
+        token in (own, 0) for own, token in zip(ids.tolist(), found, strict=True)
+    )
+
+
 def _contains(found: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether the tokens are among those found, which may have special ones before and after them."""
-    expected, size = list(expected), len(expected)
-    return any(list(found[at : at + size]) == expected for at in range(len(found) - size + 1))
+    ids, size = np.asarray(expected, dtype=np.int32), len(expected)
+    return any(_are_of(ids, found[at : at + size]) for at in range(len(found) - size + 1))
 
 
 def _is_passing(error: StatusError) -> bool:
